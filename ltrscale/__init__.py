@@ -9,7 +9,7 @@ __all__ = ["Ranker", "compare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: most modules of the package need much less."""
+    """Import a name at its first use, because most modules of the package need much less."""
     match name:
         case "Ranker":
             from ltrscale.api.estimator import Ranker

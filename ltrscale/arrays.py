@@ -1,4 +1,4 @@
-"""Names for the types of numpy's arrays, of any shape, and moments of features, computed in parts that merge.
+"""Type names of numpy arrays of any shape, and moments of features, computed in parts that merge.
 
 Shapes: N documents, F features, X features with missing values.
 """
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 
-_VALUES = 1 << 17  # in a block, so that its arithmetic stays in the cache of a processor core
+_VALUES = 1 << 17  # per block, so that its arithmetic stays in a core's cache
 
 
 class Moments(NamedTuple):

@@ -18,8 +18,7 @@ def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
 
     Args:
         offsets_Q1: offsets of the groups.
-        documents: their number N, if it is known: a single group then needs no look at the values of the offsets, of
-            which an exported graph has none.
+        documents: N, if known; a single group then needs no values of the offsets, which an exported graph lacks.
 
     Example:
         >>> group_index(torch.tensor([0, 2, 2, 5])).tolist()
@@ -60,7 +59,7 @@ def longer(offsets_Q1: Tensor) -> Tensor:
         >>> longer(torch.tensor([0, 2, 2, 5])).tolist()
         [0, 3, 4, 8]
     """
-    if len(offsets_Q1) == 2:  # of a single group an exported graph knows no length
+    if len(offsets_Q1) == 2:  # an exported graph does not know the length of a single group
         return offsets_Q1 + torch.arange(2, device=offsets_Q1.device)
     offsets: Tensor = layout(offsets_Q1).get("longer")
     return offsets
@@ -143,13 +142,13 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
         y_NF.masked_fill_(missing_NF, 0.0)
         counts_QF = (counts_QF - zeros_QF.index_add(0, group_N, missing_NF.double())).clamp(min=1)
     mean_QF = zeros_QF.index_add(0, group_N, y_NF) / counts_QF
-    # a slope reads values that nothing may overwrite
+    # the gradient needs these values, so they must not be overwritten
     mean_NF, differentiable = mean_QF.index_select(0, group_N), y_NF.requires_grad
     y_NF = y_NF - mean_NF if differentiable else y_NF.sub_(mean_NF)
     if some_missing:
         y_NF.masked_fill_(missing_NF, 0.0)
     variance_QF = zeros_QF.index_add(0, group_N, y_NF.square()) / counts_QF
-    if differentiable:  # the root has no slope at 0
+    if differentiable:  # the square root has no gradient at 0
         variance_QF = variance_QF.clamp(min=torch.finfo(torch.float64).tiny)
     std_QF = variance_QF.sqrt()
     std_QF = torch.where(std_QF > 1e-6 * mean_QF.abs(), std_QF, torch.inf)
@@ -166,14 +165,14 @@ def at_least_float32(values: Tensor) -> Tensor:
 def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) -> Chunks:
     """Cut groups, sorted by length, into chunks whose padded size stays within a budget.
 
-    Padding every group to the longest list of the batch costs ten slots per document at the list lengths of web
-    search; here a group is padded to the longest list of its chunk, which is hardly longer. On a GPU, which is slow to
-    begin a chunk, there are a few chunks, chosen for the least padding.
+    Padding every group to the longest list of the batch costs ten slots per document at the list lengths of web search;
+    here a group is padded to the longest list of its chunk, which is hardly longer. On a GPU, where each chunk launches
+    kernels, there are few chunks, chosen for the least padding.
 
     Args:
         offsets_Q1: offsets of the groups; empty groups appear in no chunk.
         budget: entries that a chunk may have on a CPU: M * L * L (`quadratic`, for pairwise work) or M * L; on other
-            devices `block_entries` bounds them. A group that exceeds the budget by itself becomes a chunk alone.
+            devices `block_entries` bounds them. A group beyond the budget becomes its own chunk.
         quadratic: how entries are counted.
 
     Example:
@@ -191,7 +190,7 @@ class Tokens:
 
     Args:
         ids_T: int32 numbers of the tokens in their vocabulary.
-        offsets_R1: int64; row r has the tokens `ids_T[offsets_R1[r]:offsets_R1[r + 1]]`, which may be none.
+        offsets_R1: int64; row r has the tokens `ids_T[offsets_R1[r]:offsets_R1[r + 1]]`, which may be empty.
 
     Example:
         >>> titles = Tokens(torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([0, 2, 2, 3]))
@@ -204,7 +203,7 @@ class Tokens:
 
     @property
     def n_rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.offsets_R1) - 1
 
     @property
@@ -223,7 +222,7 @@ class Tokens:
 
     @staticmethod
     def concat(parts: Sequence["Tokens"]) -> "Tokens":
-        """The rows of all parts, of which there is at least one."""
+        """The rows of all parts; there is at least one part."""
         return Tokens(
             torch.cat([part.ids_T for part in parts]), to_offsets(torch.cat([part.lengths_R for part in parts]))
         )
@@ -264,17 +263,17 @@ class QueryGroups:
 
     @property
     def n_documents(self) -> int:
-        """N."""
+        """Number of documents, N."""
         return len(self.features_NF)
 
     @property
     def n_groups(self) -> int:
-        """Q."""
+        """Number of groups, Q."""
         return len(self.offsets_Q1) - 1
 
     @property
     def n_features(self) -> int:
-        """F."""
+        """Number of features, F."""
         return self.features_NF.shape[1]
 
     @property
@@ -284,15 +283,14 @@ class QueryGroups:
 
     @property
     def shown_N(self) -> Tensor:
-        """The position of each document, NaN without one: of all documents where the data have no positions."""
+        """The position of each document, NaN without one; all NaN if the data have no positions."""
         none_N = self.features_NF.new_full((self.n_documents,), torch.nan)
         return none_N if self.positions_N is None else self.positions_N
 
     def checked(self) -> "QueryGroups":
         """These groups, after a check that shapes, types and offsets fit together.
 
-        Call it where arrays come from files or users. A check in the constructor would make a GPU wait at every copy
-        of a batch.
+        Call it on arrays from files or users; the constructor would make a GPU wait at every copy of a batch.
 
         Raises:
             ValueError: they do not fit together.
@@ -350,9 +348,9 @@ class QueryGroups:
         return moved
 
     def first_unplaced(self) -> int | None:
-        """The number of the first group none of whose documents has a position; None if there is none.
+        """The number of the first group without any position; None if every group has one.
 
-        A GPU is not asked if the groups were moved there.
+        Groups that `to` moved to a GPU know it, so nothing waits.
         """
         assert self.positions_N is not None
         known = layout(self.offsets_Q1).unplaced

@@ -1,7 +1,7 @@
 """Configs: frozen pydantic models, read from YAML at any URL, with overrides from the command line.
 
-Every config derives from `Config` and lives beside the function that reads it. The string under a field explains it,
-and `--help` shows this string. An unknown key is an error that names the nearest known key.
+Every config derives from `Config` and lives beside the function that reads it. `--help` shows the string under a field.
+An unknown key is an error that names the nearest known key.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from ltrscale.errors import InputError, nearest, suggestion, without_credentials
 
 
 class Strict(BaseModel):
-    """Base of what programs write and read by the thousand: frozen, and unknown keys are errors."""
+    """Base of models that programs write and read in large numbers: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Config(Strict):
-    """Base of all configs: strict, and nested keys may be left out, each with the default of its place."""
+    """Base of all configs: strict; a nested key that is left out has the default of its place."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,24 +57,24 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 StrictT = TypeVar("StrictT", bound=Strict)
 
 CHECK = "# CHECK"
-"""Begins the comment of a line in YAML that its reader has to check; who has checked it takes the mark away."""
+"""Starts the comment of a YAML line that the user has to check; the user removes it after checking."""
 
 
 class _Operational:
-    """See `Operational`."""
+    """The marker in `Operational`."""
 
 
 T = TypeVar("T")
 Operational = Annotated[T, _Operational()]
-"""Marks a key that is not part of the result, with all keys below it: it says how the work is done, not what comes out.
+"""Marks a key, and all keys below it, that says how the work is done, not what the result is.
 
-An output stays up to date, and an interrupted run goes on, if only such keys change. Every other key makes another
-result, and what it made before is made anew.
+An output stays up to date, and an interrupted run resumes, if only such keys change. A change of any other key makes a
+new result.
 """
 
 
 def is_operational(field: FieldInfo) -> bool:
-    """Whether a key is not part of the result."""
+    """Whether a key is marked as `Operational`."""
     return any(isinstance(mark, _Operational) for mark in field.metadata)
 
 
@@ -121,7 +121,7 @@ def _over(default: Any, override: Any) -> Any:
 
 
 def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings `given` over `settings`, key by key; a part of another kind replaces the one below it whole.
+    """The settings `given` over `settings`, key by key; a part of another kind replaces the whole part.
 
     Example:
         >>> overlay({"a": {"kind": "x", "b": 1}, "c": 2}, {"a": {"b": 3}})
@@ -177,11 +177,11 @@ def to_check(urls: Sequence[str]) -> list[str]:
 
 
 def validate(cls: type[StrictT], values: Mapping[str, Any], where: str) -> StrictT:
-    """Build a config or another strict model; one `InputError`, which begins with `where`, names all that is wrong."""
+    """Build a config or another strict model; one `InputError`, starting with `where`, names all problems."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        # a choice among types has a problem for each of them, and what they say alike is said once
+        # a union has a problem for each type; equal texts are given once
         problems = dict.fromkeys(_explain(cls, dict(problem)) for problem in error.errors())
         raise InputError(f"{where}: {'; '.join(problems)}") from error
 
@@ -209,7 +209,7 @@ def check_keys(cls: type[Config], values: Mapping[str, Any], where: str) -> None
 
 
 def dump(config: Config) -> str:
-    """The config as YAML, every value stated; `load` reads it back equal, but for credentials in URLs."""
+    """The config as YAML, with every value; `load` reads it back equal, except for credentials in URLs."""
     return str(yaml.safe_dump(recordable(config.model_dump(mode="json")), sort_keys=False, width=120))
 
 
@@ -227,7 +227,7 @@ def digest(value: Any) -> str:
 
 
 class Json(tuple[str, ...]):
-    """JSON that stands for its value, where a value of plain data would be large: texts one after the other."""
+    """Serialised JSON in several texts, for values too large as plain data."""
 
     @classmethod
     def array(cls, elements: Iterable[Sequence[str]]) -> Self:
@@ -263,9 +263,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def settings_of(config: Config | Mapping[str, Any]) -> dict[str, Any]:
-    """What the result depends on, as plain data: operational keys have their defaults, and those without, as `out`, go.
+    """What the result depends on, as plain data: operational keys get their defaults, or are dropped if they have none.
 
-    Plain data stay as they are.
+    Plain data stay unchanged.
 
     Example:
         >>> class Job(Config):
@@ -294,19 +294,19 @@ def recordable(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_current(url: str, origin: Mapping[str, Any]) -> bool:
-    """Whether the directory was committed by the same stage with the same config and inputs, and is there whole."""
+    """Whether the directory was committed by the same stage with the same config and inputs, and is complete."""
     manifest = storage.read_manifest(url)
     return manifest is not None and is_made_by(manifest, origin) and storage.is_whole(url, manifest)
 
 
 def is_made_by(manifest: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
-    """Whether a manifest records this origin; inputs are the same where their content is, wherever they are."""
+    """Whether a manifest records this origin; inputs are compared by content, not by URL."""
     # through JSON, as the manifest was: tuples become lists
     return bool(by_content(manifest.get("made_by")) == by_content(json.loads(json.dumps(origin))))
 
 
 def by_content(origin: Any) -> Any:
-    """An origin, or a part of one as plain data, with the content of each input in place of its URL.
+    """An origin, or a part of one as plain data, with the content of each input instead of its URL.
 
     Example:
         >>> by_content({"config": {"start": "runs/a"}, "inputs": {"runs/a": "sha"}})
@@ -370,7 +370,7 @@ def _read_yaml(url: str) -> dict[str, Any]:
 
 
 MOST_BYTES = 1 << 19
-"""Of a config's file."""
+"""Maximum size of a config file."""
 _MOST_DEPTH = 50
 _MOST_UNSHARED = 1 << 22
 """Characters of all scalars plus `_OF_A_NODE` per node, with every alias written out: nested aliases grow fast."""
@@ -378,10 +378,7 @@ _OF_A_NODE = 32
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose size with all aliases written out is bounded, and whose mappings have each key once.
-
-    PyYAML alone would silently keep the last of two equal keys.
-    """
+    """YAML with bounded size after expanding aliases, and without repeated keys, of which PyYAML keeps the last."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
@@ -408,9 +405,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: yaml.Node, cache: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Size and depth of a node with every alias in it written out; `cache` keeps them by the node's id."""
+    """Size and depth of a node with every alias written out; `cache` keeps them by the node's id."""
     if id(node) not in cache:
-        cache[id(node)] = None  # while its parts are measured: to meet this again means that the node contains itself
+        cache[id(node)] = None  # in progress: meeting this again means that the node contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         below = [_measure(n, cache) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
         own_size = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
@@ -423,7 +420,6 @@ def _measure(node: yaml.Node, cache: dict[int, tuple[int, int] | None]) -> tuple
 
 
 def _parse(text: str, where: str) -> Any:
-    """YAML as plain data."""
     try:
         return _unshared(yaml.load(text, _Loader))
     except yaml.MarkedYAMLError as error:
@@ -559,11 +555,11 @@ class _Walk(NamedTuple):
 
 
 _BRANCH = re.compile(r"(constrained|function|is-instance|lax-or-strict|nullable)\W.*|(literal|dict|list|tuple|set)\[.*")
-"""Names that pydantic gives to the types of a choice, which nobody has typed."""
+"""Names that pydantic gives to the types of a union, which no user has typed."""
 
 
 def _branch(here: Sequence[Any], part: str | int) -> Sequence[Any]:
-    """The types of a choice that a part of a place stands for, where it is pydantic's name of one and no key."""
+    """The types of a union that a part of a place names; empty if the part is a key."""
     names = {getattr(t, "__name__", ""): t for t in here if not _holds_items(t)}
     if part in names:
         return [names[str(part)]]
@@ -578,7 +574,7 @@ def _holds_items(annotation: Any) -> bool:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The types of a union, without `Annotated`; the type itself if it is none."""
+    """The types of a union, without `Annotated`; the type itself if it is not a union."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _alternatives(inner[0])

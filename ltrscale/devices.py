@@ -16,11 +16,11 @@ Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 _SHARE_OF_A_BLOCK = 1 / 64
 """Share of a GPU's memory that one block of float32 entries takes; a few of them live at once."""
 _OTHER_DEVICE_BYTES = 80 << 30
-"""Memory of a device that does not tell its own."""
+"""Memory assumed for a device that does not report it."""
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that a device has for all who use it.
+    """Total bytes of a device's memory.
 
     Example:
         >>> memory_of(torch.device("cpu")) == processor.memory()
@@ -35,7 +35,7 @@ def memory_of(device: torch.device) -> int:
 def block_entries(device: torch.device) -> int:
     """Entries of a matrix (similarities, pairs, permutations) that a GPU handles at once: a share of its memory.
 
-    The blocks of a CPU are those that stay in its cache; each computation has its own.
+    On a CPU each computation chooses blocks that stay in the cache.
 
     Example:
         >>> block_entries(torch.device("meta"))
@@ -45,7 +45,7 @@ def block_entries(device: torch.device) -> int:
 
 
 def round_to_tf32(on: bool) -> None:
-    """Whether a GPU may round the operands of float32 products to TF32, as cuDNN's GRU would by default."""
+    """Set whether a GPU may round the operands of float32 products to TF32, as cuDNN's GRU would by default."""
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
 

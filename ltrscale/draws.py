@@ -29,7 +29,7 @@ def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
 
 
 def among_first(n: int, k: int, *parts: int | str) -> NDArray[np.bool_]:
-    """Which of 0 .. n - 1 are among the first k of their permutation, shape [n]; without sorting all of them.
+    """Which of 0 .. n - 1 are among the first k of their permutation, shape [n], without sorting them all.
 
     Example:
         >>> among_first(9, 4, "a").nonzero()[0].tolist() == sorted(permutation(9, "a")[:4].tolist())
@@ -37,7 +37,7 @@ def among_first(n: int, k: int, *parts: int | str) -> NDArray[np.bool_]:
     """
     if k >= n:
         return np.ones(n, np.bool_)
-    # those of place k are found by their upper bits, so that memory holds the bits of a piece at a time
+    # place k is found by its upper bits, so that memory holds the bits of one piece at a time
     ends = np.cumsum(sum(np.bincount(_upper(bits), minlength=1 << 16) for _, bits in _pieces(n, *parts)))
     upper = int(np.searchsorted(ends, k, side="right"))
     is_first, equal = np.empty(n, np.bool_), []

@@ -1,4 +1,4 @@
-"""How a job may end without a defect: an error for the user to read, a check not passed, a request to stop."""
+"""How a job may end without a defect: an error for the user, a failed check, a request to stop."""
 
 import difflib
 import os
@@ -40,7 +40,7 @@ def nearest(name: str, known: Collection[str], *, alike: float = 0.0) -> str | N
 
 
 def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
-    """The remedy for a wrong name: a known one that is much like it; otherwise the known ones, at most ten.
+    """The remedy for a wrong name: a very similar known name, otherwise at most ten known names.
 
     Example:
         >>> suggestion("prise", ["price", "brand"], "its columns are")
@@ -48,7 +48,7 @@ def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
         >>> suggestion("margin", ["rating", *"abcdefghijk"], "its columns are")
         'its columns are rating, a, b, c, d, e, f, g, h, i and 2 more'
     """
-    # below .7 words are taken for each other that share a few letters alone, such as action and rating
+    # below .7, words match that only share a few letters, such as action and rating
     if closest := nearest(name, known, alike=0.7):
         return f"did you mean {closest!r}?"
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
@@ -71,14 +71,14 @@ class InputError(Exception):
 
 
 class UnavailableError(InputError):
-    """Storage could not be reached, or was overloaded, until the process lost patience (`storage.patience`).
+    """Storage could not be reached, or was overloaded, for longer than `storage.patience`.
 
-    The same request may succeed later, so workers that fail with it are started again, as after any other failure.
+    The same request may succeed later, so workers that fail with it are restarted, as after any other failure.
     """
 
 
 class Refused(Exception):  # noqa: N818 - the job worked; its answer is no
-    """A check that the user asked for was not passed; each line of the message is a reason.
+    """A check that the user asked for failed; each line of the message is a reason.
 
     Jobs print the lines and exit with status 3, so that scripts can tell it from an error.
     """
@@ -103,10 +103,10 @@ class Stopped(Exception):  # noqa: N818 - a stop is no error
         super().__init__(message)
         self.status = status
         self.is_late = False
-        """Whether the time of `ending_by` was up, and nobody asked."""
+        """Whether the time of `ending_by` was up, without a signal."""
 
 
 def end_at_once() -> NoReturn:
     """End the process as Ctrl-C does, with one line, and without waiting for anything."""
-    os.write(2, b"stopped\n")  # not print, for the signal may have come in the middle of another print
+    os.write(2, b"stopped\n")  # not print, because the signal may have come in the middle of another print
     os._exit(128 + 2)

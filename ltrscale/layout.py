@@ -1,12 +1,11 @@
-"""Where the lists of a batch lie: known on the CPU, from which index tensors are made once and sent to the device.
+"""The list layout of a batch, known on the CPU: index tensors are made from it once and sent to the device.
 
-A GPU must not be asked for a length: the host would wait until all work before the question is done. So whoever moves
-offsets to a device registers their values (`register`). Whatever follows from the values alone (the group of each
-document, lists of similar length padded to blocks) is computed on the CPU and kept as long as the offsets live; the
-thread that reads ahead computes it (`ListLayout.make`). Offsets that are not registered are copied to the CPU first,
-and the host waits for that copy.
+Reading a length from a GPU makes the host wait for all queued work. So code that moves offsets to a device registers
+their values (`register`). What follows from the values alone (the group of each document, lists of similar length
+padded to blocks) is computed on the CPU by the read-ahead thread (`ListLayout.make`) and kept while the offsets live.
+Unregistered offsets are first copied to the CPU, and the host waits for that copy.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, of which chunk has M lists with L slots each.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, M lists of a chunk with L slots each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from ltrscale.devices import block_entries
 CHUNKS_ON_A_GPU = 5
 """Lengths to which lists are padded on a GPU: more would pad less and launch more kernels."""
 _CUTS = 64
-"""Lengths among which those are chosen."""
+"""Candidates for these lengths."""
 
 
 class Chunk(NamedTuple):
@@ -42,10 +41,10 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of all groups that have a document, and the ways from ragged values to padded ones and back.
+    """The chunks of all groups that have a document, and conversions between ragged and padded values.
 
-    There is at least one chunk, which has no list if there is no document.
-    Every way is one gather for all chunks, without a boolean index: nothing is read back from the device.
+    There is at least one chunk, which has no list if there is no document. Every conversion is one gather for all
+    chunks without a boolean index, so nothing is read back from the device.
     """
 
     shapes: tuple[tuple[int, int], ...]
@@ -75,7 +74,7 @@ class Chunks:
     def pad(self, values_N: Tensor, fill: float | None = 0.0) -> Tensor:
         """Values of documents, [N, ...], in their slots, [S, ...], with `fill` in padding.
 
-        None leaves there what comes first: values of the list's last document, whose gradient must be 0.
+        With None, padding has the values of the list's last document, and its gradient must be 0.
         """
         padded_S: Tensor = _Pad.apply(values_N, self, fill)  # type: ignore[no-untyped-call]
         return padded_S
@@ -131,20 +130,20 @@ UNKNOWN = -1
 
 
 class Request(NamedTuple):
-    """What may be made of a layout: the name of one of its methods, and the arguments."""
+    """The name of a method of a layout, and its arguments."""
 
     name: str
     arguments: tuple[Any, ...] = ()
 
 
 class ListLayout:
-    """The offsets of a batch on the CPU, and what was made of them on the device."""
+    """The offsets of a batch on the CPU, and the tensors made from them on the device."""
 
     def __init__(self, offsets_Q1: NDArray[np.int64], device: torch.device) -> None:
         self.offsets_Q1, self.device = offsets_Q1, device
         self.made: dict[Request, Any] = {}
         self.unplaced: int | None = UNKNOWN
-        """The first group none of whose documents has a position, None if there is none."""
+        """The first group without any position; None if every group has one."""
 
     @property
     def lengths_Q(self) -> NDArray[np.int64]:
@@ -157,25 +156,25 @@ class ListLayout:
         return int(self.lengths_Q.max(initial=0))
 
     def get(self, name: str, *arguments: Any) -> Any:
-        """What the method of this name returns, made at the first call."""
+        """The cached result of the method of this name."""
         request = Request(name, arguments)
         if request not in self.made:
             self.made[request] = getattr(self, name)(*arguments)
         return self.made[request]
 
     def asked(self) -> dict[Request, Any]:
-        """All that was made, and of offsets among it what was made of those."""
+        """All cached results, with those of offsets among them."""
         return {request: layout(made).asked() if _is_offsets(made) else None for request, made in self.made.items()}
 
     def make(self, asked: dict[Request, Any]) -> None:
-        """Make now what another layout was asked for."""
+        """Compute now what another layout was asked for."""
         for request, within in asked.items():
             made = self.get(request.name, *request.arguments)
             if within is not None:
                 layout(made).make(within)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that were made."""
+        """All cached tensors."""
         for made in list(self.made.values()):
             if _is_offsets(made):
                 yield from layout(made).tensors()
@@ -203,13 +202,13 @@ class ListLayout:
         return self._send(np.flatnonzero(place_N < k))
 
     def with_places(self, number: int) -> Tensor:
-        """Offsets of the groups with this many places more for documents of other groups, where there are such."""
+        """Offsets of the groups with this many more places for documents of other groups, if there are any."""
         return self._registered(self._with_places(number)[0])
 
     def sources(self, number: int) -> Tensor:
-        """What stands in the groups of `with_places`, [2, M].
+        """The content of the groups of `with_places`, [2, M].
 
-        For a document of the group its number, and 0; for a place -1, and the number of the place in [Q, number].
+        A document of the group has its number and 0; an added place has -1 and its number in [Q, number].
         """
         offsets_Q1, added_Q = self._with_places(number)
         sources_2M = np.full((2, offsets_Q1[-1]), -1)
@@ -228,7 +227,7 @@ class ListLayout:
         return self._registered(self.offsets_Q1 + np.arange(len(self.offsets_Q1)))
 
     def chunks(self, budget: int, quadratic: bool) -> Chunks:
-        """See `ltrscale.batch.length_chunks`."""
+        """Padded chunks of groups of similar length."""
         lengths_Q, power = self.lengths_Q, 2 if quadratic else 1
         order_G = lengths_Q.argsort(kind="stable")[(lengths_Q == 0).sum() :]
         lengths_G = lengths_Q[order_G]
@@ -294,7 +293,7 @@ def _is_offsets(made: Any) -> bool:
 
 
 def _fill(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
-    """Ends of chunks that each hold as many lists as the budget allows, and at least one."""
+    """Ends of chunks that each hold as many lists as the budget allows, at least one."""
     ends, first = [], 0
     while first < len(lengths_G):
         # the entries of a chunk grow with its last list

@@ -1,4 +1,4 @@
-"""Foreign texts in Markdown: a name, a URL or an error stays plain text, whatever characters it has."""
+"""Untrusted texts in Markdown: a name, a URL or an error stays plain text, whatever characters it has."""
 
 import re
 

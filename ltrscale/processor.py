@@ -15,7 +15,7 @@ def cores() -> int:
 
 
 def memory() -> int:
-    """Bytes that this machine, or the container that it is, has for processes."""
+    """Bytes of memory of this machine or container."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     known = limit.exists() and (text := limit.read_text().strip()).isdecimal()
@@ -24,12 +24,12 @@ def memory() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch computes on the calling thread alone.
+    """Let torch compute on the calling thread alone while the block runs.
 
     Threads gain nothing in operations of some microseconds, and wait for each other in every one: where other processes
     keep the cores busy, that takes ten times as long as the work.
     """
-    import torch  # imported late: who only asks for the cores, such as a process that reads, needs none
+    import torch  # imported late: a process that only asks for the cores needs no torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 class Timings(float):
     """A quantity measured in turns with others: their median, and the single turns in `turns`.
 
-    A quotient of two is again one, turn by turn, so that a change in the machine's speed cancels out.
+    A quotient is taken turn by turn, so that a change in the machine's speed cancels out.
 
     Example:
         >>> from copy import copy

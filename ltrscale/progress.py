@@ -48,7 +48,7 @@ def called(job: str) -> str:
 
 
 class Advance(Protocol):
-    """Reports work just done: in units, and in the total's own measure where that differs."""
+    """Reports work just done, in units, and in the total's own measure if that differs."""
 
     def __call__(self, units: float, of_total: float | None = None) -> None:
         """`of_total` equals `units` by default."""
@@ -63,7 +63,6 @@ class _Rate(ProgressColumn):
         self.unit = unit
 
     def render(self, task: Task) -> Text:
-        """The current speed."""
         units = task.fields["units"] / task.completed if task.completed else 0.0
         return Text(f"{_count((task.speed or 0.0) * units)} {self.unit}/s")
 
@@ -79,8 +78,8 @@ def _count(value: float) -> str:
 def progress(label: str, total: float | None = None, unit: str = "docs") -> Iterator[Advance]:
     """Show progress while the block runs; call the yielded function with the number of units just done.
 
-    The total may have another measure than the units, for example bytes where rows are counted but their number is
-    not known beforehand: then each call also reports how much of the total was done.
+    The total may have another measure than the units, such as bytes if the number of rows is unknown: then each call
+    also reports how much of the total was done.
     """
     shown = _bar if console.is_terminal else _lines
     with shown(label, total, unit) as advance:

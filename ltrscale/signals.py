@@ -19,7 +19,7 @@ Handler = Callable[[int, FrameType | None], object]
 def handling(handler: Handler) -> Iterator[None]:
     """Let a function handle both signals while the block runs, in the main thread.
 
-    Ctrl-C stays ignored in a process that was started so, as those in the background of a shell script are.
+    Ctrl-C stays ignored in a process started that way, such as a background process of a shell script.
     """
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     numbers = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGINT)
@@ -36,7 +36,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Keep the signals from ending the process while the block runs; yields whether one has come.
 
     `Stopped`, raised by the block, gets the exit status of the signal. A block that ends by itself passes the signal
-    on, so that the next stage does not begin. Outside the main thread no signal ever comes: Python handles none there.
+    on, so that the next stage does not begin. Python handles no signal outside the main thread, so none comes there.
     """
     stop_request = _Asked()
     handlers = nullcontext()
@@ -63,7 +63,7 @@ def ending_on_signal() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         stop_request.by_signal(number, frame)
-        raise KeyboardInterrupt  # while Ray waits, it holds any other exception back until the wait is over
+        raise KeyboardInterrupt  # while Ray waits, it holds back any other exception
 
     with handling(stop):
         try:
@@ -82,7 +82,7 @@ _end: ContextVar[float] = ContextVar("end", default=math.inf)
 
 @contextmanager
 def ending_by(time_s: float) -> Iterator[None]:
-    """Ask what begins in the block, in this thread, to stop at a time of `time.monotonic()`, as a signal would.
+    """Ask work started in the block, in this thread, to stop at a time of `time.monotonic()`, as a signal would.
 
     Work that looks at `stop_on_signal` then leaves a checkpoint and raises `Stopped`, which `is_late`.
     """
@@ -94,7 +94,7 @@ def ending_by(time_s: float) -> Iterator[None]:
 
 
 class _Asked:
-    """Whether a signal has come, or the time to end. Logs it when first asked, for a signal handler must not write."""
+    """Whether a signal or the time to end has come; logged when first asked, because a handler must not write."""
 
     def __init__(self) -> None:
         self.come: list[int] = []
@@ -102,7 +102,6 @@ class _Asked:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time to end has come."""
         return time.monotonic() >= self._end
 
     @property
@@ -111,7 +110,7 @@ class _Asked:
         return 128 + (self.come[0] if self.come else signal.SIGTERM)
 
     def by_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Take note of a signal; a second Ctrl-C ends the process."""
+        """Record a signal; a second Ctrl-C ends the process."""
         if number == signal.SIGINT and number in self.come:
             end_at_once()
         self.come.append(number)

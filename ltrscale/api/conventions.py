@@ -1,4 +1,4 @@
-"""scikit-learn's conventions for a ranker: its arguments and those inside them, and errors that both worlds know."""
+"""scikit-learn's conventions for a ranker: arguments, nested arguments, and errors that scikit-learn users expect."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,21 +21,21 @@ from ltrscale.trees.configs import GBDTConfig
 P = ParamSpec("P")
 T = TypeVar("T")
 _NESTED = ("settings", "prepare")
-"""The arguments with keys inside."""
+"""Arguments with nested keys."""
 
 
-class WrongInput(InputError, ValueError):  # noqa: N818 - as of InputError, it is the input that is wrong
-    """An input of a ranker that cannot be used, where scikit-learn's users expect a ValueError."""
+class WrongInput(InputError, ValueError):  # noqa: N818 - named as InputError is
+    """An invalid input of a ranker, where scikit-learn users expect a ValueError."""
 
 
-class NotFitted(InputError, NotFittedError):  # type: ignore[misc]  # noqa: N818 - a state, and the name of its parent
-    """A ranker without a model is asked for one."""
+class NotFitted(InputError, NotFittedError):  # type: ignore[misc]  # noqa: N818 - named as its parent is
+    """The ranker has no model yet."""
 
 
 def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of a ranker whose errors of the input are ValueErrors, too.
+    """Let a method's `InputError`s be ValueErrors too.
 
-    Those with their own class stay as they are: storage that cannot be reached is not a wrong value.
+    Subclasses of `InputError` stay as they are: unreachable storage is not a wrong value.
     """
 
     @functools.wraps(method)
@@ -45,18 +45,18 @@ def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
         except InputError as error:
             if type(error) is not InputError:
                 raise
-            # one error with its own traceback and cause, not two of the same text
+            # keeps the traceback and cause, without a second error of the same text
             raise WrongInput(str(error)).with_traceback(error.__traceback__) from error.__cause__
 
     return checked
 
 
 AUTO = "auto"
-"""The method that chooses among all."""
+"""The method that chooses among all others."""
 
 
 class Arguments(Config):
-    """The arguments of a ranker, checked; the constructor has their meanings and defaults."""
+    """The checked arguments of a ranker; `Ranker` documents them."""
 
     method: str
     settings: dict[str, Any] | None
@@ -69,13 +69,13 @@ class Arguments(Config):
     minutes: float = Field(gt=0)
 
     def as_method(self) -> ReadingMethod:
-        """The method as a pipeline has it."""
+        """The method's config in a pipeline."""
         config, method_settings = _config_of(self.method)
         return validate(config, overlay(method_settings, self.settings or {}), f"Ranker({self.method!r}).settings")
 
 
 def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
-    """The config of a method as a pipeline has it, and the settings that its name stands for."""
+    """The config class of a method in a pipeline, and the settings that its name implies."""
     trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
     if method in trees:
         return GBDTMethod, {"gbdt": {"kind": method}}
@@ -92,7 +92,7 @@ def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
 
 
 def inner_values(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The values inside the arguments with keys, by the names that scikit-learn gives them.
+    """The nested values of the arguments, by their scikit-learn names.
 
     Example:
         >>> inner_values({"settings": {"gbdt": {"num_trees": 50, "seed": 1}}, "prepare": None, "seed": 0})
@@ -110,11 +110,11 @@ def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """What a ranker's arguments become; of the values inside them, keys are checked, for the others may still change.
+    """A ranker's arguments after a change; only keys are checked, because other values may still change.
 
     Args:
-        arguments: the arguments as they are.
-        params: those to change, by name, or `settings__gbdt__num_trees` and the like.
+        arguments: the current arguments.
+        params: arguments to change, by name, or `settings__gbdt__num_trees` and the like.
 
     Raises:
         InputError: there is no such argument, or no such key.
@@ -139,7 +139,7 @@ def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
 
 
 def _changed(settings: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A copy of settings with another value at a path: several rankers may share the given ones."""
+    """A copy of settings with another value at a path; rankers may share the original."""
     values = settings if isinstance(settings, Mapping) else {}
     key, *inner_path = path
     return {**values, key: _changed(values.get(key), inner_path, value) if inner_path else value}

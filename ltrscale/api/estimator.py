@@ -1,7 +1,7 @@
-"""`Ranker`: the jobs as an estimator in scikit-learn's conventions, on tables in memory.
+"""`Ranker`: the jobs as a scikit-learn estimator, on tables in memory.
 
-A table becomes a data set directory, the stages of a pipeline train on it, and the bundle that they commit scores. So a
-`Ranker` has the figures of the jobs with the same settings.
+A table becomes a data set directory, the stages of a pipeline train on it, and the bundle that they commit scores rows.
+So a `Ranker` gives the same results as the jobs with the same settings.
 
 Shapes: N rows (documents), F features.
 """
@@ -54,15 +54,15 @@ Keys = Mapping[str, Any]
 
 
 class _Saved(Config):
-    """`estimator.json`, beside the files of a saved ranker's bundle."""
+    """`estimator.json`, next to the files of a saved ranker's bundle."""
 
     arguments: dict[str, Any]
     columns: dict[str, Any]
     """The uses of columns."""
     array_width: int | None = None
-    """Columns of the array that it learnt from; null for a table, whose columns have names."""
+    """Columns of the training array; null for a table, where columns have names."""
     names: tuple[str, ...] = ()
-    """`feature_names_in_`; files of older versions have none, and their features are in the order of the bundle."""
+    """`feature_names_in_`; empty in files of older versions, where features are in the order of the bundle."""
 
 
 class Ranker(BaseEstimator):  # type: ignore[misc]
@@ -71,17 +71,17 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     `X` is a data frame of pandas or polars, an Arrow table, or an array [N, F]. In tables the keys of
     `prepare.source.columns` name the uses of columns, as in `jobs.prepare`: `query`, `label`, `item`, `features`,
     `categorical`, `exclude` and so on. Without `features` and `categorical`, numeric columns without another use are
-    numeric features, and text and dictionaries are categorical ones. Categories and missing values are those of the
-    jobs. Uses that are named once are remembered.
+    numeric features, and text and dictionaries are categorical ones. Categories and missing values are handled
+    as in the jobs. Uses that are named once are remembered.
 
-    An `InputError` of an argument, settings or rows is a ValueError too, and that of a ranker without a model
+    An `InputError` of an argument, settings or rows is also a ValueError; one of an unfitted ranker is also
     scikit-learn's NotFittedError.
 
     Args:
         method: trees by their library (`lightgbm`, `xgboost`, `catboost`); a network by the pretext objective of its
             pretraining (`simclr_rank`, `simsiam`, ...); `neural`, a network without pretraining; `semi_gbdt`; or
-            `auto`, the best that `minutes` buy, as `jobs.auto` finds it.
-        settings: settings of the method, as a pipeline has them under `methods`: `{"gbdt": {"num_leaves": 63}}` for
+            `auto`, the best that `jobs.auto` finds in `minutes`.
+        settings: settings of the method, as in a pipeline's `methods`: `{"gbdt": {"num_leaves": 63}}` for
             trees, `{"pretrain": {"epochs": 20}, "finetune": {"epochs": 50}}` for networks, `{"preset": "hou24"}`.
         prepare: further keys of `prepare`, such as `{"max_group": 20000}`.
         metric: the metric of `score`, such as ndcg@10, mrr or map.
@@ -92,12 +92,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         directory: directory of the data set, checkpoints, logs and bundles; give each ranker its own. The same call
             resumes there after an interruption, and skips training that is up to date. By default a scratch directory
             that disappears with the process.
-        minutes: the budget of `auto`, refit included; no other method reads it.
+        minutes: the budget of `auto`, including the refit; other methods ignore it.
 
     Attributes:
-        bundle_: URL of the trained bundle, which the jobs read too.
-        feature_names_in_: names of the features [F], in the order of the columns of X in `fit`; those of a date stand
-            where its column is. A bundle of a job has its own order, numeric ones first.
+        bundle_: URL of the trained bundle, which the jobs can read.
+        feature_names_in_: names of the features [F], in the order of the columns of X in `fit`; those made of a date
+            are at its column. A bundle of a job has its own order, numeric features first.
         n_features_in_: F.
         columns_: uses of columns.
         splits_: the training and validation groups; a loaded ranker has none.
@@ -126,32 +126,31 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         directory: str | None = None,
         minutes: float = 5.0,
     ) -> None:
-        # scikit-learn copies an estimator by its arguments: they are stored as they are, and checked when they are used
+        # scikit-learn clones an estimator by its arguments: they are stored unchanged, and checked on use
         self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
         self.validation_fraction, self.seed, self.workers, self.directory = (
             validation_fraction, seed, workers, directory,
         )  # fmt: skip
         self.minutes = minutes
 
-    # scikit-learn's searches hand these to the methods without a further request, as they do to its own GroupKFold:
-    # without groups there is nothing to rank
+    # scikit-learn's searches pass these without a request, as to its own GroupKFold: ranking needs groups
     __metadata_request__fit = dict.fromkeys(("group", *ColumnMapping.model_fields), True)
     __metadata_request__predict = {"group": True}  # noqa: RUF012 - read once
-    # `Pipeline.score` names sample_weight whether it is given or not; one that is given is refused
+    # `Pipeline.score` always passes sample_weight; a value is refused
     __metadata_request__score = {"group": True, "sample_weight": None}  # noqa: RUF012
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor, by name; `deep` with the values inside `settings` and `prepare`."""
+        """The constructor arguments by name; `deep` includes the values inside `settings` and `prepare`."""
         params: dict[str, Any] = super().get_params(deep=False)
         return params | inner_values(params) if deep else params
 
     @as_value_errors
     def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor; a trained model stays as it is until the next `fit`.
+        """Change constructor arguments; a trained model stays until the next `fit`.
 
         Args:
-            params: arguments by name, and values inside `settings` and `prepare` by the names of their keys with two
-                underscores between them: `settings__gbdt__num_trees=50`. Values are checked when they are used.
+            params: arguments by name, and values inside `settings` and `prepare` with keys joined by two underscores:
+                `settings__gbdt__num_trees=50`. Values are checked on use.
 
         Raises:
             InputError: there is no such argument, or no such key.
@@ -171,8 +170,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
         """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
 
-        Without this call `fit` pretrains on its own training rows. The arguments are those of `fit`; if the rows have
-        labels, name the column, or it would be a feature.
+        Without this call `fit` pretrains on its training rows. The arguments are those of `fit`; if the rows have
+        labels, name their column, or it becomes a feature.
 
         Raises:
             InputError: the method does not pretrain, or as `jobs.prepare` and `jobs.pretrain`.
@@ -185,7 +184,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         out = self._folder("pretrain")
         frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
         documents = Split(data=(storage.join(out, "data"),))
-        # pretraining reads the training split alone
+        # pretraining reads only the training split
         run = _run(arguments, method, Splits(train=documents, validation=documents), out)
         run.pretrained(self.method)
         self._encoders, self._pretrained_on = run, columns
@@ -193,7 +192,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     @as_value_errors
     def fit(self, X: Any, y: Any = None, *, group: Any = None, validation: Any = None, **columns: Any) -> Self:
-        """Train on labelled query groups; groups without labels serve pretraining alone.
+        """Train on labelled query groups; groups without labels are used only for pretraining.
 
         Args:
             X: rows.
@@ -226,7 +225,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         check_splits(splits)
         if method is None:
             of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
-            # a run goes on with the same rows and seed; others begin another
+            # a run resumes with the same rows and seed; other rows or seeds start a new one
             place = storage.join(out, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
             made = AutoConfig(out=place, data=data, splits=splits, **of).train()
         else:
@@ -240,12 +239,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any, *, group: Any = None, **columns: Any) -> NDArray[np.float64]:
         """Scores [N] of the rows, in their order; within a query the highest ranks first.
 
-        The arguments are those of `fit`. Columns other than features are not read, but for the query, times and dates;
-        uses of columns are named where they differ from those in `fit`.
+        The arguments are those of `fit`. Only features, the query, times and dates are read. Name the uses of columns
+        that differ from `fit`.
 
         Raises:
-            InputError: the ranker is not fitted, X lacks features, a row cannot be used, or scoring does not read a use
-                that is named.
+            InputError: the ranker is not fitted, X lacks features, a row cannot be used, or a named use is not read in
+                scoring.
         """
         bundle = self._fitted()
         frames.check_width(X, self._array_width)
@@ -259,7 +258,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             groups, rows_N = small
             scores_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
             return scores_N
-        # every row needs a score, so none may be left out
+        # every row needs a score, so none may be rejected
         with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
             selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
@@ -274,7 +273,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
         """The mean of `metric` over the labelled groups for which it is defined; NaN if there are none.
 
-        The arguments are those of `fit`; uses of columns are named where they differ.
+        The arguments are those of `fit`; name the uses of columns that differ.
 
         Raises:
             InputError: as `predict`; no group has labels.
@@ -295,18 +294,18 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def explain(
         self, X: Any, rows: tuple[int, int] | None = None, *, group: Any = None, depth: int = 10, **columns: Any
     ) -> list[Explanation]:
-        """Why rows rank where they do: what each feature adds to differences of scores, as `jobs.explain` says it.
+        """Explain ranks by what each feature adds to score differences, as `jobs.explain` does.
 
         Args:
             X: as in `predict`.
-            rows: numbers of two rows of a query: why the one stands above the other. By default the first row of each
-                query is compared with those of ranks 2 to `depth`, which takes a query with two rows.
+            rows: numbers of two rows of a query to compare. By default the first row of each query is compared with
+                those of ranks 2 to `depth`; this needs a query with two rows.
             group: as in `predict`.
             depth: see `rows`.
             columns: as in `predict`.
 
         Raises:
-            InputError: as `predict`; `rows` are no two rows of one query.
+            InputError: as `predict`; `rows` are not two rows of one query.
         """
         bundle = self._fitted()
         frames.check_width(X, self._array_width)
@@ -329,8 +328,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """The importance of each feature to trees [F], in the order of `feature_names_in_`; see `boosters.importances`.
 
         Raises:
-            AttributeError: the ranker is not fitted, a network, or trees that see more than the features, such as a
-                stack.
+            AttributeError: the ranker is not fitted, is a network, or has trees that see more than the features, such
+                as a stack.
         """
         bundle: bundles.Bundle | None = vars(self).get("_bundle")
         trees = None if bundle is None else bundle.forest
@@ -364,8 +363,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def load(cls, url: str) -> Self:
         """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
 
-        A job's bundle records how the raw rows of its training data were read: `predict` and `score` read rows in the
-        same way. Where it does not, as of rows that were no table of items, they find the features by name, and take
+        A job's bundle records how the raw rows of its training data were read; `predict` and `score` read rows the same
+        way. Without that record, as for rows that were not a table of items, they find features by name, and take
         `query` and `label`.
 
         Raises:
@@ -384,7 +383,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         return ranker
 
     def __getstate__(self) -> dict[str, Any]:
-        """Arguments and, of a fitted ranker, the files of its bundle, for copies and other processes."""
+        """The arguments and, if fitted, the files of the bundle, for copies and other processes."""
         names = {*self.get_params(deep=False), "_metadata_request"}
         state = {name: value for name, value in vars(self).items() if name in names}
         if "_bundle" in vars(self):
@@ -405,31 +404,30 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         return validate(Arguments, self.get_params(deep=False), "Ranker")
 
     def _fitted(self) -> bundles.Bundle:
-        """The bundle in memory: `bundle_` may be replaced by another ranker in the same directory."""
+        """The bundle in memory; another ranker in the same directory may replace the files of `bundle_`."""
         if "_bundle" not in vars(self):
             raise NotFitted("this Ranker is not fitted; call fit first, or Ranker.load")
         bundle: bundles.Bundle = self._bundle
         return bundle
 
     def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
-        """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
+        """The uses of columns in scoring, and how rows are read; cached for the next call."""
         key, cached = repr((uses, named, self.prepare)), self._kept.get("reading")
         if cached is None or cached[0] != key:
             of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
-            # key and value as one: another thread may ask with other uses
+            # key and value in one assignment: another thread may ask with other uses
             cached = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
         reading: tuple[dict[str, Any], PrepareConfig] = cached[1]
         return reading
 
     def _scorer(self) -> bundles.Scorer:
-        """The function that scores features of the bundle, in its order; made once."""
+        """The function that scores the bundle's features in their order; cached."""
         if "scorer" not in self._kept:
             self._kept["scorer"] = self._fitted().scorer(device=choose_device("auto"), threads=1)  # more only wait here
         scorer: bundles.Scorer = self._kept["scorer"]
         return scorer
 
     def _opened_with(self) -> tuple[dict[str, Any], int | None, tuple[str, ...]]:
-        """What `_open` takes beside the bundle."""
         return self.columns_, self._array_width, tuple(self.feature_names_in_)
 
     def _open(
@@ -437,7 +435,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
         self.columns_ = with_fills(columns, self._bundle)
-        self._kept: dict[str, Any] = {}  # what predict makes once
+        self._kept: dict[str, Any] = {}  # caches of predict
         self._array_width = array_width
         names = names or [feature.name for feature in self._bundle.features]
         self.feature_names_in_ = np.array(names, dtype=object)
@@ -463,14 +461,14 @@ def compare(
     evaluate: Keys | None = None,
     **columns: Any,
 ) -> Evaluation:
-    """Evaluate rankers on the same labelled groups as `jobs.evaluate` does, print the table, and write the report.
+    """Evaluate rankers on the same labelled groups like `jobs.evaluate`, print the table, and write the report.
 
-    The first ranker is the baseline. Outlier rules are fitted on its validation groups. All rankers are scored on the
-    same rows, which are read once, as the first one reads them.
+    The first ranker is the baseline. Outlier rules are fitted on its validation groups. The rows are read once, as the
+    first ranker reads them.
 
     Args:
-        rankers: by their names in the report; the first one was fitted by this process.
-        X: rows with the features of the rankers, none of which was trained on.
+        rankers: by name in the report; the first one must be fitted in this process.
+        X: rows with the features of the rankers; no ranker may have been trained on them.
         y: labels, unless X has the label column.
         out: directory; `evaluation/report.md` is the report.
         group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
@@ -479,8 +477,8 @@ def compare(
 
     Raises:
         InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded; X is an
-            array with other columns than those that a ranker learnt from, or a ranker reads its features otherwise than
-            the first one, with other fills or dates say.
+            array with other columns than a ranker learnt from, or a ranker reads its features differently from the
+            first one, such as with other fills or dates.
     """
     for name, ranker in rankers.items():
         if "bundle_" not in vars(ranker):
@@ -505,7 +503,7 @@ def compare(
 
 
 def _check_read_alike(rankers: Mapping[str, Ranker], columns: Keys) -> None:
-    """Refuse a ranker whose features have other values where the first one's columns and settings read the rows."""
+    """Refuse a ranker that would get other feature values when rows are read with the first ranker's settings."""
     first_name, first = next(iter(rankers.items()))
     for name, ranker in rankers.items():
         bundle = ranker._fitted()
@@ -531,5 +529,4 @@ def _bundle_files(url: str) -> dict[str, bytes]:
 
 
 def _run(arguments: Arguments, method: AnyMethod, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:
-    """The one method as a pipeline trains it."""
     return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

@@ -1,4 +1,4 @@
-"""The explanations of a ranker: of rows that were prepared as a data set, in the words of the table."""
+"""Explanations of a ranker for rows prepared as a data set, by row number."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,18 @@ from ltrscale.errors import InputError
 def explained(
     bundle: Bundle, split: Split, items: Sequence[str], rows: tuple[int, int] | None, depth: int
 ) -> list[Explanation]:
-    """Explanations of a data set whose documents are called by the numbers of rows.
+    """Explanations of a data set whose documents are named by row number.
 
     Args:
-        bundle: it ranks.
+        bundle: the ranker.
         split: the data set.
-        items: what to call each row.
+        items: the name of each row.
         rows: the two rows to compare; by default the first item of each query is compared with those of ranks 2 to
             `depth`.
         depth: see `rows`.
 
     Raises:
-        InputError: the two rows are no rows of one query.
+        InputError: the two rows are not of one query.
     """
     selection = with_tokens_of(select(split, labelled=False), [bundle])
     names = open_dataset(split.data[0]).manifest.names_of_categories

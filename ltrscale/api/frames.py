@@ -1,4 +1,4 @@
-"""Tables in memory as data sets: data frames, Arrow tables and arrays are prepared like the files of a log.
+"""Tables in memory as data sets: prepares data frames, Arrow tables and arrays like the files of a log.
 
 Shapes: N rows, Q query groups.
 """
@@ -38,19 +38,19 @@ from ltrscale.progress import log
 from ltrscale.stages.tracking import untracked
 
 _FIRST_ROWS = 100_000
-"""First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
+"""First rows that decide whether a column looks like a feature, as in `jobs.init`."""
 _SMALL = 10_000
-"""Rows up to which a table is scored without writing it."""
+"""Maximum rows of a table that is scored without writing it."""
 LABEL, QUERY = "__label__", "__query__"
-"""The columns that hold labels and query ids which came as arrays."""
+"""Columns for labels and query ids that were given as arrays."""
 
 
 def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
-    """Rows as an Arrow table, with the columns `LABEL` and `QUERY` for labels and groups that are given as arrays.
+    """Rows as an Arrow table, with labels and groups given as arrays in the columns `LABEL` and `QUERY`.
 
     Args:
         rows: a data frame of pandas or polars, an Arrow table or anything else that exports Arrow's C stream; or an
-            array [N, F], whose columns are named 1, 2, ... as the features of LETOR files are.
+            array [N, F], with columns named 1, 2, ... as the features of LETOR files are.
         labels: N labels, or None.
         group: a query id for each row, or the lengths of the groups, one after the other; or None.
 
@@ -69,7 +69,7 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
         if values_N.shape != (len(table),):
             raise InputError(f"y has the shape {values_N.shape}, X has {len(table):,} rows; give one label a row")
         with _one_type("y"):
-            table = table.append_column(LABEL, pa.array(values_N, from_pandas=True))  # NaN is no label
+            table = table.append_column(LABEL, pa.array(values_N, from_pandas=True))  # NaN means no label
     if group is not None:
         with _one_type("group"):
             table = table.append_column(QUERY, _query_ids(_real(group, "group"), len(table)))
@@ -77,13 +77,13 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 
 
 def width(rows: Any) -> int | None:
-    """The columns of an array; None for a table, whose columns have names."""
+    """Number of columns of an array; None for a table, where columns have names."""
     has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
     return None if has_names else int(_matrix(rows).shape[1])
 
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
-    """Refuse an array whose columns differ from those of the fitted one: only their number identifies them."""
+    """Refuse an array with another number of columns than the fitted one; only their position identifies columns."""
     given_n = width(rows)
     if given_n is not None and expected is not None and given_n != expected:
         raise InputError(
@@ -95,10 +95,10 @@ def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
 def _arrow(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
-    if _is_pandas(rows) and hasattr(rows, "columns"):  # its own stream would have the index as a column
+    if _is_pandas(rows) and hasattr(rows, "columns"):  # its Arrow stream would have the index as a column
         return _of_pandas(rows)
     if type(rows).__module__.partition(".")[0] == "polars" and hasattr(rows, "columns"):
-        polars = sys.modules["polars"]  # whose integers of 128 bits Arrow does not know
+        polars = sys.modules["polars"]  # Arrow has no 128-bit integers
         rows = rows.cast({polars.Int128: polars.Decimal(38, 0)}, strict=False)
     if _exports_arrow(rows):
         return pa.table(rows)
@@ -114,7 +114,7 @@ def _is_pandas(rows: Any) -> bool:
 
 
 def _of_pandas(rows: Any) -> pa.Table:
-    """A data frame: sparse columns become dense, and complex numbers are left out, which no use reads."""
+    """A data frame as a table: sparse columns become dense, complex numbers are left out."""
     kinds = dict(enumerate(rows.dtypes))
     changed = {i: np.float64 for i, kind in kinds.items() if kind == np.longdouble}
     changed |= {i: kind.subtype for i, kind in kinds.items() if str(kind).startswith("Sparse")}
@@ -133,7 +133,7 @@ def _exports_arrow(rows: Any) -> bool:
 
 @contextmanager
 def _one_type(name: str) -> Iterator[None]:
-    """Errors of Arrow for values of an argument that are no column."""
+    """Turn Arrow's errors for values that cannot be a column into `InputError`s."""
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
@@ -142,7 +142,7 @@ def _one_type(name: str) -> Iterator[None]:
 
 
 def _matrix(rows: Any) -> NDArray[Any]:
-    """Rows without names as an array [N, F]; scikit-learn's users know the words of its errors."""
+    """Rows without names as an array [N, F]; errors are worded like scikit-learn's."""
     if hasattr(rows, "toarray"):
         raise InputError(f"X is a sparse {type(rows).__name__}; features are read dense: give X.toarray()")
     values = _real(rows, "X")
@@ -183,7 +183,7 @@ def rows_as_table(
     columns = {use: _as_names(value) if use in _NAMING else value for use, value in columns.items()}
     if labels is not None:
         if columns.get("label", LABEL) != LABEL:
-            columns.pop("grades", None)  # they are of the values of that column
+            columns.pop("grades", None)  # they map values of that column
         columns["label"] = LABEL
     if group is not None:
         columns["query"] = QUERY
@@ -203,11 +203,11 @@ def rows_as_table(
 
 
 _NAMING = {*ColumnMapping.model_fields} - {"grades"}
-"""Uses that name columns; grades are of values."""
+"""Uses that name columns; `grades` names values."""
 
 
 def _as_names(value: Any) -> Any:
-    """The names of columns as text, as Arrow has those of a data frame whose columns are numbers.
+    """Column names as text; a data frame may have numbers as names, which Arrow has as text.
 
     Example:
         >>> _as_names(1), _as_names([2, "x"]), _as_names({3: ["hour"]}), _as_names({4: 0.5}), _as_names(None)
@@ -221,12 +221,12 @@ def _as_names(value: Any) -> Any:
 
 
 def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
-    """A column mapping that names features; those that none is given for are all columns without another use.
+    """A column mapping with features; if it names none, all columns without another use become features.
 
-    Numbers and booleans are numeric features, and so are those of lists of one length (`vectors`), unless they could be
-    the ids of tokens; text and dictionaries, such as the categories of pandas, are categorical ones. Columns of other
-    types, such as time stamps, are none, nor are row numbers, with a warning. Those that look like labels, ids or times
-    are features too, with a warning.
+    Numbers, booleans and lists of numbers of one length (`vectors`) are numeric features, unless the lists could be
+    token ids. Text and dictionaries, such as pandas categories, are categorical features. Other types, such as time
+    stamps, are left out, and so are row numbers, with a warning. Columns that look like labels, ids or times become
+    features, with a warning.
 
     Example:
         >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
@@ -245,13 +245,13 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     first = table.slice(0, _FIRST_ROWS)
     log_columns, seen = (columns_of(first, table.schema, Dialect()), of_table(first)) if len(table) else ([], None)
     for each in log_columns:
-        if not each.distinct and not each.missing and not each.size:  # bytes that are no text
+        if not each.distinct and not each.missing and not each.size:  # bytes that are not text
             free.pop(each.name, None)
     for name, why in row_numbers(log_columns, seen).items() if seen else ():
-        if name in free and not name.isdecimal():  # the names of an array's columns
+        if name in free and not name.isdecimal():  # digits name the columns of an array
             log.warning("column %r is left out: %s; name the features if it is one", name, why)
             free.pop(name)
-    # by name, as a pattern in a config takes its columns: the order of a table's columns does not matter
+    # sorted by name, like the columns of a pattern in a config: the order of a table's columns does not matter
     categorical = sorted(
         n for n, kind in free.items() if cols.is_single(kind) and (pa.types.is_dictionary(kind) or cols.is_text(kind))
     )
@@ -268,7 +268,7 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
 
 
 def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[Feature]) -> list[str]:
-    """The names of features in the order of the columns that they are made of.
+    """Feature names in the order of their source columns.
 
     Example:
         >>> table = pa.table({"q": ["a"], "z": ["x"], "listed": [0], "b": [1.5]})
@@ -308,7 +308,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Rows to learn from, and those of a random share of at least two labelled query groups; groups stay whole."""
+    """Training rows, and the rows of a random share (at least two) of the labelled query groups; groups stay whole."""
     label_N = table[columns["label"]]
     missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
     query_N = _value_codes(table, columns["query"])
@@ -324,7 +324,7 @@ def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: in
 
 
 def _value_codes(table: pa.Table, column: str) -> NDArray[np.int64]:
-    """A number for each value of a column, in the order of first appearance; -1 where it has none."""
+    """The values of a column as numbers by first appearance; -1 for a missing value."""
     encoded = cols.without_dictionary(table[column].combine_chunks()).dictionary_encode()
     codes_N: NDArray[np.int64] = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
     return codes_N
@@ -338,7 +338,7 @@ def prepare_tables(
     *,
     job: type[PrepareJob] = PrepareJob,
 ) -> None:
-    """Make a data set of tables, each its own period: `jobs.prepare` reads them as Parquet files.
+    """Make a data set from tables, one period each; `jobs.prepare` reads them as Parquet files.
 
     Args:
         tables: by period.
@@ -359,7 +359,7 @@ def prepare_tables(
             job(out=out, prepare=config).run()
         except InputError as error:
             message = str(error)
-            for period, path in paths.items():  # these files are no files of the user
+            for period, path in paths.items():  # users do not know these files
                 message = message.replace(path, "validation" if period == "validation" else "X")
             if " infinite (" in message:
                 message += '; prepare={"infinite": "missing"} has Ranker read infinite numbers as missing'
@@ -367,7 +367,7 @@ def prepare_tables(
 
 
 def _is_apart(table: pa.Table, query: str | None) -> bool:
-    """Whether the rows of some query are not all together."""
+    """Whether the rows of some query are not contiguous."""
     if query is None or query not in table.column_names or not len(table):
         return False  # `prepare` names what is missing
     codes_N = _value_codes(table, query)
@@ -375,16 +375,16 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 
 
 def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
-    """How rows to score are read, by the uses of their columns and further keys of `prepare`."""
+    """The `prepare` settings that read rows to score, from the uses of columns and further keys."""
     source = {"kind": "items", "columns": {**columns, "item": None}}
     settings = {**settings, "duplicates": "reject"}  # each row is its own document
     return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
 
 
 def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[QueryGroups, NDArray[np.int64]] | None:
-    """The query groups of a small table, and the row of each document, as `prepared` would give them, at once.
+    """The query groups of a small table and the row of each document; a fast path with the result of `prepared`.
 
-    None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
+    None where `prepare` is needed: for many rows, texts and positions, and for rows that it would report.
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None
@@ -406,7 +406,7 @@ def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[Q
 
 @contextmanager
 def prepared(table: pa.Table, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Split]:
-    """A table to score as a data set while the block runs; after an error it stays, with the rows in quarantine."""
+    """A table to score as a data set for the block; after an error it is kept, with the rows in quarantine."""
     folder = storage.scratch.make()
     with untracked():
         prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)

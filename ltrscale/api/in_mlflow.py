@@ -6,7 +6,7 @@ from ltrscale.api.estimator import Ranker
 
 
 class _Model:
-    """What MLflow calls; see `Ranker.predict`."""
+    """The model that MLflow calls."""
 
     def __init__(self, ranker: Ranker) -> None:
         self._ranker = ranker
@@ -17,5 +17,5 @@ class _Model:
 
 
 def _load_pyfunc(path: str) -> _Model:
-    """MLflow finds this function by its name: the model in a directory with the bundle's files."""
+    """Load the model from a directory with the bundle's files; MLflow finds this function by its name."""
     return _Model(Ranker.load(path))

@@ -24,11 +24,11 @@ from ltrscale.errors import InputError
 T = TypeVar("T")
 _Vocabularies = Mapping[int, NDArray[np.float32]]
 _SHORT = 256
-"""Documents, such as those of one query, that are scored before a signal could matter; a thread takes longer."""
+"""Up to so many documents are scored without a separate thread, which would take longer."""
 
 
 def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Replace the codes of categorical columns by their places in the columns' rising vocabularies.
+    """Replace the codes of categorical columns by their places in the columns' sorted vocabularies.
 
     LightGBM stores a set of codes as one bit for every integer up to the largest: megabytes per split for hashed
     codes. A code that the vocabulary lacks becomes a missing value.
@@ -42,25 +42,21 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     renumbered_NF = features_NF.copy()
     for column, codes in vocabularies.items():
         number_N = np.searchsorted(codes, features_NF[:, column])
-        # NaN, which equals nothing, for a code above all others, whose place is past the end
+        # a code above all others has its place past the end: NaN there, which equals nothing
         in_vocabulary_N = np.append(codes, np.float32("nan"))[number_N] == features_NF[:, column]
         renumbered_NF[:, column] = np.where(in_vocabulary_N, number_N, np.float32("nan"))
     return renumbered_NF
 
 
 class _Library(ABC):
-    """A library of trees, which reads its own format; `booster` is its own model."""
+    """A tree library and its file format; `booster` is its model object."""
 
     ending: ClassVar[str]
-    """Of the files that hold a model."""
+    """Extension of the model files."""
 
     @abstractmethod
     def read(self, model: bytes, n_columns: int, threads: int) -> Any:
-        """The booster of columns [N, G].
-
-        Raises:
-            Exception: the model is damaged or made for other columns; errors of the libraries have no common base.
-        """
+        """The booster for columns [N, G]; any `Exception` if the model is damaged or made for other columns."""
 
     @abstractmethod
     def codes(self, booster: Any) -> Any:
@@ -171,7 +167,7 @@ def scorer(
 ) -> Callable[[QueryGroups], Tensor]:
     """The function that scores a batch with trees, float64: the mean over the models.
 
-    The models go by the names that errors use; 0 threads are all cores.
+    The keys of `models` are their names in errors; 0 threads means all cores.
 
     Raises:
         InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
@@ -189,10 +185,10 @@ def scorer(
 def explainer(
     library: Library, models: Mapping[str, bytes], view: View, *, threads: int
 ) -> Callable[[QueryGroups, Tensor], Tensor]:
-    """The function from a batch and pairs [P, 2] of its rows to what each column adds to their difference, [P, G].
+    """The function from a batch and pairs [P, 2] of its rows to each column's part of their score difference, [P, G].
 
-    Exact Shapley values of each document (TreeSHAP, Lundberg et al. 2020), as the library computes them, subtracted. A
-    column that a tree does not ask for is averaged over by the documents that training had in each leaf.
+    The difference of the library's exact Shapley values (TreeSHAP, Lundberg et al. 2020) of both documents. An absent
+    column is averaged over the training documents in each leaf.
 
     Raises:
         InputError: as `scorer`.
@@ -216,7 +212,7 @@ def _mean_of(
     view: View,
     threads: int,
 ) -> Callable[[NDArray[np.float32]], NDArray[np.float64]]:
-    """The function from columns [N, G] to the mean over the models of what a library says of them."""
+    """The function from columns [N, G] to the mean of `ask` over the models."""
     functions, boosters = _LIBRARIES[library], []
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     for name, model in models.items():
@@ -246,7 +242,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """The result of a call into a library, made by a separate thread while this one waits.
+    """The result of a call into a library, made in a separate thread while this one waits.
 
     Python handles signals in the main thread between two Python instructions: a long call in the main thread would
     delay them until its end.
@@ -268,8 +264,8 @@ def interruptibly(call: Callable[[], T]) -> T:
 def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -> NDArray[np.float64]:
     """The importance of each column to trees, shape [G]: its share of the total gain of all splits, which adds up to 1.
 
-    CatBoost, whose gains are not stored, gives its own measure: by how much the predictions change on average if the
-    feature's value changes. Trees without a split give zeros.
+    CatBoost does not store gains and gives its own measure: the mean change of the predictions if the feature's value
+    changes. Trees without a split give zeros.
 
     Raises:
         InputError: a model is damaged; or it is CatBoost's and CatBoost is not installed.
@@ -293,7 +289,7 @@ def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[n
 
 
 def import_catboost() -> Any:
-    """The optional library.
+    """CatBoost, an optional library.
 
     Raises:
         InputError: it is not installed.

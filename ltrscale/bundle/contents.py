@@ -37,7 +37,7 @@ CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "proje
 REFERENCE = "reference.json"
 EXAMPLES = "examples.safetensors"
 _MOST_MEMBERS = 500
-"""Bundles inside one, with those inside these."""
+"""Maximum number of bundles inside one, at any depth."""
 
 
 class TreesArchitecture(Config):
@@ -73,7 +73,7 @@ class FeatureOrder(Config):
     """The lowest value is the best, as of a price; a document without one comes last all the same."""
 
     def among(self, features: Sequence[Feature]) -> Feature:
-        """The feature itself, one of these.
+        """The named one of these features.
 
         Raises:
             InputError: none has its name, or it is categorical; the message names the nearest.
@@ -97,7 +97,7 @@ class FeatureOrder(Config):
 class Blend(Config):
     """The weighted mean of the scores of the bundles inside, each standardised within its query group.
 
-    Ranking losses do not fix the scale of scores, so scores of different models are not to be added as they are.
+    Ranking losses do not fix the scale of scores, so scores of different models must not be added directly.
     """
 
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1, max_length=100)
@@ -161,7 +161,7 @@ def check_members(paths: Iterable[str], url: str) -> None:
 
 
 def _instead_of(url: str) -> str:
-    """The remedy where no bundle is: the bundles directly below, if there are some."""
+    """The remedy for a missing bundle: names the bundles directly below, if any."""
     if not storage.exists(url):
         return (
             "the path does not exist, so check it, or make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
@@ -205,13 +205,13 @@ def content_hash(url: str) -> str:
 
 
 def hash_of(manifest: Mapping[str, Any], folder: str = "") -> str:
-    """The content hash of a bundle, or of one in a folder of it, such as `members/trees/`, which has the same alone."""
+    """The content hash of a bundle, or of a member in a folder such as `members/trees/`, equal to the member's own."""
     files = storage.listed_in(manifest).items()
     return digest(sorted((path.removeprefix(folder), sha256) for path, sha256 in files if path.startswith(folder)))
 
 
 def _check_named(manifest: Mapping[str, Any], url: str) -> None:
-    """Check that a bundle whose directory is named with a content hash, as one in service is, has that content."""
+    """Check the content of a bundle in a directory named by content hash, as in serving."""
     name = url.rstrip("/").rpartition("/")[2]
     if storage.are_hashes([name]) and name != (bundle_hash := hash_of(manifest)):
         raise InputError(
@@ -233,7 +233,7 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
 
 
 DOCUMENTS = 100_000
-"""Documents that are looked at, of training and of the rows to score: whole row groups at equal distances."""
+"""Documents sampled from training and from the rows to score, in whole row groups at equal distances."""
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 _MOST_CODES = 1 << 16
 _REFERENCES = 4
@@ -252,16 +252,16 @@ class FeatureReference(Config):
     """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
     value."""
     codes: tuple[int, ...] = ()
-    """Of a categorical feature the codes, rising: the 65,536 most frequent ones, if there are more."""
+    """Of a categorical feature the sorted codes; at most the 65,536 most frequent ones."""
     new: float = 0.0
-    """Share of the documents with a code that no other list has: so often a further list has a new one."""
+    """Share of the documents with a code that no other list has: the expected share of new codes in further lists."""
 
 
 class Reference(Config):
     """What the rows of a bundle's training periods look like, with and without labels."""
 
     lists: int
-    """Query groups that were looked at."""
+    """Number of query groups sampled."""
     features: tuple[FeatureReference, ...]
 
     @classmethod
@@ -293,11 +293,11 @@ def sample_of(selection: Selection) -> QueryGroups | None:
 
 
 _references: dict[Hashable, Reference] = {}
-"""Those made last in this process: a search trains on the same groups again and again."""
+"""References made last in this process, because a search trains on the same groups repeatedly."""
 
 
 def reference_of(selection: Selection) -> Reference:
-    """The reference of the row groups that a selection reads, with their groups without labels."""
+    """The reference of the row groups that a selection reads, unlabelled groups included."""
     fills = fills_of(selection.read_as)
     key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
     reference = _references.pop(key, None)
@@ -333,7 +333,7 @@ def _seen(
 
 
 def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
-    """The documents with a value that does not stand for a missing one."""
+    """True for documents with a value other than the fill of missing ones."""
     has_value_N: NDArray[np.bool_] = ~np.isnan(values_N)
     return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))
 
@@ -345,7 +345,7 @@ class RecordedSplits(Config, extra="ignore"):
 
 
 class Provenance(Config, extra="ignore"):
-    """The part of a manifest's `made_by` from which the data that a bundle has seen follow."""
+    """The part of a manifest's `made_by` that tells which data a bundle has seen."""
 
     config: RecordedSplits = RecordedSplits()
     inputs: dict[str, str] = Field(default_factory=dict)

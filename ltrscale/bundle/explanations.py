@@ -22,11 +22,11 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.models.contributions import Contributions
 
 BESIDE = "text, position and order"
-"""Stands for what two documents have beside their features."""
+"""Name for what two documents have besides their features."""
 _NEGLIGIBLE = 1e-3
-"""Of the largest part: what is below is the noise of single precision."""
+"""Share of the largest part below which a part is float32 noise."""
 _SAID, _WORTH_SAYING = 3, 0.05
-"""Reasons in a sentence, and the share of the largest from which on they are in one."""
+"""Number of reasons in a sentence, and the minimum share of the largest one."""
 _IN_TABLE = 10
 _COLUMNS = ("query_id", "item_id", "against_id", "others", "difference", "feature", "value", "against", "adds")
 
@@ -36,9 +36,9 @@ class FeaturePart(Config):
 
     feature: str
     value: str
-    """Of the document, as it stands in the data; `none` if it is missing."""
+    """Of the document, as in the data; `none` if it is missing."""
     against: str
-    """Of the other one; of several the median, or the most frequent of the other categories with its count."""
+    """Of the other document; for several, the median, or the most frequent other category with its count."""
     adds: float
 
 
@@ -50,13 +50,13 @@ class Explanation(Config):
     against: str | None
     """The other document; None for several."""
     others: int
-    """Documents that it is compared with."""
+    """Number of documents that it is compared with."""
     difference: float
     reasons: tuple[FeaturePart, ...]
     """They add up to the difference, the largest first."""
 
     def sentence(self, most: int = _SAID) -> str:
-        """The difference in words, with this many reasons for it, and the largest two of those against it.
+        """The difference in words, with at most `most` reasons for it and the two largest against it.
 
         Example:
             >>> price = FeaturePart(feature="price", value="9.99", against="24", adds=0.8)
@@ -91,15 +91,15 @@ class Driver(Config):
 
     feature: str
     adds: float
-    """Mean over the explanations; a document without the feature's part counts 0."""
+    """Mean over the explanations; one without the feature counts 0."""
     share: float
-    """Of the mean difference; all shares add up to 1, and one against the lead is negative."""
+    """Share of the mean difference; shares add up to 1, and one against the lead is negative."""
     first: float
     """Share of the explanations in which no feature adds more."""
 
 
 def drivers_of(explanations: Sequence[Explanation]) -> tuple[Driver, ...]:
-    """What drives the lead over some explanations, the largest mean first; none without a lead.
+    """What drives the lead over some explanations, the largest mean first; empty without a lead.
 
     Example:
         >>> about, of_one = {"query": "q", "item": "x", "against": "y", "others": 1}, {"value": "1", "against": "0"}
@@ -168,7 +168,7 @@ class Reasoner:
         *,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Of these bundles.
+        """A reasoner for these bundles.
 
         Raises:
             InputError: one cannot score, or was made for other features.
@@ -233,7 +233,7 @@ class Reasoner:
         )
 
     def _shown(self, column: int, values_M: Tensor, than: float | None = None) -> str:
-        """The value of a feature; of several the median, or the most frequent category other than one."""
+        """The value of a feature; for several, the median, or the most frequent category other than `than`."""
         feature, present = self.features[column], values_M[~values_M.isnan()].numpy()
         if 2 * len(present) < len(values_M) or not len(present):
             return "none"

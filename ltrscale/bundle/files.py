@@ -356,7 +356,7 @@ def _save(
 
 
 def bundle_card(config: BundleConfig, title: str, *inside: str) -> str:
-    """The card for people, in Markdown: its title, facts of every bundle, and lines on what is inside."""
+    """The README in Markdown: title, facts of every bundle, and lines on what is inside."""
     categorical = sum(feature.kind == "categorical" for feature in config.features)
     metrics = [f"| {escape(name)} | {escape(str(value))} |" for name, value in config.metrics.items()]
     versions = ", ".join(f"{name} {value}" for name, value in config.versions.items())

@@ -37,14 +37,14 @@ class NetworkBundle(Bundle):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the list context of a network does."""
+        """Whether the list context of a network reads positions."""
         return any(part.context.reads_positions for part in self.parts if part.context is not None)
 
     def weights(self) -> dict[str, Tensor]:
         """Weights and buffers, by name.
 
         Raises:
-            InputError: they are damaged, or of a network of another number of features.
+            InputError: they are damaged, or for another number of features.
         """
         with fitting(self.url):
             weights = safetensors.torch.load(self.content)
@@ -112,7 +112,7 @@ class EncoderBundle(NetworkBundle):
 
     holds: ClassVar = "a network"
     layers_of_projector: ClassVar[str]
-    """What the names of their weights begin with."""
+    """Prefix of the names of their weights."""
     architecture: Architecture
 
     @property
@@ -180,13 +180,13 @@ class RankerBundle(EncoderBundle):
     layers_of_projector: ClassVar = "neck."
 
     def projector_layers(self) -> int:
-        """Those that finetuning kept."""
+        """Hidden layers of the projector that finetuning kept."""
         return self.architecture.projector_layers
 
     def embedder(self) -> Scorer:
         """Embeddings before the last layer."""
         ranker = self.ranker()
-        assert isinstance(ranker, Ranker)  # several are a bundle of another class
+        assert isinstance(ranker, Ranker)  # several rankers have another bundle class
 
         def embed(groups: QueryGroups) -> Tensor:
             with torch.no_grad():
@@ -203,7 +203,7 @@ class PretrainedBundle(EncoderBundle):
     layers_of_projector: ClassVar = "projector.layers."
 
     def projector_layers(self) -> int:
-        """Those of the pretrained projector."""
+        """Hidden layers of the pretrained projector."""
         projector = self.projector()
         return projector.layers if projector else 0
 
@@ -222,7 +222,7 @@ class PretrainedBundle(EncoderBundle):
         return embed
 
     def ranker(self) -> AnyRanker:
-        """There is none.
+        """Refuse: a pretrained encoder does not score.
 
         Raises:
             InputError: always.
@@ -242,7 +242,7 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _IN_CACHE = 1024
-"""Documents whose hidden layers a CPU's cache holds; a network takes a quarter more time for many more at once."""
+"""Documents whose hidden layers fit a CPU's cache; many more at once take a quarter more time."""
 
 
 def _in_cache(scorer: Scorer) -> Scorer:

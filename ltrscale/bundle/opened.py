@@ -41,12 +41,12 @@ from ltrscale.models.ranker import Architecture
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""
 Explainer = Callable[[QueryGroups, Tensor], Contributions]
-"""What each feature adds to the difference of the scores of some pairs [P, 2] of rows of a batch, each in one list."""
+"""What each feature adds to the score difference of pairs [P, 2] of rows of a batch; each pair is within one list."""
 
 
 @contextmanager
 def fitting(where: str) -> Iterator[None]:
-    """Turn the many errors of a bundle whose files do not fit each other into one line."""
+    """Turn the errors of a bundle with inconsistent files into one line."""
     try:
         yield
     except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # RecursionError: deep JSON
@@ -69,7 +69,7 @@ def loaded(make: Callable[[], ModuleT], weights: Mapping[str, Tensor]) -> Module
 
 
 class SharedScores:
-    """The newest batch's scores of rankers that are in several bundles.
+    """A cache of the newest batch's scores, for rankers that are in several bundles.
 
     Example:
         >>> def score(groups):
@@ -87,7 +87,7 @@ class SharedScores:
         self._newest: tuple[Tensor | None, dict[str, Tensor]] = None, {}
 
     def scorer(self, ranker: str, make: Callable[[], Scorer]) -> Scorer:
-        """The scorer of a ranker, made once, which a batch needs once; a batch is recognised by its offsets."""
+        """The scorer of a ranker, made once and run once per batch; the offsets identify a batch."""
         if ranker not in self._scorers:
             self._scorers[ranker] = self._once(ranker, make())
         return self._scorers[ranker]
@@ -108,23 +108,23 @@ class Computing(NamedTuple):
     """How scorers compute."""
 
     device: torch.device | str = "cpu"
-    """Of networks."""
+    """Device of networks."""
     threads: int = 0
-    """Of a tree model; 0 takes all cores."""
+    """Threads of a tree model; 0 takes all cores."""
     shared: SharedScores | None = None
-    """What scorers of the same batches have in common; None where each computes alone."""
+    """Scores that scorers of the same batches share; None if each computes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle(ABC):
-    """A bundle, opened and checked against its hashes by `load`; a subclass for what each kind holds."""
+    """A bundle, opened and checked against its hashes by `load`; each kind has a subclass."""
 
     kind: ClassVar[BundleKind]
     holds: ClassVar[str]
-    """What it holds, for errors."""
+    """What it holds, for error messages."""
     url: str
     content_hash: str
-    """Hash of the names and content hashes of its files, whichever bundle they are in."""
+    """Hash of the names and content hashes of its files; the same inside another bundle."""
     features: tuple[Feature, ...]
     config: Mapping[str, Any]
     """Settings of the run that made the bundle."""
@@ -152,12 +152,12 @@ class Bundle(ABC):
 
     @property
     def blended(self) -> Mapping[str, float]:
-        """How much the score of each member counts in a blend; empty where the bundle is none."""
+        """Weight of each member's score in a blend; empty for other bundles."""
         return {}
 
     @property
     def reads_positions(self) -> bool:
-        """Whether it, or a member, needs the positions at which documents were shown, in scoring too."""
+        """Whether it or a member needs the positions of documents, also for scoring."""
         return any(member.reads_positions for member in self.members.values())
 
     @property
@@ -182,7 +182,7 @@ class Bundle(ABC):
         return count if isinstance(count, int) else None
 
     def no_encoder(self) -> InputError:
-        """The error of a bundle that is asked for its network."""
+        """The error of asking a bundle without an encoder for one."""
         return InputError(
             f"{self.url}: holds {self.holds}, which have no encoder to start from; "
             "name a bundle made by jobs.pretrain or jobs.finetune"
@@ -225,7 +225,7 @@ class Bundle(ABC):
         return self.scorer_by(Computing(device, threads), features)
 
     def scorer_by(self, computing: Computing, features: Sequence[Feature] | None) -> Scorer:
-        """See `scorer`, and `scorers_of` for one that shares with others."""
+        """The function that scores a batch of these features; None if they are the bundle's, in its order."""
         columns = None if features is None else places(self.features, features, whose=self.url, on_purpose=True)
         shared = computing.shared
         score = shared.scorer(self.content_hash, lambda: self.scoring(computing)) if shared else self.scoring(computing)
@@ -259,7 +259,7 @@ class Bundle(ABC):
     def explaining(self, computing: Computing) -> Explainer:
         """The function that explains differences of scores in a batch whose features are the bundle's, in its order.
 
-        This one asks for scores alone, which every bundle has; see `by_swaps`.
+        By default from scores alone, which every bundle has; see `by_swaps`.
         """
         return partial(by_swaps, self.scoring(computing))
 
@@ -300,7 +300,7 @@ class TreesBundle(Bundle):
         return boosters.scorer(self.trees.library, self.models(), self._view(computing), threads=computing.threads)
 
     def explaining(self, computing: Computing) -> Explainer:
-        """The library's exact parts, where each column that trees see is a feature; else those of `by_swaps`."""
+        """The library's exact contributions if trees see only features, otherwise those of `by_swaps`."""
         view = self._view(computing)
         columns = {feature: place for place, feature in enumerate(self.features)}
         if not columns.keys() >= {*view.features}:
@@ -354,7 +354,7 @@ class BlendBundle(Bundle):
 
     @property
     def blended(self) -> Mapping[str, float]:
-        """How much the score of each member counts."""
+        """Weight of each member's score."""
         return self.blend.weights
 
     def scoring(self, computing: Computing) -> Scorer:
@@ -372,7 +372,7 @@ class BlendBundle(Bundle):
         return score
 
     def explaining(self, computing: Computing) -> Explainer:
-        """The weighted sum of the members' parts, each divided by the deviation of its scores in the list as it is."""
+        """The weighted sum of the members' contributions, each divided by the deviation of its scores in the list."""
         members = {
             name: (scorer, self.members[name].explainer(computing, self.features))
             for name, scorer in self.member_scorers(computing).items()
@@ -387,7 +387,7 @@ class BlendBundle(Bundle):
                 scorer, explain = members[name]
                 scores_N = scorer(groups).double()
                 scaled_N = standardise_by_group(scores_N, offsets_Q1)
-                # within a list both are one line: the slope is what standardising divides by
+                # scaled scores are linear in the scores of a list, with this slope
                 slope_Q = sum_by_group(scores_N * scaled_N, offsets_Q1)
                 slope_Q = sum_by_group(scaled_N.square(), offsets_Q1) / slope_Q.where(slope_Q > 0, torch.inf)
                 factor_P = weight * slope_Q[group_N[pairs_P2[:, 0].cpu()]]
@@ -416,7 +416,7 @@ class OrderBundle(Bundle):
 
 @dataclass(frozen=True, kw_only=True)
 class InContextBundle(Bundle):
-    """A network that ranks after reading examples, with these."""
+    """A network that ranks after reading examples, with its examples."""
 
     kind: ClassVar[BundleKind] = "in_context"
     holds: ClassVar = "examples and the network that reads them"

@@ -1,7 +1,7 @@
 """Checks of trees' model files before a library reads them: a cycle hangs it, a wrong child or count kills the process.
 
 Every tree in LightGBM's text and XGBoost's JSON must split on existing columns, have finite numbers, and reach each
-node once from its root. Details that the libraries check themselves, such as the names of objectives, are left to them.
+node once from its root. Details that the libraries check, such as the names of objectives, are left to them.
 """
 
 import json
@@ -22,7 +22,7 @@ _REST = re.compile(
 )
 """The part of LightGBM's text after the trees."""
 _DEEPEST = 10_000
-"""Nodes from root to leaf: libraries walk down some trees by recursion, which a deeper tree would overflow."""
+"""Nodes from root to leaf: libraries recurse down some trees, and a deeper one would overflow the stack."""
 _INT32, _INT64 = 1 << 31, 1 << 63
 _TREE_LINES = {
     "num_leaves", "num_cat", "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
@@ -35,7 +35,7 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
     """Check LightGBM's text.
 
     Raises:
-        ValueError: it is no model for such columns; names the fault.
+        ValueError: it is not a model for such columns; names the fault.
     """
     text = model.decode("ascii")
     if "\0" in text or "\r" in text:
@@ -138,7 +138,7 @@ def check_xgboost(model: bytes, n_columns: int) -> None:
     """Check XGBoost's JSON.
 
     Raises:
-        ValueError: it is no model for such columns; names the fault.
+        ValueError: it is not a model for such columns; names the fault.
     """
     try:
         learner = _at(json.loads(model.decode(), object_pairs_hook=_once), "learner")

@@ -47,7 +47,7 @@ def per_query(view: View) -> View:
     numeric = [column for column, feature in enumerate(view.features) if feature.kind == "numeric"]
 
     def columns(groups: QueryGroups) -> NDArray[np.float32]:
-        columns_NG = view.columns(groups).copy()  # of a view of raw features it may be the batch's own memory
+        columns_NG = view.columns(groups).copy()  # raw features may be the batch's own memory
         numbers = torch.from_numpy(columns_NG[:, numeric])
         columns_NG[:, numeric] = standardise_groups(numbers, groups.offsets_Q1.cpu()).numpy()
         return columns_NG

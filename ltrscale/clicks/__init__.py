@@ -1,1 +1,1 @@
-"""A click log: its sessions, and what they say of positions and documents: propensities, trust, click models."""
+"""A click log: its sessions, and what they say about positions and documents: propensities, trust, click models."""

@@ -46,13 +46,13 @@ class LogSettings(Config):
     """Later groups, on which click models are judged; by default the last periods of `log` that have a fifth of its
     groups, where it has several."""
     query: str = "query_id"
-    """Column that names a query: `query_id`, or a `meta_*` column where `query_id` names a single search. An ending
-    such as `#7`, by which jobs.relabel numbers copies, does not count."""
+    """Column that names a query: `query_id`, or a `meta_*` column where `query_id` names a single search. A suffix such
+    as `#7`, with which jobs.relabel numbers copies, is ignored."""
     depth: int = Field(default=10, ge=1)
-    """Positions that are looked at."""
+    """Number of positions to look at."""
     sessions: int = Field(default=500_000, ge=100)
-    """Groups to keep in memory, some 1,500 bytes each at a depth of 10: all groups of a sample of the queries, of so
-    many that about this number comes out. Click and exposure by position are counted over all groups."""
+    """Approximate number of groups to keep in memory, some 1,500 bytes each at a depth of 10: all groups of a sample of
+    the queries. Click and exposure by position are counted over all groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,9 @@ class LogTally:
 
     groups: int
     unusable: int
-    """Groups without positions, clicks or document ids; nothing else counts them."""
+    """Groups without positions, clicks or document ids; not counted elsewhere."""
     doubled: int
-    """Groups with two documents at one position, which are in no session."""
+    """Groups with two documents at one position; not in any session."""
     below: int
     """Documents shown below the depth."""
     clicked_below: int
@@ -83,7 +83,7 @@ class ClickLog:
     """A click log as it was read."""
 
     sessions: Sessions
-    """Of the sample: those of the log, and those held out."""
+    """Sessions of the sample: those of the log, and those held out."""
     in_log_S: Bools
     held_out_S: Bools
     """Both are true for the last periods of a log."""
@@ -92,7 +92,7 @@ class ClickLog:
     labels: str | None
     """The column that these labels are from; None if there are none."""
     tally: LogTally
-    """Of the log."""
+    """Counts of the log."""
     share: float
     """Share of the queries in the sample."""
 
@@ -143,7 +143,7 @@ def _row_groups(split: Split) -> tuple[RowGroup, ...]:
 
 
 def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
-    """The fewest last periods with a fifth of the groups; none of a single period."""
+    """The fewest last periods with a fifth of the groups; empty for a single period."""
     groups: Counter[str] = Counter()
     for row_group in row_groups:
         groups[row_group.period] += row_group.groups
@@ -155,8 +155,6 @@ def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
 
 
 class _Reader:
-    """Reads row groups one after the other."""
-
     def __init__(self, settings: LogSettings, share: float, of_log: set[int]) -> None:
         self.settings, self.share, self.of_log = settings, share, of_log
         self.tally: LogTally | None = None
@@ -287,7 +285,6 @@ class _Lists:
         )
 
     def part(self, queries_Q: NDArray[np.uint64], chosen_Q: Bools, *, held_out: bool, in_log: bool) -> _Part:
-        """The sessions of the chosen groups."""
         keep_N = self.inside_N & chosen_Q[self.group_N]
         row_M = (np.cumsum(chosen_Q) - 1)[self.group_N[keep_N]]
         cells = row_M, self.place_N[keep_N]
@@ -304,7 +301,6 @@ class _Lists:
         return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q], held_out, in_log)
 
     def tally(self, *, groups: int, unusable: int) -> LogTally:
-        """Counts of the groups of a row group."""
         depth, inside_N, below_N = self.depth, self.inside_N, self.shown_N & ~self.inside_N
         clicked_N = (self.clicks_N > 0) & self.shown_N
         clicks_Q = np.bincount(self.group_N, clicked_N, self.groups).astype(np.int64)

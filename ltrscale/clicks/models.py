@@ -1,12 +1,12 @@
-"""Sessions, which are lists that were shown with their clicks, and click models that are fitted to them.
+"""Sessions (shown lists with their clicks), and click models that are fitted to them.
 
-Models are position-based, user browsing, (simplified) dynamic Bayesian, and ratios of clicks as baselines. Each has a
-probability of a click on every document that is shown: before the list is looked at (`conditional` False), or given the
-clicks above (True). It orders the documents of a query by `relevance_D1`. Attractions of pairs with few impressions are
-drawn towards the mean of all pairs, which stands for pairs that were not seen.
+Models are position-based, user browsing, (simplified) dynamic Bayesian, and ratios of clicks as baselines. Each gives
+the probability of a click on every shown document: without seeing clicks (`conditional` False), or given the clicks
+above (True). It orders the documents of a query by `relevance_D1`. Attractions of pairs with few impressions are drawn
+towards the mean of all pairs, which stands for pairs that were not seen.
 
-A pair is a document of a query. Pairs are numbered from 0; the number D, one past the last, stands for every pair that
-was not seen, and -1 for a position at which nothing was shown.
+A pair is a document of a query. Pairs are numbered from 0; D, one past the last, stands for every unseen pair, and -1
+for a position without a document.
 
 Shapes: S sessions, P positions, D pairs, D1 = D + 1 with the one not seen, M cells (a pair at a place), K places.
 """
@@ -28,14 +28,14 @@ class Sessions:
     queries_S: Ints
     """The number of each session's query."""
     pairs: int
-    """D; numbers of pairs are below it, or it itself."""
+    """D; numbers of pairs are at most D."""
 
     def __len__(self) -> int:
         return len(self.pairs_SP)
 
     @property
     def positions(self) -> int:
-        """P."""
+        """Number of positions, P."""
         return int(self.pairs_SP.shape[1])
 
     @property
@@ -49,11 +49,11 @@ class Sessions:
         return last_click(self.clicks_SP)[:, -1]
 
     def take(self, keep_S: Bools) -> "Sessions":
-        """Some of the sessions, with the same numbers of pairs."""
+        """Some of the sessions; pairs keep their numbers."""
         return Sessions(self.pairs_SP[keep_S], self.clicks_SP[keep_S], self.queries_S[keep_S], self.pairs)
 
     def folds_D(self, folds: int) -> Ints:
-        """The fold of each pair, from 0: that of its query, so that folds are independent; 0 for a pair not here."""
+        """The fold of each pair, from 0: that of its query, so that folds are independent; 0 for an unshown pair."""
         fold_D = np.zeros(self.pairs, np.int64)
         row_M, column_M = np.nonzero(self.shown_SP & (self.pairs_SP < self.pairs))
         fold_D[self.pairs_SP[row_M, column_M]] = self.queries_S[row_M] % folds
@@ -146,7 +146,7 @@ class Product(NamedTuple):
 
 
 def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> Product:
-    """Fit a product model by EM: hidden are the examination of a place, and the attraction of what is examined.
+    """Fit a product model by EM; the examination of a place and the attraction of a pair are hidden.
 
     With `w = (shown - clicked) / (1 - a e)` misses, `x = clicked + w e (1 - a)` is the expected number of examinations;
     then `e = sum x / sum shown` by place and `a = (sum clicked + s m) / (sum x + s)` by pair, m the mean attraction.
@@ -177,7 +177,7 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> P
 
 
 def _smoothed(clicked_D1: Doubles, examined_D1: Doubles, smoothing: float) -> Doubles:
-    """Shares of clicks, drawn towards that of all; the mean for pairs without an examination."""
+    """Shares of clicks, drawn towards the share of all; that mean for pairs without an examination."""
     mean = clicked_D1.sum() / max(examined_D1.sum(), _TINY)
     smoothing = max(smoothing, _TINY)
     return np.asarray((clicked_D1 + smoothing * mean) / (examined_D1 + smoothing))
@@ -201,7 +201,7 @@ class PositionRatio:
         return PositionRatio(_ratio(clicked_P, shown_P))
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
-        """See `ClickModel`."""
+        """The probability of a click on each document, shape [S, P]."""
         return np.broadcast_to(self.ratio_P, sessions.pairs_SP.shape)
 
 
@@ -219,7 +219,7 @@ class DocumentRatio:
         return DocumentRatio(_smoothed(clicked_D1, shown_D1, smoothing))
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
-        """See `ClickModel`."""
+        """The probability of a click on each document, shape [S, P]."""
         return np.asarray(self.relevance_D1[sessions.pairs_SP])
 
 
@@ -229,7 +229,7 @@ class PositionBasedModel:
 
     relevance_D1: Doubles
     examination_P: Doubles
-    """For predictions; no propensities: smoothing lifts the documents that stand low, and lowers their positions."""
+    """For predictions, not as propensities: smoothing raises low documents and lowers their positions."""
 
     @staticmethod
     def fit(sessions: Sessions, *, smoothing: float) -> "PositionBasedModel":
@@ -239,7 +239,7 @@ class PositionBasedModel:
         )
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
-        """See `ClickModel`; clicks above make no difference."""
+        """The probability of a click on each document, shape [S, P]; clicks above make no difference."""
         return np.asarray(self.relevance_D1[sessions.pairs_SP] * self.examination_P)
 
 
@@ -260,7 +260,7 @@ class UserBrowsing:
         return UserBrowsing(fitted.attraction_D1, fitted.examination_K.reshape(p, p))
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:
-        """See `ClickModel`; without the clicks above it is the sum over all places of the last one."""
+        """The probability of a click on each document, shape [S, P]; over all last clicks if not `conditional`."""
         attraction_SP = self.relevance_D1[sessions.pairs_SP] * sessions.shown_SP
         if conditional:
             return np.asarray(attraction_SP * self.examination_PL[np.arange(sessions.positions), _last_above(sessions)])
@@ -284,10 +284,10 @@ def _last_above(sessions: Sessions) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class DynamicBayesian:
-    """Users go on from position to position until a clicked document satisfies them (DBN; Chapelle and Zhang 2009).
+    """Users continue from position to position until a clicked document satisfies them (DBN; Chapelle and Zhang 2009).
 
     An examined document is clicked if it attracts. A clicked one satisfies with its own probability, and then the
-    user stops; otherwise the user goes on with probability `continuation`, which is 1 in the simplified model (SDBN).
+    user stops; otherwise the user continues with probability `continuation`, which is 1 in the simplified model (SDBN).
     """
 
     attraction_D1: Doubles
@@ -303,7 +303,7 @@ class DynamicBayesian:
     def simplified(sessions: Sessions, *, smoothing: float) -> "DynamicBayesian":
         """Count: users see all down to the last click, or all without a click, and the last click satisfies them.
 
-        Chapelle and Zhang 2009, algorithm 1; smoothing as elsewhere here.
+        Chapelle and Zhang 2009, algorithm 1, with smoothing.
         """
         last_S1 = sessions.last_S[:, None]
         places_P = np.arange(1, sessions.positions + 1)
@@ -332,7 +332,7 @@ class DynamicBayesian:
         return model
 
     def expected(self, sessions: Sessions) -> tuple[Doubles, Doubles, float, float]:
-        """What is hidden, given the clicks: examination and satisfaction [S, P], how often users went on and could."""
+        """Hidden values given the clicks: examination and satisfaction [S, P], how often users continued and could."""
         shown_SP, last_S = sessions.shown_SP, sessions.last_S
         attraction_SP = self.attraction_D1[sessions.pairs_SP] * shown_SP
         satisfaction_SP = self.satisfaction_D1[sessions.pairs_SP]
@@ -362,7 +362,7 @@ class DynamicBayesian:
         return examined_SP, satisfied_SP, float(went_on), float(could)
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:
-        """See `ClickModel`."""
+        """The probability of a click on each document, shape [S, P]."""
         shown_SP, clicks_SP = sessions.shown_SP, sessions.clicks_SP
         attraction_SP = self.attraction_D1[sessions.pairs_SP] * shown_SP
         satisfaction_SP = self.satisfaction_D1[sessions.pairs_SP]
@@ -392,7 +392,7 @@ def _shares(sessions: Sessions, examined_SP: Doubles | Bools, satisfied_SP: Doub
 
 
 class Perplexity(NamedTuple):
-    """Perplexities of predictions; 1 is perfect, and 2 that of a coin."""
+    """Perplexities of predictions; 1 is perfect, 2 a coin flip."""
 
     overall: float
     positions_P: Doubles
@@ -403,8 +403,8 @@ def perplexity(probabilities_SP: Doubles, sessions: Sessions) -> Perplexity:
     """`2^-mean log2 P(what happened)` over the documents shown, and over those at each position.
 
     Dupret and Piwowarski 2008, section 4.2. Probabilities are kept a millionth away from 0 and 1. PyClick and CLAX take
-    the mean of the positions' perplexities as the overall one: another figure, as most lists end before the last
-    positions, which are easy to predict, and count there as much as the first.
+    the mean of the positions' perplexities as the overall one: this differs, because the last positions are rare and
+    easy to predict, and count there as much as the first.
 
     Example:
         >>> one = Sessions(np.array([[0, 1]]), np.array([[True, False]]), np.zeros(1), 2)

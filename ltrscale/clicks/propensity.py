@@ -36,9 +36,9 @@ class Overlap:
     pairs: int
     """Pairs of query and document."""
     several: int
-    """Those that were shown at several positions."""
+    """Pairs that were shown at several positions."""
     impressions: float
-    """Share of what was shown that shows such a pair."""
+    """Share of the impressions that show such a pair."""
     seen_P: Bools
     """Positions at which something was shown."""
     links_PP: Ints
@@ -60,7 +60,7 @@ class Overlap:
 
 
 def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
-    """How the positions of some cells, which have positions from 0 as places, overlap.
+    """How positions overlap; the places of the cells are positions from 0.
 
     Two positions are linked by at least `pairs_per_link` pairs that were shown at both.
 
@@ -121,9 +121,9 @@ def harvest(cells: Cells, positions: int) -> Doubles:
     AllPairs of intervention harvesting (Agarwal et al. 2019, WSDM, section 4.2): the likelihood
     `sum over p != q of c_pq log(v_p r_pq) + (n_pq - c_pq) log(1 - v_p r_pq)`, with a relevance `r_pq = r_qp` of the
     documents shown at both p and q. Each of these enters `n_pq` and `n_qp` with the same weight, and `c_pq` with that
-    weight times its share of clicks at p, so that both sides have the same documents. The weight is the harmonic mean
-    of the times it was shown at p and q, half of it, where the paper has 1: a share of few impressions counts less, and
-    the estimate stays unbiased, for the weight does not depend on clicks. In logarithms the problem is concave.
+    weight times its share of clicks at p, so that both sides have the same documents. The weight is half the
+    harmonic mean of its impressions at p and q (1 in the paper): a share of few impressions counts less, and the
+    estimate stays unbiased, because the weight does not depend on clicks. In logarithms the problem is concave.
 
     It assumes that where a document is shown does not depend on what this user would click, as in any experiment, and
     between rankers or days if relevance does not change with them. NaN stands for a position that no chain of links
@@ -175,16 +175,15 @@ def _all_pairs(clicked_PP: Doubles, total_PP: Doubles, linked_PP: Bools) -> Doub
 def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, impressions: float) -> Doubles:
     """Propensities of a position-based model, a click being `examination_p x attraction_d`, by EM, shape [P].
 
-    Each pair has its own attraction, so the maximum of the likelihood is inconsistent where pairs have few
-    impressions (the incidental parameters of Neyman and Scott 1948): lower positions come out too high. Only pairs
-    shown at several positions, and so often that it helps, are used, and the bias that is left is estimated by the
-    half-panel jackknife of Dhaene and Jochmans (2015), in logarithms: twice the estimate from all impressions, minus
-    the mean of those from either half.
+    Each pair has its own attraction, so the maximum of the likelihood is inconsistent where pairs have few impressions
+    (the incidental parameters of Neyman and Scott 1948): lower positions come out too high. Only pairs shown at several
+    positions and often enough are used. The remaining bias is estimated by the half-panel jackknife of Dhaene and
+    Jochmans (2015), in logarithms: twice the estimate from all impressions, minus the mean of those from either half.
 
     Args:
         halves: cells of two random halves of the sessions, with positions from 0 as places.
         positions: P.
-        impressions: the fewest of a pair that is used.
+        impressions: the minimum for a pair to be used.
 
     Returns:
         The propensities relative to the first position; NaN where no used pair was shown.
@@ -228,7 +227,7 @@ class Estimate(NamedTuple):
 
 
 def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: bool = True) -> Estimate:
-    """An estimate, of all queries for None, with intervals from leaving out one of at least two folds at a time.
+    """An estimate, with intervals from leaving out one of at least two folds at a time; None leaves out no fold.
 
     The variance is `(F - 1) / F sum_f (x_f - mean x)^2` over the estimates without each of F folds (the delete-a-group
     jackknife, Kott 2001), the interval that of Student's t with F - 1 degrees of freedom. Queries are the sample: the
@@ -262,7 +261,7 @@ def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
     """How much faster clicks on poor documents fall, as a power of the position; NaN from fewer than two positions.
 
     The slope of `log(poor_p / good_p)` over `log p` by weighted least squares: 0 for position bias alone, below 0 with
-    trust. Positions where either curve is 0 or NaN do not count; weights say how well the curves are known at each.
+    trust. Positions where either curve is 0 or NaN are ignored; weights say how well the curves are known at each.
 
     Example:
         >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625]), np.ones(3)), 3)
@@ -298,8 +297,8 @@ def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D
 def judged_by_clicks(half: Sessions) -> tuple[Bools, Bools]:
     """Pairs with more and with fewer clicks than others at their positions, in one random half of the sessions.
 
-    The curves must then come from the other half: which pairs are chosen is independent of the clicks there, so that
-    position bias alone gives both the same curve. Pairs without a session in this half are neither.
+    The curves must come from the other half: the choice of pairs is independent of the clicks there, so position bias
+    alone gives both the same curve. Pairs without a session in this half are neither.
     """
     cells = count(half)
     shown_P, clicked_P = cells.by_place(half.positions)

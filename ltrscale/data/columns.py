@@ -1,4 +1,4 @@
-"""Converting Arrow columns of raw logs to the types of a data set, with the rows whose values cannot be used.
+"""Convert Arrow columns of raw logs to the types of a data set, and find the rows with unusable values.
 
 Shapes: N rows.
 """
@@ -51,7 +51,7 @@ _NUMBER = re.compile(
 
 
 def is_number_text(text: str) -> bool:
-    """Whether a text is a number, by the one grammar of all readers, which is Arrow's.
+    """True if a text is a number in Arrow's grammar, which all readers share.
 
     Python's `float` would also read 1_000 and the digits of other scripts.
 
@@ -65,7 +65,7 @@ def is_number_text(text: str) -> bool:
 def is_single(kind: pa.DataType) -> bool:
     """Whether a column of this type holds values that can be read: text, numbers, booleans, times, dates, durations.
 
-    Lists, intervals, unions and the types of extensions are none; `plain` makes some of these readable first.
+    Lists, intervals, unions and extension types are not; `plain` makes some of these readable first.
     """
     tests = (is_id, pa.types.is_timestamp, pa.types.is_date, pa.types.is_time, pa.types.is_duration)
     return any(test(value_type(kind)) for test in tests)
@@ -79,10 +79,10 @@ def is_kept(kind: pa.DataType) -> bool:
 
 
 def plain(rows: Rows) -> Rows:
-    """The rows with columns of types that all readers know, where there is one for their values.
+    """Convert columns to types that all readers know, where there is one for their values.
 
-    Text for UUIDs and string views, the values of runs, wider decimals, what is stored as JSON, as 8-bit booleans and
-    as tensors of one dimension. Columns of other types stay as they are.
+    UUIDs and string views become text, narrow decimals wider ones; run-end encoded, JSON, 8-bit boolean and
+    one-dimensional tensor columns become their plain values. Columns of other types stay as they are.
     """
     kinds = plain_schema(rows.schema)
     if kinds.types == rows.schema.types:
@@ -95,7 +95,7 @@ def plain(rows: Rows) -> Rows:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as `plain` makes them."""
+    """The schema that `plain` gives these columns."""
     return pa.schema([each.with_type(_plain_type(each.type)) for each in schema], schema.metadata)
 
 
@@ -108,9 +108,9 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.bool_()
     if pa.types.is_run_end_encoded(kind):
         return _plain_type(kind.value_type)
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):  # of which Arrow cannot take rows
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):  # Arrow cannot take rows of these
         return pa.string() if pa.types.is_string_view(kind) else pa.binary()
-    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):  # whose values it cannot count
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):  # Arrow cannot count their values
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         make = pa.list_ if pa.types.is_list(kind) else pa.large_list
@@ -134,7 +134,7 @@ def _plain_column(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.A
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _DIGITS = [i for i in range(36) if i not in (8, 13, 18, 23)]
-"""The places of a UUID's digits in its text, whose other characters are dashes."""
+"""The positions of the digits in a UUID's text; the other characters are dashes."""
 
 
 def _uuid_texts(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
@@ -163,7 +163,7 @@ def wider_type(column: str, kind: pa.DataType, other: pa.DataType, file: str, fi
     """The type that holds the values of both; null fits any, and numbers fit numbers.
 
     Raises:
-        InputError: there is none; names the column, the file that has the other type, and the first one.
+        InputError: there is no such type; names the column, the file with the other type, and the first file.
 
     Example:
         >>> wider_type("age", pa.int64(), pa.float64(), "b.parquet", "a.parquet")
@@ -179,10 +179,10 @@ def wider_type(column: str, kind: pa.DataType, other: pa.DataType, file: str, fi
 
 
 def in_type(column: str, values: pa.Array, kind: pa.DataType, file: str) -> pa.Array:
-    """Values in a wider type.
+    """Cast values to a wider type.
 
     Raises:
-        InputError: it does not hold them all, such as a whole number beyond 2^53 as a double.
+        InputError: the type does not hold them all, such as a whole number beyond 2^53 as a double.
     """
     if values.type == kind:
         return values

@@ -38,16 +38,13 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
 
 
 def save_hashes(path: Path, hashes: NDArray[np.uint64]) -> None:
-    """Write hashes as an array of NumPy to exactly this path."""
+    """Write hashes as a NumPy array to exactly this path."""
     with named_errors(str(path), "write"), path.open("wb") as stream:
         np.save(stream, hashes)
 
 
 class QueryIds:
-    """The query ids of groups, those that were kept, others, and those of rows that a reader rejected.
-
-    `folder` as in `SeenHashes`.
-    """
+    """Hashes of query ids: of all, kept and other groups, and of rejected rows; `folder` as in `SeenHashes`."""
 
     def __init__(self, folder: Path) -> None:
         self.groups, self.kept, self.others, self.unread = (SeenHashes(folder) for _ in range(4))
@@ -96,7 +93,7 @@ class SeenHashes:
         return is_in
 
     def save(self, path: Path) -> None:
-        """Write all hashes, rising, as an array of NumPy."""
+        """Write all hashes, sorted, as a NumPy array."""
         while len(self._runs) > 1:
             last = self._runs.pop()
             self._runs.append(self._merge(self._runs.pop(), last))
@@ -109,7 +106,7 @@ class SeenHashes:
                 yield run[start : start + _MERGE_BLOCK]
 
     def push(self, run: NDArray[np.uint64]) -> None:
-        """Add hashes that are not in the set, each once and rising; the file of a mapped array is deleted in time."""
+        """Add unique sorted hashes that are not in the set; deletes a mapped file once merged."""
         # merges from the end while the previous run is less than twice as long
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = self._merge(self._runs.pop(), run)
@@ -123,7 +120,7 @@ class SeenHashes:
             i = j = 0
             while i < len(a) or j < len(b):
                 head_a, head_b = a[i : i + _MERGE_BLOCK], b[j : j + _MERGE_BLOCK]
-                # all values up to the smaller of the two last ones are in the two heads, whatever follows
+                # all values up to the smaller of the two last ones are in the two heads
                 limit = min(head[-1] for head in (head_a, head_b) if len(head))
                 take_a, take_b = (int(np.searchsorted(head, limit, side="right")) for head in (head_a, head_b))
                 stream.write(np.sort(np.concatenate([head_a[:take_a], head_b[:take_b]]), kind="stable").tobytes())

@@ -1,4 +1,4 @@
-"""Columns of time stamps and dates: reading them in any form, and what a model or a split may learn from them.
+"""Columns of time stamps and dates: reading them in any form, and the features and periods made from them.
 
 Shapes: N rows.
 """
@@ -46,10 +46,10 @@ _EPOCH_SECONDS = 10**11  # the year 5138: a larger number must have a finer unit
 _FINER = ("ms", "us", "ns")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_NUMBERS = 19_000_101, 21_001_231
-_YEAR_1 = -62_135_596_800  # the first that Python knows
+_YEAR_1 = -62_135_596_800  # the first year that Python supports
 _HOUR, _DAY = 3600, 86400
 _ZONE = re.compile(r" ?(UTC|GMT|Z|[-+][0-9]{2}(?::?[0-9]{2})?)$")
-"""A zone at the end of a text, which ISO 8601 has without a blank, and with no name but Z."""
+"""A zone at the end of a text; ISO 8601 allows no blank before it, and no name but Z."""
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _SLOT = 900  # clocks are put forward and back at full quarters of an hour
 
@@ -63,9 +63,9 @@ def is_time(kind: pa.DataType) -> bool:
 class Clock:
     """How a log writes times.
 
-    `zone` is the zone of times that do not state one, and that in which days begin; `formats` are those of text, tried
-    in order: `iso`, or codes of `strptime`. Where clocks are put back, an hour comes twice: its first time is meant;
-    where they are put forward, the hour that is left out is read as if it were not.
+    `zone` applies to times that state none, and decides when days begin. `formats` of text are tried in order: `iso`,
+    or codes of `strptime`. Where clocks are put back, an hour occurs twice, and the first is meant; where they are put
+    forward, the skipped hour is read as if it existed.
     """
 
     zone: str = "UTC"
@@ -81,11 +81,11 @@ class Clock:
         return local_N - self._offsets(local_N, lambda at: datetime.fromtimestamp(at, UTC).replace(tzinfo=self.tz))
 
     def local(self, seconds_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The opposite of `utc`."""
+        """The inverse of `utc`."""
         return seconds_N + self._offsets(seconds_N, lambda at: datetime.fromtimestamp(at, self.tz))
 
     def _offsets(self, seconds_N: NDArray[np.int64], local_time: Callable[[int], datetime]) -> NDArray[np.int64]:
-        """Seconds by which local time is ahead of UTC, 0 in years that Python does not know."""
+        """Seconds by which local time is ahead of UTC; 0 in years that Python does not support."""
         if self.tz is UTC:
             return np.zeros_like(seconds_N)
         slots, index_N = np.unique(seconds_N // _SLOT, return_inverse=True)
@@ -104,11 +104,11 @@ UTC_CLOCK = Clock()
 
 
 def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> tuple[pa.StringArray, NDArray[np.bool_]]:
-    """The period of each instant, and the rows without a time stamp or with one that cannot be read.
+    """The period of each instant, and the rows whose time stamp is missing or cannot be read.
 
-    Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit in which
-    they are below 10**11 seconds; so milliseconds are distinguished from seconds from March 1973 on. A number that is a
-    day as it is written, see `is_day_number`, is read by the format `%Y%m%d` alone.
+    Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit that puts
+    them below 10**11 seconds; so seconds and milliseconds can be told apart from March 1973 on. A number that spells
+    a day (see `is_day_number`) is read only by the format `%Y%m%d`.
 
     Example:
         >>> names, bad = periods(pa.array(["2026-02-14T09:30:00+01:00", "1771057800", "soon"]), "hour")
@@ -141,9 +141,9 @@ def _period_name(hour: int, period: PeriodUnit) -> str | None:
 
 
 def is_day_number(number: float) -> bool:
-    """Whether a number is a day from 1900 to 2100 as it is written, and so no time since 1970.
+    """True if a number spells a day from 1900 to 2100, so it is not a time since 1970.
 
-    As seconds these lie between 8 August and 1 September 1970.
+    As seconds, these numbers lie between 8 August and 1 September 1970.
 
     Example:
         >>> is_day_number(20260214), is_day_number(20260230), is_day_number(1771057800)
@@ -185,7 +185,7 @@ def part_of(
 
 
 def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Seconds since 1970, 0 for rows without a time or with one that cannot be read, and which rows these are."""
+    """Seconds since 1970, and the rows whose time is missing or cannot be read, which have 0."""
     column = without_dictionary(column)
     missing_N = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_date(column.type):
@@ -206,13 +206,13 @@ def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int
             seconds_N, missing_N = instants(text.cast(target), clock)
         except pa.ArrowInvalid:
             continue
-        if (seconds_N >= _YEAR_1).all():  # Arrow reads a year 0, which the others cannot
+        if (seconds_N >= _YEAR_1).all():  # Arrow reads a year 0, which Python cannot
             return seconds_N, missing_N
     return _or_bad(_one_by_one(text, clock))
 
 
 def _one_by_one(column: pa.StringArray, clock: Clock) -> pa.Int64Array:
-    """The seconds of values that are read one by one; null for one that cannot be read."""
+    """Read each value separately; null for one that cannot be read."""
     return pa.array([_by_format(text or "", clock) for text in column.to_pylist()], pa.int64())
 
 
@@ -242,7 +242,7 @@ def format_of(text: str) -> str | None:
 
 
 def _stamp(text: str, form: str, clock: Clock) -> int | None:
-    """Seconds since 1970 of text in a format; UTC and GMT are the names of zones that are known everywhere."""
+    """Seconds since 1970 of text in a format, with UTC and GMT as zone names on every machine."""
     try:
         at = datetime.strptime(text, form)
         if at.tzinfo is None and text.endswith(("UTC", "GMT")):
@@ -253,7 +253,7 @@ def _stamp(text: str, form: str, clock: Clock) -> int | None:
 
 
 def _numbers_since_1970(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Numbers as seconds since 1970; float64 is exact enough, since a period lasts an hour at least."""
+    """Numbers as seconds since 1970, in float64: exact enough for periods of an hour or more."""
     values_N = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
     near_N = (values_N >= _DAY_NUMBERS[0]) & (values_N <= _DAY_NUMBERS[1])
     days = [value for value in np.unique(values_N[near_N]).tolist() if is_day_number(value)]

@@ -1,4 +1,4 @@
-"""Columns of vectors, such as embeddings: a list of numbers in each row. Reading them, and how alike two are.
+"""Columns of vectors, such as embeddings: a list of numbers in each row. Reading them, and their similarity.
 
 Text may be a list too, as CSV files have it: numbers within brackets, between commas or blanks.
 
@@ -30,7 +30,7 @@ _NUMBER = r"(?i)^[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf(inity)?)$"
 class Vectors:
     """The vectors of a column, in float32.
 
-    `lengths_N` has the numbers of each row's list, -1 in a row without one.
+    `lengths_N` is the length of each row's list, -1 in a row without one.
 
     Example:
         >>> found = Vectors(pa.array([[1.0, 2.0], None, [3.0]]))
@@ -50,7 +50,7 @@ class Vectors:
 
     @property
     def broken_N(self) -> NDArray[np.bool_]:
-        """The rows whose list has a value that is no number: null or NaN."""
+        """The rows whose list has a null or NaN."""
         broken_N = np.zeros(len(self.lengths_N), bool)
         places = np.flatnonzero(np.isnan(self._numbers_L))
         broken_N[np.searchsorted(self._starts_N, places, side="right") - 1] = True  # the last row that begins there
@@ -66,19 +66,19 @@ class Vectors:
         return x_ND
 
     def rows(self, rows_M: NDArray[np.int64], size: int) -> NDArray[np.float32]:
-        """The vectors of some rows, which all have this length [M, D]."""
+        """The vectors of some rows, all of this length [M, D]."""
         found_MD: NDArray[np.float32] = self._numbers_L[self._starts_N[rows_M][:, None] + np.arange(size)]
         return found_MD
 
     @property
     def counting(self) -> bool:
-        """Whether all numbers are whole and none is negative, as those of tokens' ids are."""
+        """True if all numbers are whole and none is negative, like token ids."""
         x_L = self._numbers_L
         return bool(np.all((x_L >= 0) & (x_L == np.floor(x_L)) | np.isnan(x_L)))
 
 
 def lists_of_texts(column: pa.Array) -> tuple[pa.ListArray, NDArray[np.bool_]]:
-    """The lists that texts write, null for what is no number, and the rows whose text is no list, or no UTF-8.
+    """Parse texts as lists, null for items that are not numbers; also the rows whose text is not a list or not UTF-8.
 
     Example:
         >>> lists_of_texts(pa.array(["[1, 2.5]", None, "[.5 x]", "[]", "7"]))[0].to_pylist()
@@ -104,9 +104,9 @@ def is_vector(kind: pa.DataType) -> bool:
 
 
 def vector_size(column: pa.Array) -> int:
-    """The numbers of each vector of a column, but for a stray few; 0 for a column of anything else.
+    """The usual length of a column's vectors, ignoring a few strays; 0 if the column does not hold vectors.
 
-    Lists of whole numbers from 0 on are none: these may be the ids of tokens.
+    Lists of whole numbers from 0 on do not count, because they may be token ids.
 
     Example:
         >>> vector_size(pa.array([[0.5, 1], None, [2, 3]])), vector_size(pa.array([[5, 7], [8, 9]]))
@@ -122,9 +122,9 @@ def vector_size(column: pa.Array) -> int:
 
 
 def similarity(kind: Similarity, x: Vectors, y: Vectors) -> NDArray[np.float32]:
-    """How alike the two vectors of each row are [N]; NaN where one is missing or their lengths differ.
+    """The similarity of the two vectors of each row [N]; NaN where one is missing or their lengths differ.
 
-    A cosine with a vector of zeros is NaN, and both are infinite where a vector is.
+    A cosine with a zero vector is NaN; both similarities are infinite where a vector is.
 
     Example:
         >>> x, y = Vectors(pa.array([[3.0, 4.0], [0.0, 0.0]])), Vectors(pa.array([[4.0, 3.0], [1.0, 1.0]]))
@@ -149,7 +149,7 @@ def _alike(kind: Similarity, x_MD: NDArray[np.float32], y_MD: NDArray[np.float32
 
 
 def _dot(x_MD: NDArray[np.float32], y_MD: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The dot product of each pair, added up from the left in float64, as exported transformers do: the same bits."""
+    """Dot products summed from the left in float64, bit for bit as exported transformers do."""
     products_MD = x_MD.astype(np.float64) * y_MD
     sums_M: NDArray[np.float64] = np.cumsum(products_MD, axis=1)[:, -1]
     return sums_M + 0.0  # no negative zero

@@ -1,6 +1,6 @@
 """Cleaning of clicks before training (SUN23): propensity weights, refined labels, random negatives, orders of lists.
 
-The clicks of a group are its column `clicks` or, if it has none, its labels above 0. Groups without labels do not
+The clicks of a group are its column `clicks` or, without that column, its labels above 0. Groups without labels do not
 change.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn documents, C candidates to draw.
@@ -44,7 +44,7 @@ class ClickRatioWeights(RelabelStep):
         return weighing(weights_P)
 
     def check_after(self, before: Sequence[RelabelStep]) -> None:
-        """Refuse negatives that have taken the place of documents that were shown."""
+        """Refuse earlier random negatives that replaced shown documents."""
         if any(isinstance(step, RandomNegatives) and step.replace_unseen for step in before):
             raise ValueError(
                 "random_negatives takes documents without a click out of the click ratios; "
@@ -120,7 +120,7 @@ class RandomNegatives(RelabelStep):
 
     @property
     def fills(self) -> frozenset[str]:
-        """The positions by which documents are replaced."""
+        """The positions, if shown documents are replaced."""
         return frozenset({"positions"} if self.replace_unseen else ())
 
 
@@ -266,7 +266,6 @@ def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
 
 
 def _deviation(dataset: Dataset, feature: int) -> float:
-    """The standard deviation of a feature over the data set."""
     summaries = dataset.manifest.summaries
     deviation = summaries[feature].std if summaries else None
     if not deviation:
@@ -378,12 +377,11 @@ def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M
 
 
 def order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown_N: Bools) -> Ints:
-    """The order of each list as labels, of which only the order matters.
+    """Labels that order each list; only their order matters.
 
-    A document that was shown has 1 plus the number of shown documents of its list that are below it: not clicked where
-    it is, or alike and with a lower value of the feature. One that was not shown, such as a random negative, has 0, so
-    it is below all others. A missing value of the feature (NaN) is below all others, too. Documents that are alike have
-    equal labels.
+    A shown document has 1 plus the number of shown documents below it in its list: those not clicked while it is, or
+    equally clicked with a lower value of the feature. A document that was not shown, such as a random negative, has 0.
+    A missing value of the feature (NaN) is the lowest. Equal documents have equal labels.
 
     Example:
         >>> clicked, shown = np.array([False, True, False, False]), np.array([True, True, True, False])

@@ -70,7 +70,7 @@ class RelevantOnly(RelabelStep):
     regroups: ClassVar = True
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """Drop them."""
+        """Drop these groups."""
         # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
         return keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
@@ -84,7 +84,7 @@ class MinDocs(RelabelStep):
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """Drop them."""
+        """Drop these groups."""
         return keeping(lambda block: block.lengths_Q >= self.documents)
 
 
@@ -100,7 +100,7 @@ class BinaryFeedback(RelabelStep):
     """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
     def transform(self, start: StepStart) -> Transform:
-        """Draw the labels; see `binary_labels`."""
+        """Draw the labels by `binary_labels`."""
 
         def transform(block: GroupBlock) -> Changed:
             places = (block.on_documents(block.keys_Q), block.index_N)
@@ -133,7 +133,7 @@ class ImplicitFeedback(RelabelStep):
     noise: float = Field(default=0.1, ge=0, le=1)
     """Probability of a click on an irrelevant document (epsilon)."""
     conversion_label: int = Field(default=2, ge=2)
-    """Label of a conversion; a click has 1. BUYL23's text has 2, its public code 4, for a conversion matters more."""
+    """Label of a conversion; a click has 1. BUYL23's text has 2, its public code 4, as a conversion matters more."""
     max_relevance: float | None = Field(default=None, gt=0)
     """The highest grade; by default the highest label in the data set."""
 
@@ -170,7 +170,7 @@ class ImplicitFeedback(RelabelStep):
 
     @property
     def lists(self) -> int:
-        """Those that are sampled."""
+        """Number of sampled lists."""
         return self.copies
 
 
@@ -323,7 +323,7 @@ class Clicks(RelabelStep):
 
     @property
     def lists(self) -> int:
-        """The copies."""
+        """Number of copies."""
         return self.copies
 
 

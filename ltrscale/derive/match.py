@@ -138,7 +138,6 @@ def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[
 
 
 def _features(dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> list[Feature]:
-    """The new features, text by text."""
     new = [Feature(name=f"{name}_{text}") for text in texts for name in MEASURES]
     existing = {feature.name for feature in dataset.manifest.features}
     if duplicates := [feature.name for feature in new if feature.name in existing]:

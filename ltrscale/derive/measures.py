@@ -36,7 +36,7 @@ class Smoothing(Config):
     """The constants of BM25 and of the language models."""
 
     k1: float = Field(default=1.2, ge=0)
-    """BM25: how soon further occurrences of a token stop to count."""
+    """BM25: how soon further occurrences of a token stop counting."""
     b: float = Field(default=0.75, ge=0, le=1)
     """BM25: how much the length of a document counts."""
     jelinek_mercer: float = Field(default=0.1, gt=0, lt=1)
@@ -127,7 +127,7 @@ def match_measures(
         lm_dir  log((c + mu p(t)) / (|d| + mu))                        Dirichlet
         lm_abs  log(max(c - delta, 0) / |d| + delta |d|' / |d| p(t))   absolute discounting
 
-    The three last ones are log p(t) in an empty document. A query without tokens has 0 everywhere. The collection may
+    The last three are log p(t) in an empty document. A query without tokens has 0 everywhere. The collection may
     lack some of the tokens.
     """
     size, n = len(collection.frequency_V), len(query_N)
@@ -174,7 +174,7 @@ class CollectionStatistics:
     periods: tuple[str, ...]
 
     def put(self, commit: storage.Commit) -> ListedFile:
-        """Write the file of a data set."""
+        """Write the statistics as a file of a data set."""
         arrays = {f"frequency.{name}": text.frequency_V for name, text in self.texts.items()}
         arrays |= {f"occurrences.{name}": text.occurrences_V for name, text in self.texts.items()}
         header = {
@@ -183,7 +183,7 @@ class CollectionStatistics:
             "periods": self.periods,
             "vocabulary": self.vocabulary.model_dump(mode="json"),
         }
-        # one entry: the library writes several in an order that changes from run to run, and so the file's hash would
+        # one entry: the library writes several in random order, which would change the file's hash
         metadata = {"about": json.dumps(header)}
         with commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
@@ -218,7 +218,7 @@ def gather_statistics(
     """Count the texts of all documents of some blocks, each document once, however the blocks are cut.
 
     Rows with the same id are one document, whatever their tokens, and so are rows without an id and with the same
-    tokens. What an id says is kept apart from what tokens say: two documents may have the same text.
+    tokens. Documents with ids and documents without are counted apart, because two documents may have the same text.
 
     Memory holds the counts of the vocabulary and eight bytes for each of a million documents; `folder` takes the rest.
     """
@@ -245,7 +245,7 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
     path = storage.join(dataset.url, listed.path)
     try:
         arrays = safetensors.numpy.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # what stands beside the arrays
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # metadata beside the arrays
         about = json.loads(header["__metadata__"]["about"])
         if about["version"] != _VERSION:
             raise InputError(f"{path}: statistics of version {about['version']}; this package reads {_VERSION}")
@@ -259,7 +259,7 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
 
 
 def _identities(block: GroupBlock) -> NDArray[np.uint64]:
-    """A hash of each document: of its id, or of its tokens, which the leading NUL keeps apart from any id."""
+    """A hash of each document: of its id, or of its tokens after a NUL, so that it equals no id's hash."""
     if block.doc_ids_N is not None and not block.doc_ids_N.null_count:
         return hash_ids(block.doc_ids_N.to_pylist())
     ids = [None] * block.n_documents if block.doc_ids_N is None else block.doc_ids_N.to_pylist()
@@ -268,7 +268,6 @@ def _identities(block: GroupBlock) -> NDArray[np.uint64]:
 
 
 def _kept(lists: TokenLists, keep_N: NDArray[np.bool_]) -> TokenLists:
-    """The lists of some documents."""
     lengths_N = np.diff(lists.offsets_R1)
     return TokenLists(
         lists.ids_T[np.repeat(keep_N, lengths_N)], np.concatenate([[0], np.cumsum(lengths_N[keep_N])]).astype(np.int64)

@@ -1,7 +1,7 @@
 """Derives one data set from another: whole query groups stream from one directory to another, with changes.
 
-Groups come period by period in file order, in blocks of about 16 thousand documents. The limits of a block depend only
-on the sequence of the groups, not on how files and row groups cut it, and so do the changes to a block.
+Groups come period by period in file order, in blocks of about 16 thousand documents. The limits of a block and the
+changes to it depend only on the sequence of the groups, not on files and row groups.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K taken documents.
 """
@@ -71,9 +71,9 @@ class GroupBlock:
     """Consecutive query groups of one period; none is empty.
 
     `keys_Q` are unique numbers of the groups in the data set, initially their gids. `columns_N` holds the columns of
-    `PER_DOCUMENT` that exist: NaN for a document without a value, and in all documents of a group without the list.
-    `rows_Q` has the columns with one value a group: `query_id`, `meta_*` and the tokens of queries. `tokens_N` has the
-    token fields of documents by their column, a list of tokens for each.
+    `PER_DOCUMENT` that exist, with NaN for documents without a value and for groups without the list. `rows_Q` has the
+    columns with one value per group: `query_id`, `meta_*` and the tokens of queries. `tokens_N` has the token fields of
+    documents by their column, a list of tokens for each.
     """
 
     period: str

@@ -67,7 +67,7 @@ class StepStart:
         return names.index(name)
 
     def highest_grade(self, given: float | None) -> float:
-        """See `highest_grade`."""
+        """The given grade, or else the highest label in the data set."""
         return highest_grade(given, self.dataset.manifest.label_counts)
 
 
@@ -109,7 +109,7 @@ class RelabelStep(Config):
 
     @property
     def lists(self) -> int:
-        """The lists that replace each labelled one."""
+        """Number of lists that replace each labelled one."""
         return 1
 
 
@@ -134,7 +134,7 @@ def labelled(block: GroupBlock) -> Bools:
 
 
 def copies(block: GroupBlock, number: int, span: int) -> Iterator[GroupBlock]:
-    """The given number of copies of all groups, as separate groups; none of an empty block.
+    """The given number of copies of all groups, as separate groups; none for an empty block.
 
     Their `query_id` is the original's with `#1`, `#2` ... appended. The first copy has the keys of the originals. Each
     further one adds `span`, which is above all keys, so keys stay unique.

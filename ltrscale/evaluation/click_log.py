@@ -68,19 +68,19 @@ class ClicksJob(LogSettings, Stage):
     out: Operational[str]
     """Directory of the report."""
     pairs_per_link: int = Field(default=10, ge=1)
-    """The fewest documents shown at both of two positions, with clicks at both, that link these positions. Without a
-    chain of links from the first position to every other, no propensities are harvested."""
+    """Two positions are linked if at least this many documents were shown at both, with clicks at both. Without a chain
+    of links from the first position to every other, no propensities are harvested."""
     impressions_per_pair: int = Field(default=20, ge=2)
-    """The fewest impressions of a document that the propensities by EM use: with few, EM is biased."""
+    """Impressions that a document needs to count for the propensities by EM: with few, EM is biased."""
     smoothing: float = Field(default=4.0, gt=0)
     """Examinations of average clicks that click models add to each document of a query."""
     relevant_from: float = Field(default=1.0, gt=0)
-    """Lowest expert label of a relevant document, to look for trust in clicks on the others."""
+    """Lowest expert label of a relevant document; clicks on the others are checked for trust."""
     ndcg_at: int = Field(default=10, ge=1)
     """Cut-off of the NDCG of expert labels in the order of each click model."""
 
     def run(self) -> bool:
-        """Make the report, and print its tables."""
+        """Make the report and print its tables."""
         ran = super().run()
         print_report(self.out, document(UnderstoodLog.read(self.out)))
         return ran
@@ -98,7 +98,7 @@ class ClicksJob(LogSettings, Stage):
 def understand(job: ClicksJob) -> UnderstoodLog:
     """Look at a click log.
 
-    Counts by position are over all groups; all else is over the sampled sessions, which stay in memory.
+    Counts by position are over all groups; everything else is over the sampled sessions, which stay in memory.
 
     Raises:
         InputError: as `read_log`.
@@ -155,7 +155,7 @@ def _whole(values: Doubles) -> tuple[int, ...]:
 
 
 def _figures(estimate: Estimate) -> tuple[Figure, ...]:
-    """Values with intervals; None for what is not known."""
+    """Values with intervals; None where unknown."""
     rows = zip(*(part.tolist() for part in estimate), strict=True)
     finite = [[value if np.isfinite(value) else None for value in row] for row in rows]
     return tuple(Figure(mean=mean, low=low, high=high) for mean, low, high in finite)
@@ -164,7 +164,7 @@ def _figures(estimate: Estimate) -> tuple[Figure, ...]:
 def _propensities(
     cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shared: Overlap, job: ClicksJob
 ) -> Propensities:
-    """Propensities in three ways; of two of them none where positions do not overlap."""
+    """Propensities estimated in three ways; two of them are None where positions do not overlap."""
     positions = len(shared.seen_P)
 
     def estimated(curve: Callable[[Cells, int], Doubles]) -> tuple[Figure, ...]:
@@ -208,7 +208,7 @@ def _trust(
 
 
 def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
-    """Click models that are fitted on the log without what is held out, and judged on that and on expert labels."""
+    """Fit click models without the held-out part, and judge them on that part and on expert labels."""
     fitted = read.sessions.take(read.in_log_S & ~read.held_out_S)
     held_out = read.sessions.take(read.held_out_S)
     smoothing = job.smoothing

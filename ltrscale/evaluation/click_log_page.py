@@ -12,7 +12,7 @@ from ltrscale.reports.findings import Findings
 
 
 class Figure(Config):
-    """An estimate with its 95% interval; None for what is not known."""
+    """An estimate with its 95% interval; None where unknown."""
 
     mean: float | None
     low: float | None
@@ -20,13 +20,13 @@ class Figure(Config):
 
 
 class Exposure(Config):
-    """Counts over all groups; those by position begin with the first."""
+    """Counts over all groups; those by position start with the first position."""
 
     groups: int
     unusable: int
-    """Groups without positions, clicks or document ids, which nothing else counts."""
+    """Groups without positions, clicks or document ids; no other count includes them."""
     doubled: int
-    """Groups with two documents at one position, which are in no session."""
+    """Groups with two documents at one position; no session includes them."""
     below: int
     """Documents shown below the depth."""
     clicked_below: int
@@ -44,18 +44,18 @@ class Links(Config):
     pairs: int
     """Pairs of query and document."""
     several: int
-    """Those shown at several positions."""
+    """Pairs shown at several positions."""
     impressions: float
-    """Their share of what was shown."""
+    """Share of these pairs in what was shown."""
     pairs_per_link: int
     links: tuple[tuple[int, ...], ...]
     """Pairs shown at both of two positions."""
     parts: tuple[tuple[int, ...], ...]
-    """Positions in parts that no link connects."""
+    """Positions, split into parts that no link connects."""
 
     @property
     def connected(self) -> bool:
-        """Whether relevance and position can be told apart."""
+        """Whether relevance and position can be separated."""
         return len(self.parts) == 1 and len(self.parts[0]) > 1
 
 
@@ -71,10 +71,10 @@ class Propensities(Config):
     harvested: tuple[Figure, ...] | None = None
     """Intervention harvesting; None where positions do not overlap."""
     em: tuple[Figure, ...] | None = None
-    """EM of a position-based model; None as for `harvested`, and where too few documents were shown often enough."""
+    """EM of a position-based model; None as for `harvested`, or if too few documents were shown often enough."""
 
     def by(self, way: Way) -> tuple[Figure, ...] | None:
-        """Those estimated in this way, if there are any."""
+        """The propensities estimated in this way, if there are any."""
         return {"harvested": self.harvested, "em": self.em, "ratio": self.ratio}[way]
 
 
@@ -84,11 +84,11 @@ class Trust(Config):
     judged_by: str
     """What tells good from poor: a column of expert labels, or `clicks` of half of the sessions."""
     harvested: bool
-    """Whether both curves are harvested; otherwise they are click ratios, in which order and examination mix."""
+    """Whether both curves are harvested; otherwise they are click ratios, which mix order and examination."""
     good: int
     poor: int
     slope: Figure
-    """Of the logarithm of the curves' ratio over that of the position: 0 for position bias alone, below 0 for trust."""
+    """Slope of the log ratio of the curves over the log position: 0 for position bias alone, below 0 for trust."""
 
     @property
     def verdict(self) -> str:
@@ -101,17 +101,17 @@ class Trust(Config):
 
 
 class ModelResult(Config):
-    """A click model on what was held out, and its order of documents on expert labels."""
+    """A click model on the held-out part, and its order of documents on expert labels."""
 
     name: str
     perplexity: float | None = None
-    """Of clicks, before the list is looked at; None if nothing was held out."""
+    """Perplexity of clicks, before the list is looked at; None if nothing was held out."""
     conditional: float | None = None
-    """Of clicks, given those above."""
+    """Perplexity of clicks, given the clicks above."""
     positions: tuple[float | None, ...] = ()
     """`perplexity` by position."""
     ndcg: Difference | None = None
-    """Of expert labels in the model's order, over queries; None without labels, or if it has no order."""
+    """NDCG of expert labels in the model's order, over queries; None without labels, or if it has no order."""
 
 
 class UnderstoodLog(Findings):
@@ -141,7 +141,7 @@ class UnderstoodLog(Findings):
 
     @property
     def refusal(self) -> str | None:
-        """Why there are no harvested propensities, and the remedy; None if there are."""
+        """Why there are no harvested propensities, and the remedy; None if there are some."""
         if self.links.connected:
             return None
         if len(self.links.parts) < 2:

@@ -1,4 +1,4 @@
-"""Interleaving: lists made of two rankings, credit for the clicks that simulated users make on them, and its lift.
+"""Interleaving: lists made of two rankings, credit for the clicks of simulated users on them, and the lift.
 
 All random numbers are functions of (seed, group id, number of the impression, place of the document), so that neither
 batches nor the order of groups matter. A user's draws are the same for all lists of an impression.
@@ -176,7 +176,7 @@ class Traffic:
 
 
 class Pair(NamedTuple):
-    """Two rankers by number. With `flipped` the coins fall for the other one, so that swapping them changes nothing."""
+    """Two rankers by number. `flipped` also flips the coins, so that swapping the rankers changes nothing."""
 
     one: int
     other: int
@@ -184,7 +184,7 @@ class Pair(NamedTuple):
 
 
 class RankedGroups(NamedTuple):
-    """Query groups with the chance of a click on each document, if it is examined, and the scores of each ranker."""
+    """Query groups with the click probability of each examined document, and the scores of each ranker."""
 
     ids_Q: Ints
     offsets_Q1: Ints
@@ -193,9 +193,9 @@ class RankedGroups(NamedTuple):
 
 
 class Credits(NamedTuple):
-    """Impressions of each group, and over them, by pair and method, the sums of both credits and of a square.
+    """Impressions of each group; by pair and method, their sums of both credits and of a square.
 
-    The square is that of the difference in credit, and for `separate` the sum of both squares.
+    The square is the squared difference in credit; for `separate` it is the sum of both squares.
     """
 
     impressions_Q: Ints
@@ -206,8 +206,7 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Cr
     """Show interleaved lists of all pairs of rankers to users, and credit their clicks.
 
     A group has `floor(per_group + u)` impressions, u uniform. Documents with equal scores have a random order, the same
-    for all rankers and impressions of a group. Memory is that of about a million documents, or of the impressions of
-    one group.
+    for all rankers and impressions of a group. Memory holds about a million documents, or the impressions of one group.
     """
     n_Q = np.floor(traffic.per_group + uniforms((traffic.seed, "impressions"), lists.ids_Q)).astype(np.int64)
     places_N = np.arange(lists.offsets_Q1[-1]) - np.repeat(lists.offsets_Q1[:-1], np.diff(lists.offsets_Q1))
@@ -223,7 +222,7 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Cr
 
 
 def _fitting(documents_Q: Ints) -> Iterator[slice]:
-    """Consecutive groups whose impressions fit into a block; a group that does not is one alone."""
+    """Consecutive groups with impressions that fit into a block; a larger group is alone."""
     block_Q, first = np.cumsum(documents_Q) // _DOCUMENTS_AT_ONCE, 0
     for _, members in itertools.groupby(block_Q.tolist()):
         last = first + sum(1 for _ in members)
@@ -232,8 +231,6 @@ def _fitting(documents_Q: Ints) -> Iterator[slice]:
 
 
 class _Seen:
-    """The impressions of some groups."""
-
     def __init__(
         self, lists: RankedGroups, ranks_RN: Ints, places_N: Ints, groups: slice, n_Q: Ints, traffic: Traffic
     ) -> None:
@@ -308,7 +305,7 @@ def lift(credit_2Q: Doubles) -> Difference:
     `L = sum_q (c_0q - c_1q) / sum_q (c_0q + c_1q) / 2`, a ratio of means over query groups, which are the sample: the
     impressions of one query are not independent. The error is that of the linearised ratio, the mean of
     `L + (c_0q - c_1q - L s_q) / mean(s)` with `s_q` the mean credit of both (Cochran 1977, section 6.4). Exchanging the
-    rankers negates it. Interval and p speak of other queries of the same kind. `credit_2Q` is summed over the
+    rankers negates it. Interval and p generalise to other queries of the same kind. `credit_2Q` is summed over the
     impressions of each group.
 
     Example:
@@ -342,13 +339,13 @@ class MeasureAgreement(Config):
     pairs: int
     """Pairs on which both measures have a verdict, right or not."""
     same: int
-    """Those of them for which the verdicts are the same."""
+    """Pairs of these with the same verdict."""
     significant: int
     """Pairs for which both intervals exclude 0."""
     significant_same: int
-    """Those of them for which the verdicts are the same."""
+    """Pairs of these with the same verdict."""
     correlation: float | None
-    """Of the differences, `sum xy / sqrt(sum x^2 sum y^2)`, which does not depend on the order within the pairs."""
+    """Correlation of the differences, `sum xy / sqrt(sum x^2 sum y^2)`, independent of the order within the pairs."""
 
 
 def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> MeasureAgreement:

@@ -50,21 +50,21 @@ from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes
 
 
 class InterleaveJob(Stage):
-    """Compare rankers by simulated interleaving: credit, lift, and the impressions that it takes to see it."""
+    """Compare rankers by simulated interleaving: credit, lift, and the impressions needed to see it."""
 
     stage: ClassVar = "interleave"
     out: Operational[str]
     """Directory of the report."""
     models: dict[str, BundleUrl] = Field(default_factory=dict)
-    """Bundles by name. All pairs of `models` and `scores` are compared; from three rankers on the report says how well
-    a metric predicts the lift."""
+    """Bundles by name. All pairs of `models` and `scores` are compared; with three or more rankers the report says how
+    well a metric predicts the lift."""
     scores: dict[str, str] = Field(default_factory=dict)
     """Rankers without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
     test: Split
     """Its labelled groups are shown to users; labels are grades of relevance, or the clicks of a log."""
     impressions: int = Field(default=100_000, ge=1)
-    """Lists shown for each pair, spread evenly over the groups. With the default, chance in the clicks is small beside
-    that in the choice of a thousand queries; BUYL23's comparison took two weeks of traffic."""
+    """Lists shown for each pair, spread evenly over the groups. With the default, the noise of clicks is small compared
+    with that of choosing a thousand queries; BUYL23's comparison took two weeks of traffic."""
     user: User = PositionBased()
     """How a user examines a list: `pbm`, for which debiased credit is proved, or `cascade`."""
     noise: float = Field(default=0.1, ge=0, le=1)
@@ -74,8 +74,8 @@ class InterleaveJob(Stage):
     depth: CutOff | None = 10
     """Positions shown, such as a page of ten; null for all."""
     eta: float | None = Field(default=None, ge=0)
-    """Position bias that debiased credit assumes; by default that of a `pbm` user, and 1 for a `cascade`, to which no
-    power of the position is true."""
+    """Position bias that debiased credit assumes; by default that of a `pbm` user, and 1 for a `cascade`, which no
+    power of the position fits exactly."""
     metric: MetricName = Field("ndcg@5", description=f"Offline metric to compare with the lift: {METRICS}.")
     power: float = Field(default=0.8, gt=0.5, lt=1)
     """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
@@ -116,7 +116,7 @@ class InterleaveJob(Stage):
         return [self.test.with_scores(url) for url in self.scores.values()]
 
     def run(self) -> bool:
-        """Make the report, and print its table."""
+        """Make the report and print its table."""
         ran = super().run()
         print_report(self.out, document(Interleaved.read(self.out)))
         return ran
@@ -134,8 +134,8 @@ class InterleaveJob(Stage):
         """Compare all pairs of rankers, and commit the findings.
 
         The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and
-        `groups.parquet` with a row for each group and pair. Groups stream past; some 100 bytes of each and of every
-        pair stay in memory.
+        `groups.parquet` with a row for each group and pair. Groups are streamed; about 100 bytes per group and pair
+        stay in memory.
 
         Raises:
             InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is
@@ -157,9 +157,9 @@ class InterleavedPair(Config):
     """Two rankers by one method."""
 
     credit: tuple[float, float]
-    """Mean credit of both rankers for an impression; of `separate`, clicks on a list of the ranker alone."""
+    """Mean credit of both rankers for an impression; for `separate`, clicks on the ranker's own list."""
     lift: Difference
-    """See `ltrscale.evaluation.impressions.lift`."""
+    """Relative difference in credit, first ranker minus second."""
     needed: float | None
     """Impressions until the difference is found with the required power; None for no difference at all."""
 
@@ -170,7 +170,7 @@ class RankerPair(Config):
     one: str
     other: str
     metric: Difference
-    """Of the offline metric, the first ranker's minus the second's, over groups that define it."""
+    """Difference in the offline metric, first ranker minus second, over the groups that define it."""
     methods: dict[str, InterleavedPair]
 
 
@@ -185,7 +185,7 @@ class Interleaved(Findings):
     """The offline metric of each ranker; empty if no group defines it."""
     pairs: tuple[RankerPair, ...]
     agreement: dict[str, MeasureAgreement]
-    """Of the offline metric with the lift by each method, over pairs."""
+    """Agreement of the offline metric with the lift of each method, over pairs."""
     data: tuple[str, ...]
     groups: int
     defined: int
@@ -201,7 +201,7 @@ class Interleaved(Findings):
 
 
 class _Measured(NamedTuple):
-    """Results of every group, sorted by id: sums as of `impressions.simulate`, and the metric, NaN where undefined."""
+    """Results of every group, sorted by id: sums as in `impressions.simulate`, and the metric, NaN where undefined."""
 
     documents: int
     gids_Q: Ints
@@ -230,7 +230,7 @@ def _simulated(job: InterleaveJob) -> _Measured:
             documents += groups.n_documents
             advance(groups.n_documents)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    # Sums of floats depend on their order, and so on the layout of the files; sorted, they do not.
+    # sorted, because sums of floats depend on their order, and so on the layout of the files
     order_Q = np.argsort(columns[0])
     return _Measured(documents, *(values[order_Q] for values in columns))
 
@@ -259,7 +259,6 @@ def _ranked_groups(groups: QueryGroups, scores: list[torch.Tensor], job: Interle
 
 
 def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
-    """Compute all figures of the report."""
     names, impressions = list(job.rankers), int(measured.impressions_Q.sum())
     pairs = []
     for p, (one, other, _) in enumerate(job.pairs):
@@ -345,7 +344,6 @@ def document(result: Interleaved) -> Document:
 
 
 def _table_of_pairs(result: Interleaved) -> Table:
-    """A row for each pair and method."""
     header = ["pair", f"{metric_label(result.metric)} [95%]", "method", "credit", "lift [95%]", "p", "needed"]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Figures of metrics in words and tables, alike in all reports."""
+"""Metrics in words and tables, in the same form for all reports."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -17,7 +17,7 @@ Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 _SKEWED = 5
-"""Skewed differences that are named."""
+"""Number of skewed differences that a report names."""
 LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
@@ -36,7 +36,7 @@ def definitions(
 ) -> list[str]:
     """Definitions and policies of the metrics, in one or two sentences each.
 
-    `stated` is the policy of each metric as results state it; by default as `relevant_from` says.
+    `stated` is the policy of each metric as results state it; by default it follows from `relevant_from`.
     """
     kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
     of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
@@ -140,7 +140,7 @@ def against(comparison: Comparison | None) -> list[str]:
 
 
 def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
-    """What the comparisons of several methods can say: small falls, too few draws, and what would have been seen.
+    """Lines on the comparisons of several methods: small falls, too few draws, smallest detectable differences.
 
     Example:
         >>> few = Comparison(difference=0.1, low=None, high=None, p=None, p_holm=None, draws=3)
@@ -173,9 +173,9 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
 
 
 def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
-    """A line if more differences look skewed than chance makes so in 19 of 20 reports; by the name of the difference.
+    """A line if more differences look skewed than chance explains in 19 of 20 reports; keys name the differences.
 
-    Chance makes one in 20 look skewed (`Means.skewed_M`), and the number binomial, if they are independent.
+    By chance one in 20 looks skewed (`Means.skewed_M`); their number is binomial if they are independent.
 
     Example:
         >>> len(skewed_draws({"a": True})), len(skewed_draws({"a": True, "b": False, "c": False}))
@@ -193,7 +193,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
 
 
 def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
-    """How intervals and p values were made, for those that occur, and what they speak of."""
+    """How intervals and p values were made, for the kinds that occur, and what they generalise to."""
     scopes = list(scopes)
     summaries = [next(iter(scope.summaries.values())).draws for scope in scopes]
     compared = [c.draws for scope in scopes for c in scope.comparisons.values()]

@@ -6,9 +6,9 @@
     out/evaluation             teacher, students and direct trees on the test split
     out/agreement              of students and direct trees with the teacher
     out/export/NAME            trees as LightGBM's own text, after a parity check
-    out/report.md              all of it in one table, with metrics.json and a picture
+    out/report.md              all results in one table, with metrics.json and a picture
 
-Each is committed, and skipped where it is up to date.
+Each output is a stage, skipped if it is up to date.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ StudentConfig = Annotated[TreesStudent | MLPStudent, Field(discriminator="kind")
 
 
 DIRECT = "direct"
-"""Name of the directly trained trees among the methods."""
+"""Method name of the directly trained trees."""
 
 
 class SpeedConfig(Config):
@@ -172,7 +172,6 @@ class DistillJob(Config):
 
     @cached_property
     def _splits(self) -> SplitsWithTest:
-        """The splits of the data set, with their periods by name as they are now."""
         return with_relative_named(self.splits.on(self.data), "splits")
 
     @property
@@ -180,7 +179,7 @@ class DistillJob(Config):
         return self.scores or join(self.out, "scores")
 
     def _check(self) -> None:
-        """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
+        """Check splits, labels and the periods that the teacher has seen."""
         check_disjoint(self._splits)
         for name, split in self._splits.by_name.items():
             if name != "train" or self.direct:
@@ -273,7 +272,7 @@ class AgreementStage(Stage):
 
 
 def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, ServingCost]:
-    """Size and speed of bundles, by method: all score the same documents, in turns, on one thread.
+    """Size and speed of each method's bundle; all score the same documents, in turns, on one thread.
 
     Raises:
         InputError: a bundle is missing, or its features differ from the data's.

@@ -1,4 +1,4 @@
-"""Runs in the terminal: a table of the run directories below a path, and two of them side by side."""
+"""Runs in the terminal: a table of the run directories below a path, or two runs side by side."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from ltrscale.stages.trackers import flat, numbers
 
 _WIDEST = 1000
 _OF_METHOD = ": "
-"""Between a method and its metric, where a run measures several."""
+"""Separates method and metric in runs with several methods."""
 
 
 class RunsJob(Config):
@@ -31,19 +31,19 @@ class RunsJob(Config):
     """Output directories of two runs to compare instead."""
 
     def run(self) -> None:
-        """Print the table; raises an `InputError` where there is no run."""
+        """Print the table; raises an `InputError` if there is no run."""
         table = comparison(*map(read_run, self.compare)) if self.compare else listing(list(runs_below(self.under)))
         console = Console()
         width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-        Console(width=width).print(table)  # a narrower terminal wraps lines, but no name is cut
+        Console(width=width).print(table)  # narrower terminals wrap lines instead of cutting names
 
 
 @dataclass(frozen=True)
 class ListedRun:
     """The record of one run.
 
-    `metrics` are the last values by name, those that the output itself states included; `seconds` is the time from the
-    last start to the last record.
+    `metrics` are the last values by name, including those in the output itself; `seconds` is the time from the last
+    start to the last record.
     """
 
     out: str
@@ -56,7 +56,7 @@ class ListedRun:
 
     @property
     def main(self) -> str:
-        """The metric that says most about it, in a few words; of several methods that of the best, with its name."""
+        """The most informative metric as text; with several methods, that of the best, with its name."""
         names = [name for name in self.metrics if "ndcg" in name or "validation" in name] or [
             name for name in self.metrics if name.endswith("loss")
         ]
@@ -81,7 +81,7 @@ def runs_below(under: str) -> Iterator[ListedRun]:
 
 
 def read_run(out: str) -> ListedRun:
-    """The record of the run that made, or is making, an output; raises an `InputError` where none is recorded."""
+    """The record of the run that made, or is making, an output; raises an `InputError` if there is no record."""
     folder = record_folder(out)
     if folder is None:
         raise InputError(f"{out}: no run is recorded there; name the output directory of a job")
@@ -90,8 +90,8 @@ def read_run(out: str) -> ListedRun:
     records = [json.loads(line) for line in (record_file(folder, METRICS) or "").splitlines() if line.startswith("{")]
     command = environment.get("command", [])
     program = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
-    settings = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
-    # a pipeline commits what it makes below it, scores and predictions are committed period by period
+    settings = storage.read_if_there(storage.join(out, "config.json"))  # written by bundles
+    # pipelines commit below their directory; scores and predictions are committed period by period
     is_done = manifest is not None or "ended" in environment
     return ListedRun(
         out=out,
@@ -105,7 +105,7 @@ def read_run(out: str) -> ListedRun:
 
 
 def _since(started: str, records: list[dict[str, Any]]) -> float | None:
-    """Seconds from a start to the last record, if it is of that start: earlier ones have left records, too."""
+    """Seconds from a start to the last record, if that record is not from an earlier start."""
     if not started or not records:
         return None
     seconds = float(records[-1]["time"]) - datetime.fromisoformat(started).timestamp()

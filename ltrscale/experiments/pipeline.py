@@ -1,13 +1,13 @@
-"""The pipeline: from a raw log to an evaluated comparison of methods, one stage after the other.
+"""The pipeline: from a raw log to an evaluated comparison of methods, stage by stage.
 
 Every method is trained once for each seed, which determines the sample of labelled groups, the initial weights and the
-data order. All methods of a seed see the same labelled groups. Stages that are up to date are skipped, so a pipeline
-that was stopped, or whose config changed in one place, runs only the remaining stages.
+data order. All methods of a seed see the same labelled groups. Stages that are up to date are skipped, so an
+interrupted or changed pipeline runs only the remaining stages.
 
-With `folds` the whole runs once for each fold of a collection, below `out/FOLD`, and a summary compares the methods
+With `folds` everything runs once for each fold of a collection, below `out/FOLD`, and a summary compares the methods
 over the test groups of all folds.
 
-The commands that come next, as the jobs print them; they run as they are printed.
+Also the next commands that jobs print, which can be run as printed.
 """
 
 import re
@@ -47,7 +47,7 @@ from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 
 FOLD = "{fold}"
-"""Stands for the name of the fold in a pipeline's texts."""
+"""Placeholder for the fold's name in a pipeline's texts."""
 _SUMMARY = "summary"
 
 FoldName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
@@ -110,7 +110,7 @@ class PipelineConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _has_no_pipeline(cls, values: Any) -> Any:
-        """Configs of jobs.crossval had another form."""
+        """Refuse old configs of jobs.crossval."""
         if isinstance(values, Mapping) and "pipeline" in values:
             raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
         return values
@@ -118,9 +118,9 @@ class PipelineConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _one_preset_for_all(cls, values: Any) -> Any:
-        """Methods without a preset have that of the comparison."""
+        """Give methods without a preset that of the comparison."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
-            return values  # no preset, or an unknown one, which the validation of the field refuses
+            return values  # no preset, or an unknown one, which field validation refuses
         methods = values.get("methods")
         return {**values, "methods": with_preset(values["preset"], methods)} if isinstance(methods, Mapping) else values
 
@@ -170,7 +170,7 @@ class PipelineConfig(Config):
         """Prepare, relabel, train every method with every seed, evaluate; skips stages that are up to date.
 
         Raises:
-            InputError: as the stages; for a split that cannot be read, before anything is trained.
+            InputError: as the stages; a split that cannot be read is reported before training.
         """
         with recorded(self.out, self, "pipeline"), cluster_for(self.workers):  # one cluster for all stages
             if not self.folds:
@@ -214,7 +214,7 @@ class FoldSummary(Stage):
 
 
 def _with_fold(value: Any, fold: str) -> Any:
-    """The value with the fold's name in place of `{fold}` in all its texts."""
+    """The value with `{fold}` replaced by the fold's name in all texts."""
     match value:
         case str():
             return value.replace(FOLD, fold)
@@ -239,12 +239,12 @@ def _run(config: PipelineConfig) -> None:
         name: source.splits.on(_relabelled(data, source.relabel, join(config.out, "learn-from", name)))
         for name, source in config.learn_from.items()
     }
-    with one_view():  # only now: the stages above make the data sets that it opens
+    with one_view():  # only now, because the stages above make the data sets
         _compare(config, data, learn_from)
 
 
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
-    """The data set that has the labels: `out`, or the original one if nothing is to be relabelled."""
+    """The relabelled data set in `out`, or the original one without `relabel`."""
     if relabel is None:
         return data
     RelabelJob(data=data, out=out, relabel=relabel).run()
@@ -257,7 +257,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
     _check_splits(splits, config.evaluate_on)
     if splits.test is not None:
-        correction_of(config.evaluate, select(splits.test, labelled=True))  # raises before anything is trained
+        correction_of(config.evaluate, select(splits.test, labelled=True))  # raise before training
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
     _check_features(splits, config.methods)
@@ -291,7 +291,7 @@ def _final(config: PipelineConfig, name: str) -> str:
 
 
 def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> None:
-    """Log where the bundles of the first seed are, and the commands that come next, for the best one on validation."""
+    """Log the bundles of the first seed, and the next commands for the best one on validation."""
     folder = join(config.out, f"seed-{config.seeds[0]}")
     log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
     judged = {name: _validated(url) for name, url in bundles.items()}
@@ -321,18 +321,17 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
 
 
 def _validated(url: str) -> dict[str, float]:
-    """The validation metrics of a bundle, first the one that chose its epoch or trees."""
+    """The validation metrics of a bundle; the first one chose its epoch or trees."""
     metrics = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def evaluation_on(column: LabelColumn) -> str:
-    """The name of the directory, below a pipeline's own, of the evaluation on these labels."""
+    """Directory name, below the pipeline's, of the evaluation on these labels."""
     return "evaluation" if column == "labels" else f"evaluation-{column}"
 
 
 def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
-    """Check the splits, and the labels to test on."""
     check_splits(splits)
     for url in splits.test.data if splits.test else ():
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
@@ -361,9 +360,9 @@ def command(job: str, **settings: str) -> str:
 
 
 def predict_command(bundle: str, data: str, out: str) -> str:
-    """The command that ranks a file of raw rows: the last file of the data set, to be replaced by a new one.
+    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
 
-    It allows as many bad rows as the data set.
+    It accepts the same share of bad rows as the data set.
     """
     made_by = open_dataset(data).manifest.made_by
     latest = (made_by.get("added") or [made_by])[-1].get("config", {})
@@ -382,7 +381,7 @@ def rank_command(bundle: str, data: str, out: str) -> str | None:
 
 
 def weekly_command(config: str) -> str | None:
-    """The command for the next period, by its config; None where that is not there."""
+    """The command for the next period; None if its config does not exist."""
     return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
 
 

@@ -1,6 +1,6 @@
-"""The final model: a trained model once more, on its training and validation groups together.
+"""The final model: a model trained again, on its training and validation groups together.
 
-Validation has found how long to train; after that its groups are of more use as training data, as they are the latest.
+Validation found how long to train. Its groups, the latest ones, are then more useful as training data.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class RefitSettings(Config):
     """Learn from the test periods too: a model for use, with nothing left to test it on."""
 
     def check(self, methods: Mapping[str, AnyMethod]) -> None:
-        """Raise a ValueError unless the methods exist, and make a bundle that can be trained once more."""
+        """Raise a ValueError unless the methods exist, and their bundles can be refitted."""
         for name in self.methods:
             if name not in methods:
                 raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
@@ -58,7 +58,7 @@ class _Examples(Config):
 
 
 class _Learned(NamedTuple):
-    """What a bundle was made from, as it records it."""
+    """The bundle's record of how it was made."""
 
     opened: Bundle
     settings: FinetuneConfig | GBDTConfig | InContextConfig
@@ -68,7 +68,7 @@ class _Learned(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read the record of a bundle; an `InputError` if it holds several models, or another kind of job made it."""
+        """Read a bundle's record; an `InputError` if it has several models or is from another kind of job."""
         opened = bundle.load(url)
         origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
         kinds: dict[Any, type[_Network | _Trees | _Examples]] = {

@@ -1,12 +1,11 @@
-"""What is in service: one file that names it, and copies that nothing writes again.
+"""The model in service: one file that names it, and immutable copies.
 
-OUT/service.json      the bundle to serve and its hash, replaced in one step; what was in service before it
-OUT/service/HASH/     a copy of each bundle, and of each export, in a directory named with the hash of its content
+OUT/service.json      the bundle to serve and its hash, and earlier ones; replaced atomically
+OUT/service/HASH/     a copy of each bundle and each export, named by the hash of its content
           /HASH.version  the version of such a bundle in the registry
 
-A bundle is copied before the file names it, and its copy stays as long as the file does. So whoever reads the file at
-any moment, and then the directory that it names, finds all of the bundle that was judged. `ltrscale.bundle.load` checks
-such a directory against its name.
+A bundle is copied before the file names it, and the copy stays while the file names it. So readers of the file always
+find the complete bundle that was judged. `ltrscale.bundle.load` checks such a directory against its name.
 """
 
 import json
@@ -25,7 +24,7 @@ SERVICE = "service.json"
 _COPIES = "service"
 _VERSION = ".version"
 _EARLIER = 5
-"""So many of those that were in service before stay."""
+"""Number of earlier models to keep."""
 _DAMAGED = "delete it, and name a bundle of {copies} as production, which goes into service to begin with"
 
 
@@ -33,17 +32,17 @@ class Served(Config):
     """A model that is in service, or was."""
 
     bundle: str
-    """The copy of its bundle."""
+    """Copy of the bundle."""
     hash: str
     """The content hash of the bundle, and the name of its directory."""
     period: str
-    """The newest period when it went into service."""
+    """Newest period when it went into service."""
     since: str
-    """When it did, UTC."""
+    """Time when it went into service, UTC."""
     export: str | None = None
-    """The copy of its export, if there is one."""
+    """Copy of the export, if any."""
     version: str | None = None
-    """Its version in the registry, if it is registered."""
+    """Version in the registry, if registered."""
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -52,7 +51,7 @@ class Served(Config):
 
     @classmethod
     def now(cls, bundle: str, period: str, **others: Any) -> Self:
-        """A bundle, by its copy, from this second on."""
+        """A bundle copy that goes into service now."""
         since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         return cls(bundle=bundle, hash=_name(bundle), period=period, since=since, **others)
 
@@ -61,11 +60,11 @@ class InService(Served):
     """The model in service."""
 
     earlier: tuple[Served, ...] = ()
-    """What was in service before it, the newest first."""
+    """Earlier models in service, newest first."""
 
     @classmethod
     def read(cls, out: str) -> Self | None:
-        """What is in service; None where nothing is.
+        """The model in service, or None.
 
         Raises:
             InputError: the file is damaged.
@@ -73,24 +72,24 @@ class InService(Served):
         return read_record(cls, join(out, SERVICE), _DAMAGED.format(copies=join(out, _COPIES)))
 
     def check(self) -> None:
-        """Check that the copies are what went into service.
+        """Check that the copies are unchanged.
 
         Raises:
-            InputError: a file of them was changed or is missing.
+            InputError: a file was changed or is missing.
         """
         try:
             _check_copies(self)
-        except UnavailableError:  # storage does not answer, which is no verdict on the copies
+        except UnavailableError:  # unavailable storage says nothing about the copies
             raise
         except InputError as error:
             raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
 
 
 def read_record(cls: type[ConfigT], url: str, remedy: str) -> ConfigT | None:
-    """The config in a JSON file; None where there is no file.
+    """The config in a JSON file; None if there is no file.
 
     Raises:
-        InputError: it holds something else; the message ends with the remedy.
+        InputError: the file is invalid; the message ends with the remedy.
     """
     data = storage.read_if_there(url)
     if data is None:
@@ -104,15 +103,15 @@ def read_record(cls: type[ConfigT], url: str, remedy: str) -> ConfigT | None:
 
 
 def record_bytes(value: Config) -> bytes:
-    """A config as the JSON that `read_record` reads."""
+    """A config as JSON for `read_record`."""
     return (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode()
 
 
 def copied(url: str, out: str) -> str:
-    """Copy a committed directory to where nothing writes again, unless it is there; returns the copy's place.
+    """Make the immutable copy of a committed directory, unless it exists; returns its URL.
 
     Raises:
-        InputError: nothing is committed at `url`, or a file of it or of the copy was changed.
+        InputError: nothing is committed at `url`, or a file there or in the copy was changed.
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
@@ -130,7 +129,7 @@ def copied(url: str, out: str) -> str:
 
 
 def _check_copy(place: str) -> None:
-    """Check that a directory holds all of the files whose hash is its name."""
+    """Check that the hash of a directory's files is its name."""
     manifest = storage.read_manifest(place)
     if manifest is None or hash_of(manifest) != place.rpartition("/")[2]:
         raise InputError(f"{place}: does not hold the files whose hash is its name")
@@ -144,7 +143,7 @@ def _check_copies(served: Served) -> None:
 
 
 def _is_whole(served: Served) -> bool:
-    """Whether the copies of a model are what went into service; logs what is wrong with them."""
+    """Whether the copies of a model are unchanged; logs any fault."""
     try:
         _check_copies(served)
     except UnavailableError:
@@ -158,10 +157,10 @@ def _is_whole(served: Served) -> bool:
 def put_into_service(
     out: str, bundle: str, period: str, *, export: str | None = None, version: str | None = None
 ) -> None:
-    """Let the file name a bundle and its export, by their copies; what it names now becomes the newest earlier one.
+    """Put the copies of a bundle and its export into service; the current model becomes the newest earlier one.
 
     Raises:
-        InputError: another run has put a model into service meanwhile.
+        InputError: another run put a model into service meanwhile.
     """
     before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
     earlier: tuple[Served, ...] = ()
@@ -174,14 +173,13 @@ def put_into_service(
 
 
 def take_back(out: str, registry: Registry | None) -> InService:
-    """Put the model that was in service before the present one into service again; returns it.
+    """Roll back to the previous model in service; returns it.
 
-    Copies that were changed since are passed over, with a warning. The copies of the present model stay until the next
-    run of the week, so that whoever has just read the file can still open them.
+    Skips changed copies, with a warning. The copies of the current model stay until the next weekly run, for readers of
+    the old file.
 
     Raises:
-        InputError: nothing earlier is there, or the registry cannot be told, which is reported once the file is
-            replaced.
+        InputError: there is no earlier model, or the registry fails, after the file was replaced.
     """
     before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
     earlier = () if current is None else current.earlier
@@ -194,7 +192,7 @@ def take_back(out: str, registry: Registry | None) -> InService:
         version = version or registered(served.bundle, registry)
         if registry is not None and version is not None:
             put_alias(registry, version)
-    except InputError as error:  # the file counts, the registry follows it
+    except InputError as error:  # the file decides, the registry follows
         trouble = error
     now = InService.now(served.bundle, served.period, export=served.export, version=version, earlier=further)
     _replace(out, before, now)
@@ -204,10 +202,7 @@ def take_back(out: str, registry: Registry | None) -> InService:
 
 
 def registered(bundle: str, registry: Registry | None) -> str | None:
-    """Register the copy of a bundle, unless it is registered; returns its version, None without a registry.
-
-    A run that was stopped after this does not register it again.
-    """
+    """Register the copy of a bundle once, even if the run is repeated; returns the version, None without a registry."""
     if registry is None:
         return None
     version = storage.read_if_there(f"{bundle}{_VERSION}")
@@ -224,7 +219,7 @@ def _replace(out: str, before: bytes | None, now: InService) -> None:
 
 
 def forget(out: str) -> None:
-    """Delete the copies that the file does not name: those that are older, and those of a run that was stopped."""
+    """Delete the copies that the file does not name: older ones, and those of interrupted runs."""
     current = InService.read(out)
     models = () if current is None else (current, *current.earlier)
     named = {_name(place) for served in models for place in served.copies}

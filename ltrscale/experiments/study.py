@@ -3,12 +3,12 @@
 Each model is a cell: a number of labelled groups, a draw, a pretraining and a method. Below `out` are
 
     test/                                    the test groups, and which of them are outliers
-    pretrained/seed-3/METHOD/pretrained/     encoders, of draw 3 unless the grid crosses pretrainings with the draws
+    pretrained/seed-3/METHOD/pretrained/     encoders, of draw 3 unless the grid crosses pretrainings with draws
     models/100/draw-3/METHOD/model/          bundles, as a pipeline makes them
     models/100/draw-3/METHOD/measured/       every metric of every test group
-    summary/report.md                        written anew while models arrive
+    summary/report.md                        rewritten as models finish
 
-Encoders, models and measurements are stages: those that are up to date are skipped, so a study resumes after any end.
+Encoders, models and measurements are stages. Those that are up to date are skipped, so a stopped study resumes.
 """
 
 import functools
@@ -103,7 +103,7 @@ class StudyConfig(Config):
         return self
 
     def _check_pretrainings(self) -> None:
-        """Check that each method has as many pretrainings in all parts of the grid that have a number of labels."""
+        """Check that a method has the same pretrainings in all parts of the grid with the same number of labels."""
         asked: dict[tuple[int | float, str], int | None] = {}
         for part in self.grid:
             names = with_foundations(part.methods or tuple(self.methods), self.methods)
@@ -116,7 +116,7 @@ class StudyConfig(Config):
                     )
 
     def _check_compared(self) -> None:
-        """Check that the methods that others are compared with are trained, and that controls are not pretrained."""
+        """Check that baseline and controls are trained, and that controls are not pretrained."""
         compared = {"evaluate.baseline": self.evaluate.baseline}
         if isinstance(self.control, dict):
             if unknown := self.control.keys() - self.methods.keys():
@@ -139,12 +139,12 @@ class StudyConfig(Config):
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The methods of the grid, each after those that it is built on."""
+        """The methods of the grid, each after the methods that it is built on."""
         return with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
 
     @property
     def controls(self) -> dict[str, str]:
-        """The control of each method of the grid that has one; a single name is that of every pretrained method."""
+        """The control of each method that has one; a single name is the control of every pretrained method."""
         if self.control is None:
             return {}
         trained = self.trained
@@ -154,7 +154,7 @@ class StudyConfig(Config):
         return dict.fromkeys(pretrained, self.control)
 
     def sized(self, labelled: int | float) -> SplitsWithTest:
-        """The splits with that many training labels, and as many validation labels as belong to them."""
+        """The splits with a number of training labels, and the validation labels that go with it."""
         splits = self.splits.replace(train=self._sized(self.splits.train, labelled))
         if self.validation_share is None:
             return splits
@@ -169,12 +169,12 @@ class StudyConfig(Config):
 
     @property
     def numbers(self) -> list[int | float]:
-        """The numbers of labelled groups, rising."""
+        """The numbers of labelled groups, ascending."""
         return sorted({number for part in self.grid for number in part.labelled})
 
     @property
     def cells(self) -> list[Cell]:
-        """All models, draw after draw, so that every draw is complete before the next begins."""
+        """All models; every draw is complete before the next begins."""
         cells = {
             Cell(labelled=number, draw=draw, pretraining=pretraining, method=name)
             for part in self.grid
@@ -186,7 +186,7 @@ class StudyConfig(Config):
         return sorted(cells, key=lambda cell: (cell.draw, cell.pretraining or 0, cell.labelled, order[cell.method]))
 
     def _crossed(self, method: str, part: GridConfig) -> Sequence[int | None]:
-        """The pretrainings that a part of the grid crosses with the draws of a method."""
+        """The pretrainings that a part of the grid crosses with a method's draws."""
         if part.pretrainings is None or not is_pretrained(method, self.methods):
             return [None]
         return range(part.pretrainings)
@@ -194,12 +194,12 @@ class StudyConfig(Config):
     def run(self) -> None:
         """Pretrain, train and measure every model, and report; skips what is up to date.
 
-        The report is written anew while models arrive. A part that fails does not end the others.
+        The report is rewritten as models finish. A failed task does not end the others.
 
         Raises:
-            InputError: splits overlap or have too few labelled groups, before anything is trained; or some parts
-                failed, at the end.
-            Stopped: the process was asked to stop; the same command goes on.
+            InputError: splits overlap or have too few labelled groups, before training; or some tasks failed, at the
+                end.
+            Stopped: the process was asked to stop; the same command resumes.
         """
         study = self
         if self.data is not None:
@@ -221,13 +221,13 @@ class StudyConfig(Config):
             )
 
     def parts(self, view: Mapping[str, Dataset]) -> StudyParts:
-        """What every process has of the study, with the data sets as they were when it began."""
+        """The parts of the study for every process, with the data sets as they were at its start."""
         methods, threads = shared_encoders(self.methods), self.workers.threads
         return StudyParts(self.out, methods, self.splits, self.evaluate, threads, view)
 
 
 def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
-    """The tasks of the study; those of a draw begin with its pretrainings, which take longest."""
+    """The tasks of the study; each draw starts with its pretrainings, which take longest."""
     methods = parts.methods
     test = Task("test groups", parts.describe_test)
     tasks = {test.name: test}
@@ -248,13 +248,13 @@ def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
 
 
 def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell:
-    """The cell of a method that another cell is built on."""
+    """The cell of a method that a cell is built on."""
     pretraining = cell.pretraining if is_pretrained(name, methods) else None
     return cell.replace(method=name, pretraining=pretraining)
 
 
 def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
-    """Run all tasks, and write the report now and then; returns the failures."""
+    """Run all tasks, and write the report from time to time; returns the failures."""
     tasks = _tasks(study, parts)
     done: set[str] = set()
     failed: dict[str, str] = {}
@@ -284,7 +284,7 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
 
 
 def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
-    """Write the report of the models that are measured."""
+    """Write the report of the models measured so far."""
     cells = study.cells
     models = []
     for cell in (cell for cell in cells if cell.folder in done):
@@ -322,7 +322,6 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
 
 
 def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:
-    """Mean time of a pretraining."""
     seeds = {cell.encoder_seed for cell in study.cells}
     folders = [parts.encoder(name, seed) for seed in seeds]
     records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]

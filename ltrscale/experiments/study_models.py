@@ -1,4 +1,4 @@
-"""The models of a study: the grid that it trains, their stages, and the record of their time."""
+"""The models of a study: the grid, the stages, and the record of training time."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ class Cell(Config):
     labelled: LabelledCount
     draw: int
     pretraining: int | None
-    """Which of the pretrainings that are crossed with the draws; None for the draw's own, or for none."""
+    """Number of the pretraining that is crossed with the draws; None for the draw's own, or without pretraining."""
     method: str
 
     @property
@@ -75,7 +75,7 @@ class Cell(Config):
 
     @property
     def run(self) -> str:
-        """The directory of the models that share labelled groups and pretraining, below that of the study."""
+        """The directory, below the study's, of models with the same labelled groups and pretraining."""
         crossed = [] if self.pretraining is None else [f"pretraining-{self.pretraining}"]
         return join("models", str(self.labelled), f"draw-{self.draw}", *crossed)
 
@@ -86,7 +86,7 @@ class Cell(Config):
 
 
 def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
-    """The methods; those with the same pretraining share the encoder of the first."""
+    """The methods, where those with the same pretraining share the first one's encoder."""
     owners: dict[str, str] = {}
     shared: dict[str, AnyMethod] = {}
     for name, method in methods.items():
@@ -150,14 +150,14 @@ class Measurement(Stage):
 
 
 class Summarised(Config):
-    """What a summary is made of."""
+    """The inputs of a summary."""
 
     design: Design
     models: tuple[Model, ...]
 
 
 class StudySummary(Stage):
-    """Summarise the models that are measured so far."""
+    """Summarise the models measured so far."""
 
     stage: ClassVar = "study"
     test: OutputUrl
@@ -193,8 +193,8 @@ class Spent(Config):
 def timed(folder: str, of: object) -> Iterator[None]:
     """Add the time of the block, and the documents that its trainings read, to the record of a directory.
 
-    Every half minute and at any end: a killed process loses little, and the next one adds to the record. A block in
-    which nothing is trained leaves the record as it is.
+    The record is written every half minute and at the end, so a killed process loses little, and the next one adds to
+    it. A block without training leaves it unchanged.
     """
     digested = digest(of)
     before = Spent.read(folder)
@@ -229,7 +229,7 @@ def timed(folder: str, of: object) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StudyParts:
-    """The study as every process has it, with the data sets as they were when it began."""
+    """The parts of a study that every process has, with the data sets as they were at its start."""
 
     out: str
     methods: Mapping[str, AnyMethod]
@@ -249,11 +249,11 @@ class StudyParts:
         return self.place("pretrained", f"seed-{seed}", name)
 
     def encoders(self, seed: int) -> SeedRun:
-        """The run that pretrains for all others with a seed."""
+        """The run that pretrains with a seed, for all other runs."""
         return SeedRun(self.methods, self.splits, seed, ONE, self.place("pretrained", f"seed-{seed}"))
 
     def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
-        """The run of a model; initial weights and the order of the data differ between draws, too."""
+        """The run of a model; initial weights and data order also differ between draws."""
         methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
         out, encoders = self.place(cell.replace(pretraining=None).run), self.encoders(cell.encoder_seed)
         own = SeedRun(methods, sized.drawn(cell.draw), cell.draw, ONE, out, encoders=encoders)
@@ -276,7 +276,7 @@ class StudyParts:
                 run.pretrained(name)
 
     def train(self, cell: Cell, sized: SplitsWithTest) -> None:
-        """Train a model on so many labelled groups, and measure it."""
+        """Train a model on the sized splits, and measure it."""
         run, folder = self.run_of(cell, sized), self.place(cell.folder)
         with one_view(self.view):
             splits = (run.splits.train, run.splits.validation)

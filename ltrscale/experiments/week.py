@@ -1,6 +1,6 @@
-"""A week of `jobs.weekly`: its record, and what is checked of its rows and of the model that it is compared with.
+"""A week of `jobs.weekly`: its record, and checks of its rows and of the model in service.
 
-OUT/weeks/PERIOD/week.json      what the week began with, and how it ended
+OUT/weeks/PERIOD/week.json      inputs and outcome of the week
 """
 
 from typing import Literal, Self
@@ -23,7 +23,7 @@ _DAMAGED = "delete it, and leave inputs out where its period has joined the data
 
 
 class Week(Config):
-    """A week of `jobs.weekly`: what it began with, so that it ends on that, and how it ended."""
+    """A week of `jobs.weekly`: its inputs, which a resumed week keeps, and its outcome."""
 
     period: str
     content: str
@@ -31,20 +31,20 @@ class Week(Config):
     settings: str
     """Hash of the settings."""
     production: str
-    """The bundle in service when it began."""
+    """The bundle in service at its start."""
     before: SplitsWithTest
-    """The periods by name, as if the new ones were not there: from these the new ones may have drifted."""
+    """The periods by name without the new ones, as reference for drift."""
     splits: SplitsWithTest
-    """The periods by name, with the new ones: from these the candidate learns, and on `test` it is judged."""
+    """The periods by name with the new ones; the candidate learns from these, and `test` judges it."""
     outcome: Literal["under way", "in service", "refused"] = "under way"
     reasons: tuple[str, ...] = Field(())
-    """Why it was refused."""
+    """Reasons for a refusal."""
     bundle: str | None = None
-    """What went into service, now or when it was judged by other settings."""
+    """The bundle that went into service, now or when judged with other settings."""
 
     @classmethod
     def read(cls, out: str, period: str) -> Self | None:
-        """The record of a period; None where there is none.
+        """The record of a period, or None.
 
         Raises:
             InputError: the file is damaged.
@@ -57,7 +57,7 @@ class Week(Config):
 
     @property
     def candidate(self) -> str:
-        """The directory of the candidate below that of the week: another one for other rows, settings or production."""
+        """The candidate's directory below the week's; it depends on rows, settings and production."""
         return join("candidates", digest([self.content, self.settings, self.production])[:12])
 
 
@@ -69,18 +69,18 @@ def folder_of(out: str, period: str) -> str:
 def check_new(
     new: Dataset, periods: list[str], data: str, all_periods: list[str], *, joins: bool, is_begun: bool
 ) -> None:
-    """Check that new periods may join those of the data set, or have joined it in an earlier run, and can be judged.
+    """Check that new periods can join the data set, or did in an earlier run, and can be judged.
 
     Args:
         new: the rows of the periods.
         periods: the new periods.
-        data: the data set that grows, with `all_periods`.
+        data: the data set to extend.
         all_periods: the periods of `data`.
-        joins: whether the rows are others than those of `data`.
+        joins: whether the rows differ from those of `data`.
         is_begun: whether a week with these rows has begun.
 
     Raises:
-        InputError: the data set has later periods, or other rows of these; or the newest has no labels.
+        InputError: the data set has later periods, or other rows of the new ones; or the newest has no labels.
     """
     others, present = ([p for p in all_periods if (p in periods) == is_taken] for is_taken in (False, True))
     if others and others[-1] > periods[0]:
@@ -105,11 +105,11 @@ def check_new(
 
 
 def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
-    """The test periods after the last that a bundle has learnt from or was selected on; an `InputError` if none."""
+    """The test periods after the last one that a bundle was trained or selected on; an `InputError` if none."""
     test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
     named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
     learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods
-    if not learnt:  # as for a model that learnt from tables in memory
+    if not learnt:  # for example, a model trained on tables in memory
         log.warning("weekly: %s names none of these periods as learnt from; it is taken to have seen none", production)
     last = max(learnt, default="")
     newer = [period for period in test.periods or () if period > last]

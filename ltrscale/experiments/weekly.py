@@ -1,16 +1,16 @@
-"""The week that comes every week: new rows in; a new model judged, and in service, or the old one stays.
+"""The weekly update: adds new rows, and puts a new model into service if it passes the gate.
 
-    OUT/service.json            what is in service, of OUT/service/ (`service`)
-    OUT/first/                  the first model, where none was in service
-    OUT/new/                    the new rows as a data set, before they join that of training
+    OUT/service.json            the model in service, of OUT/service/ (`service`)
+    OUT/first/                  the first model, if none was in service
+    OUT/new/                    the new rows as a data set, before they join the training data
     OUT/weeks/PERIOD/arrival/   the model in service on the new periods, and their drift
-                    /candidates/KEY/     the candidate, and as `final` the candidate once more, on the periods that
-                                judged it too, if `refit` is set; KEY is a hash of rows, settings and production
-                    /gate/      both on periods that neither has seen; the verdict
+                    /candidates/KEY/     the candidate, and with `refit` as `final` the candidate retrained, also on the
+                                periods that judged it; KEY is a hash of rows, settings and production
+                    /gate/      both models on periods that neither has seen; the verdict
                     /export/
-                    /week.json  what the week began with, and how it ended
+                    /week.json  inputs and outcome of the week
 
-Every part is a stage that is skipped where it is up to date, so the same command goes on where it was stopped.
+Every part is a stage that is skipped if it is up to date, so the same command resumes a stopped week.
 """
 
 import sys
@@ -102,7 +102,7 @@ class WeeklyJob(Config):
 
     @cached_property
     def of(self) -> PipelineConfig:
-        """The pipeline; an `InputError` if it has no such method, or changes the data set before it trains."""
+        """The pipeline; an `InputError` if it lacks the method, or changes the data set before training."""
         config = load(PipelineConfig, self.pipeline)
         if self.method not in config.methods:
             hint = suggestion(self.method, config.methods, "its methods are")
@@ -118,22 +118,22 @@ class WeeklyJob(Config):
 
     @property
     def data(self) -> str:
-        """The data set that grows."""
+        """The data set to extend."""
         return self.of.data or join(self.of.out, "data")
 
     @property
     def settings(self) -> str:
-        """Hash of all that decides on the outcome of a week, besides its rows and the model in service."""
+        """Hash of all that determines a week's outcome, besides its rows and the model in service."""
         of_pipeline = self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
         return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), of_pipeline])
 
     @property
     def evaluate(self) -> EvaluateSettings:
-        """The pipeline's, without a baseline: what is in service takes its place."""
+        """The pipeline's settings without its baseline; the model in service is the baseline."""
         return EvaluateSettings.model_validate({**self.of.evaluate.model_dump(), "baseline": None})
 
     def reading(self, *, add: bool) -> PrepareConfig:
-        """The settings of `prepare` that read the new rows as those of the data set, which it must have made."""
+        """The `prepare` settings that made the data set, applied to the new rows."""
         before = open_dataset(self.data)
         made_by = before.manifest.made_by
         if made_by.get("stage") != "prepare":
@@ -155,7 +155,7 @@ class WeeklyJob(Config):
         return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in by_name.items()}))
 
     def run(self) -> None:
-        """Do what remains to be done of a week; with `dry_run` print it.
+        """Do the remaining work of a week; with `dry_run` only print it.
 
         Raises:
             Refused: the new period, or the candidate, was refused, now or by an earlier run of the same command.
@@ -216,12 +216,12 @@ def _arrived(job: WeeklyJob) -> Dataset:
 
 
 def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
-    """The new periods; of the whole data set only the last one is new."""
+    """The new periods; the last one, if `new` is the whole data set."""
     return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
 
 
 def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
-    """Start a week: find its periods and what is in service, and write them down."""
+    """Start a week, and record its periods and the model in service."""
     periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
     is_begun = earlier is not None and earlier.content == content
     check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
@@ -241,11 +241,11 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
 
 
 def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
-    """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
+    """The bundle to compare the candidate with; trains the first model if none is in service."""
     in_service = InService.read(job.out)
     if in_service is not None:
         compared = in_service.bundle
-        # a week that is judged anew is compared with what it was compared with before, as long as that is kept
+        # a week that is judged again keeps its former comparison, if that model still exists
         if earlier is not None and earlier.bundle == compared:
             kept = [served.bundle for served in in_service.earlier]
             compared = earlier.production if earlier.production in kept else compared
@@ -265,7 +265,7 @@ def _serving(job: WeeklyJob) -> str:
 
 
 def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
-    """The first model, which is evaluated alone."""
+    """Train the first model, and evaluate it alone."""
     log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
     folder = join(job.out, "first")
     bundle = _trained(job, before, folder)
@@ -275,14 +275,14 @@ def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
 
 
 def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
-    """The method's bundle, trained with the first seed of the pipeline."""
+    """Train the method with the first seed of the pipeline; returns the bundle."""
     seed = job.of.seeds[0]
     with one_view():
         return SeedRun(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
 
 
 def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
-    """Do all steps of a week; those already done do nothing. Returns how it ended."""
+    """Do all remaining steps of a week; returns its outcome."""
     folder = folder_of(job.out, week.period)
     if reasons := _drifted(job, new, week, join(folder, "arrival")):
         return week.replace(outcome="refused", reasons=reasons)
@@ -290,7 +290,7 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         PrepareJob(out=job.data, prepare=job.reading(add=True), ray=job.ray).run()
     bundle = _trained(job, week.splits, join(folder, week.candidate))
     judged = content_hash(bundle)
-    test = unseen_periods(week.splits, week.production)  # which the model in service has not learnt from either
+    test = unseen_periods(week.splits, week.production)  # neither model has learnt from these
     gate = GateJob(
         out=join(folder, "gate"),
         production=week.production,
@@ -315,7 +315,7 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
 
 
 def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
-    """Copy, export and register a bundle, as far as it is asked for, and put it into service; returns the copy."""
+    """Copy a bundle, export and register it if configured, and put it into service; returns the copy."""
     bundle, export = copied(bundle, job.out), None
     if job.export is not None:
         made, periods = join(folder_of(job.out, week.period), "export"), week.splits.test.periods
@@ -329,7 +329,7 @@ def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
 
 
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
-    """Why the new periods are refused: the bounds on drift that they break, seen by the model in service."""
+    """The bounds on drift that the new periods break, as seen by the model in service."""
     test = week.splits.test.replace(data=new.url, periods=_of_week(job, new))
     splits = week.before.replace(test=test.model_dump())
     settings = {**job.evaluate.model_dump(), "slice_by": ("period",), "slices": {}}
@@ -341,7 +341,7 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:
-    """What a run would do, a line each."""
+    """The steps of a run, one line each."""
     in_service = InService.read(job.out)
     if job.rollback:
         earlier = () if in_service is None else in_service.earlier

@@ -1,6 +1,6 @@
 """Adding periods to a data set: a new manifest lists the old files and the new ones, and every count is the sum.
 
-`made_by` of such a data set is that of its first command, with those of the additions under `added`.
+`made_by` comes from the first command; the additions are listed in it under `added`.
 """
 
 import json
@@ -35,7 +35,7 @@ _UNIT = re.compile(r"/part-([0-9]+)-")
 
 
 def holds_inputs(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether the same command with the same inputs has made the data set or added to it, and no file is missing."""
+    """True if this command with these inputs has made or extended the data set, and no file is missing."""
     manifest = storage.read_manifest(out)
     if manifest is None or manifest.get("format") != "ltrscale-dataset":
         return False
@@ -47,7 +47,7 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
     """Check that the data set of this manifest may be replaced.
 
     Raises:
-        InputError: periods were added to it, which would be lost.
+        InputError: periods were added to it, and replacing it would lose them.
     """
     of_parts = sum(part.get("additions", 0) for part in before.get("parts", []))
     if additions := of_parts + len(before.get("made_by", {}).get(ADDED, [])):
@@ -83,7 +83,6 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
 
 
 def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
-    """Check that the inputs have the token fields of the data set."""
     tokens = work.config.source.token_columns
     input_fields, dataset_fields = (tuple(tokens.fields()) if tokens else ()), dataset.manifest.tokens
     if unmatched := [
@@ -112,16 +111,16 @@ def next_unit(before: Manifest) -> int:
 
 
 def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
-    """Note the query ids of a data set, without those of inputs' fixed periods, which are separate.
+    """Add the query ids of a data set to `ids`, without the ids in fixed periods, which are separate.
 
-    The recorded hashes are copied to `folder` and mapped from there. Of a data set that does not record them all are
-    read, and those that this command will record include them.
+    Recorded hashes are copied to `folder` and mapped from there. If the data set has none recorded, all its query ids
+    are read, and this command records them too.
 
     Raises:
         InputError: a recorded file is missing or was changed.
     """
     recorded = before.manifest.query_ids
-    for file in sorted(recorded, key=lambda file: -file.bytes):  # the largest first, so that none is merged in vain
+    for file in sorted(recorded, key=lambda file: -file.bytes):  # largest first, to avoid needless merges
         ids.groups.push(mapped_ids(before.url, file, folder))
     if not recorded:
         for hashes in known_ids(before):
@@ -130,7 +129,7 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
 
 
 def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
-    """The hashes in a file of a data set, from a copy that was checked."""
+    """The hashes in a file of a data set, mapped from a checked copy in `folder`."""
     place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
         shutil.copyfileobj(stream, target, _COPY)
@@ -144,9 +143,9 @@ def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
 
 
 def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, folder: Path) -> tuple[ListedFile, ...]:
-    """Put a file with the hashes of the kept query ids in place, if there are any; returns all files of the data set.
+    """Write a file with the hashes of the kept query ids, if there are any; returns all such files of the data set.
 
-    It takes over the file before it while that is less than twice as long, so that many additions leave few files.
+    Earlier files less than twice as long are merged into it, so that many additions leave few files.
     """
     files = [*before.manifest.query_ids] if before else []
     if not len(ids.kept):
@@ -159,7 +158,7 @@ def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, fo
 
 
 def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
-    """Hashes of a data set's query ids, block by block, without those of inputs' fixed periods, which are separate."""
+    """Hashes of a data set's query ids, block by block, without the ids in fixed periods, which are separate."""
     try:
         inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]
         fixed = {entry["period"] for entry in inputs}
@@ -172,16 +171,16 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
-    """The manifest of a data set with an addition; `new` is that of the addition alone, with all files of query ids."""
+    """The manifest of a data set with an addition; `new` covers the addition alone, but all files of query ids."""
     made_by = {**before.made_by, ADDED: [*before.made_by.get(ADDED, []), new.made_by]}
     return joined_manifests(before, new).model_copy(update={"made_by": made_by})
 
 
 def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
-    """The manifest of the files of both, made by what made the second, with its files of query ids."""
+    """The manifest of the files of both, with `made_by` and the files of query ids from `new`."""
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
     stats.merge(added)
-    # the texts of both, without the features of which either has too many
+    # None where either data set has too many texts to record
     texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return Manifest(
         features=before.features,
@@ -204,7 +203,7 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
 
 
 def _label_counts(old: Manifest, new: Manifest) -> dict[str, int]:
-    """The sums, rising; empty where either data set has too many labels to count, since then the sum has too."""
+    """The summed counts by label; empty if either data set has too many labels to count."""
     if any(part.counts().labelled and not part.label_counts for part in (old, new)):
         return {}
     labels = LabelCounts.of(old.label_counts)

@@ -1,9 +1,8 @@
-"""Handles one unit of the input: read, validate, group, partition by period, and write or only count the result.
+"""Processes one unit of the input: read, validate, group, partition by period, then write or just count.
 
-One block of rows is in memory at a time, with the group that is still open and a few megabytes per period that wait
-for their row group.
+Memory holds one block of rows, the open group, and a few megabytes per period that wait for their row group.
 
-Shapes: Q groups, N rows or documents, F features, K of them that still may follow the place, P pairs of neighbours.
+Shapes: Q groups, N rows or documents, F features, K features that may still follow the place, P pairs of neighbours.
 """
 
 import re
@@ -40,7 +39,7 @@ _FEWEST = 20
 
 
 class LikePlaces:
-    """Finds such features while groups stream past; hardly any is left to look at after the first groups.
+    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups.
 
     Example:
         >>> found = LikePlaces(2)
@@ -70,7 +69,7 @@ class LikePlaces:
         self._falls_F[columns_K] &= (step_PK < 0).all(axis=0)
 
     def merge(self, other: "LikePlaces") -> None:
-        """Add the groups of another."""
+        """Add the groups of another instance."""
         self._pairs += other._pairs
         self._rises_F &= other._rises_F
         self._falls_F &= other._falls_F
@@ -85,10 +84,10 @@ class LikePlaces:
 class Written:
     """The result of a unit: its data files, and the manifest's statistics of the unit alone.
 
-    The accounting excludes query ids that only rejected rows have, since other units may have rows of them.
-    `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`, and `texts` those of
-    `CategoryEncoder.texts`. `kept` has the hashes of the query ids of kept groups; none in a fixed period, whose ids
-    are separate. `others` has those of the other groups whose id no earlier unit has. Both are rising.
+    The accounting excludes query ids that only rejected rows have, since other units may have rows with them.
+    `categories` and `texts` hold each categorical feature's `CategoryEncoder.known` and `CategoryEncoder.texts`.
+    `kept` has the hashes of the kept groups' query ids; it is empty for a fixed period, because its ids are separate.
+    `others` has the hashes of all other groups with an id that is new in this unit. Both are sorted.
     """
 
     unit: Unit
@@ -134,13 +133,13 @@ def write_unit(
         unit: the files to read.
         start: the unit's first gid, and the documents before it.
         commit: puts the files in place.
-        ids: has at least those query ids of the unit that earlier units have; receives those of this one.
+        ids: must have the unit's query ids that occur in earlier units; receives the ids of this unit.
         folder: for temporary files.
         advance: called with rows, and with bytes of the input.
 
     Raises:
-        InputError: a file is missing, cannot be decoded, or has other features than the first; a period cannot name
-            a directory or is in the data set already.
+        InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
+            directory name or is in the data set already.
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
     n_features = len(work.features)
@@ -193,7 +192,7 @@ def write_unit(
 
 
 def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:
-    """The block with missing features filled, and infinite ones (also beyond float32) missing, as the config says."""
+    """The block with infinite features (also beyond float32) set to missing and missing ones filled, as configured."""
     missing_NF = np.isnan(block.features_NF)
     if config.infinite == "missing":
         missing_NF |= np.isinf(block.features_NF)
@@ -205,7 +204,7 @@ def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature
 
 
 def cut_off(groups: Groups) -> dict[str, TokenSummary]:
-    """What was cut off the texts of some groups, by column; of a query it is that of the group's first row."""
+    """How much was cut off the texts of some groups, by column; for query texts, the group's first row counts."""
     summaries, columns = {}, groups.rows.columns
     for name in (name.removeprefix(FULL) for name in columns if name.startswith(FULL)):
         cut_N = columns[FULL + name].to_numpy() - pc.list_value_length(columns[name]).to_numpy()
@@ -217,7 +216,7 @@ def cut_off(groups: Groups) -> dict[str, TokenSummary]:
 def training_texts(
     work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
 ) -> Iterator[list[str]]:
-    """The texts of all token fields in the periods that a tokenizer is trained on, each different text once.
+    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once.
 
     Raises:
         InputError: as `write_unit`.
@@ -238,7 +237,7 @@ def training_texts(
 
 
 def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
-    """Read a unit and report the groups that it would keep if no unit came before it.
+    """Read a unit and report the groups that it would keep if it were the first.
 
     Raises:
         InputError: as `write_unit`.
@@ -247,7 +246,7 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
     def take(groups: Groups) -> None:
-        _periods(groups, work, unit)  # raises its errors before anything is written
+        _periods(groups, work, unit)  # raises before anything is written
         hashes.append(groups.hashes_Q)
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
 
@@ -283,7 +282,7 @@ def _feed(
     advance: Advance,
     take: Callable[[Groups], None],
 ) -> None:
-    """Read and validate a unit; `take` gets the groups, in order."""
+    """Read and validate a unit; `take` receives the groups in order."""
     read = work.config.source.open(work.features, first=work.first.url, encoders=encoders, encoding=work.encoding)
 
     def pass_on(groups: Groups | None) -> None:
@@ -294,7 +293,7 @@ def _feed(
         for block in blocks:
             assert block.features_NF.shape[1] == len(work.features)
             pass_on(validator.add(completed(block, work.config, work.features)))
-            del block  # else it would stay in memory while the next one is read
+            del block  # frees its memory before the next one is read
             pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
         pass_on(validator.end())
 
@@ -302,10 +301,7 @@ def _feed(
 def _streams(
     work: UnitSettings, unit: Unit, read: Reader, folder: Path, advance: Advance
 ) -> Iterator[Iterator[RowBlock]]:
-    """The inputs that have whole groups: each file, or all files sorted.
-
-    A sort handles the rows twice, once to read and once to yield them, so each time they count for half of their bytes.
-    """
+    """Inputs of whole groups: each file, or all files sorted (read and yielded, so each pass counts half the bytes)."""
     if not work.config.sort:
         for file, size in zip(unit.files, unit.sizes, strict=True):
             yield _counted(read(file), size, advance)
@@ -317,7 +313,7 @@ def _streams(
 
 
 def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:
-    """The blocks; each counts as done, with its rows and share of `size`, when the next one is requested."""
+    """Yield the blocks; each counts as done, with its rows and share of `size`, when the next one is requested."""
     done = 0.0
     for block in blocks:
         rows, share = len(block), block.share
@@ -339,7 +335,7 @@ def _periods(groups: Groups, work: UnitSettings, unit: Unit) -> str | pa.StringA
 
 
 def _free(period: str, file: str, work: UnitSettings) -> str:
-    """The period, if it can name a directory and may be written."""
+    """The period, checked to be a valid directory name and not taken."""
     if period in work.taken:
         raise InputError(
             f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "

@@ -6,9 +6,9 @@ shown for a query, and each line after it is a document:
     query id, query, reformulation
     position, URL's hash, title, abstract, type of media, click, ... (further fields of how it was shown are not read)
 
-Judgements have a document per line: query id, query, title, abstract, label, bucket. So reads the public loader of the
-data set (github.com/ChuXiaokai/baidu_ultr_dataset), which adds 10 to each id to make room for special tokens; here ids
-stay as they are written, and special tokens have ids above them.
+Judgements have a document per line: query id, query, title, abstract, label, bucket. The public loader of the data set
+(github.com/ChuXiaokai/baidu_ultr_dataset) reads the same, but adds 10 to each id to make room for special tokens. Here
+ids stay as written, and special tokens have ids above them.
 
 Shapes: N rows (documents) of a block, F features.
 """
@@ -59,7 +59,7 @@ class BaiduUltr(Source):
     """A document without a title or an abstract is rejected, as the public loader does, or keeps an empty one."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
-        """The same ones of all files."""
+        """The same features for all files."""
         return BAIDU_FEATURES
 
     def open(
@@ -70,12 +70,12 @@ class BaiduUltr(Source):
         encoders: Encoders,
         encoding: Encoding | None = None,
     ) -> Reader:
-        """See `read_baidu`."""
+        """The reader of this layout."""
         return lambda file: read_baidu(file.url, self, encoding=encoding, encoders=encoders)
 
     @property
     def label_place(self) -> str:
-        """Clicks or labels, by the layout."""
+        """Clicks or labels, depending on the layout."""
         return "the clicks or labels of the lines"
 
     @property
@@ -93,7 +93,7 @@ class BaiduUltr(Source):
 
 @dataclass(frozen=True)
 class _Query:
-    """A query that documents belong to; `fault` says why they cannot be used."""
+    """The query of the documents that follow; `fault` says why they cannot be used."""
 
     id: str
     qid: str
@@ -108,11 +108,10 @@ class _Rows:
     lines: list[int] = field(default_factory=list)
     queries: list[_Query] = field(default_factory=list)
     values: list[tuple[str, ...]] = field(default_factory=list)
-    """As many as `names`, each as it is written."""
+    """One per name in `names`, as written in the file."""
     rejected: list[Rejection] = field(default_factory=list)
 
     def add(self, line: int, query: _Query, values: Sequence[str]) -> None:
-        """Add a document."""
         self.lines.append(line)
         self.queries.append(query)
         self.values.append(tuple(values))
@@ -121,10 +120,10 @@ class _Rows:
 def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encoders: Encoders) -> Iterator[RowBlock]:
     """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
 
-    A query of a session comes again and again in this data set, so the id of a group is that of the query with the
-    name of the file and the line. Rejections: `unparsable`, a line that is neither query nor document, a document
-    whose query cannot be read, a position, click or label that is no number; `bad_tokens`, a token that is no id or not
-    in the vocabulary, or a query without any; `empty_group`, a query without documents.
+    Session queries recur often in this data set, so a group's id is the query's id plus the file name and the line.
+    Rejections: `unparsable`, a line that is neither query nor document, a document with an unreadable query, or a
+    position, click or label that is not a number; `bad_tokens`, a token that is not an id of the vocabulary, or a query
+    without tokens; `empty_group`, a query without documents.
 
     Raises:
         InputError: the file is missing or its compressed data is broken.
@@ -144,7 +143,7 @@ def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encode
 
 @dataclass
 class _Sessions:
-    """Reads lines of sessions; remembers the last query, and its line if it has no document so far."""
+    """Parses session lines; remembers the last query, and its line while it has no document."""
 
     url: str
     name: str
@@ -180,7 +179,7 @@ class _Sessions:
         return _Query(f"{parts[0]}:{self.name}:{number}", parts[0], parts[1])
 
     def end(self) -> list[Rejection]:
-        """The rejection of a query without documents, if the last one has none."""
+        """The rejection of the last query if it has no documents."""
         empty_query, self._alone = self._alone, None
         return (
             []
@@ -190,7 +189,6 @@ class _Sessions:
 
 
 def _judged(url: str, lines: Lines) -> _Rows:
-    """Reads lines of judgements."""
     rows = _Rows()
     for number, parts in _fields_of(lines):
         if len(parts) == _JUDGED_FIELDS and parts[0]:
@@ -202,7 +200,7 @@ def _judged(url: str, lines: Lines) -> _Rows:
 
 
 def _fields_of(lines: Lines, most: int = -1) -> Iterator[tuple[int, list[str]]]:
-    """The number and the fields of each line, cut `most` times at most."""
+    """The number and fields of each line, split at most `most` times."""
     for index in np.flatnonzero(~lines.blank_M()).tolist():
         text = lines.bytes_of(index).decode(errors="replace")
         yield lines.first + index, text.removesuffix("\r").split("\t", most)
@@ -223,7 +221,7 @@ def _block(
     encoding: Encoding | None,
     encoders: Encoders,
 ) -> RowBlock:
-    """The documents of some lines, without those that cannot be used."""
+    """The usable documents of some lines."""
     texts = dict(zip(names, map(pa.array, zip(*rows.values, strict=True)), strict=True)) if rows.values else {}
     texts = {name: texts.get(name, pa.array([], pa.string())).cast(pa.string()) for name in names}
     texts["query"] = pa.array([query.text for query in rows.queries], pa.string())
@@ -265,7 +263,7 @@ def _block(
 def _tokens(
     config: BaiduUltr, texts: dict[str, pa.Array], encoding: Encoding | None, faults: dict[int, tuple[Rule, str]]
 ) -> dict[str, pa.Array]:
-    """The tokens of all rows; adds the faults of those that have bad ones."""
+    """The tokens of all rows; rows with bad tokens are added to `faults`."""
     reader, columns = TokenReader(config.token_columns, encoding), dict[str, pa.Array]()
     for token_field, text in config.token_columns.fields().items():
         ids = pc.replace_substring(texts[token_field.name], "\x01", " ")

@@ -1,4 +1,4 @@
-"""Codes of categorical values; a code depends on its value alone, never on the rest of the data.
+"""Codes of categorical values; a code depends only on its value, not on other data.
 
 An integer in [0, 2**24) is its own code. Every other value is hashed: its code is the upper 24 bits of a 64-bit hash of
 its text, so a value has the same code in every file, week and version. Codes are exact in float32. Text that is the
@@ -22,13 +22,13 @@ _SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22
 _MOST_TEXTS = 4096
 _WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
-"""A whole number as a float is written, which has 16 digits before the point at most."""
+"""A whole number written as a float, with at most 16 digits before the point."""
 RecordedCodes = dict[str, int] | None
-"""The codes of texts; None if they are too many to record."""
+"""The codes of texts; None if there are too many to record."""
 
 
 def encode(column: pa.Array) -> NDArray[np.float32]:
-    """The code of each value; NaN where it is null or not a number.
+    """The code of each value; NaN if null or not a number.
 
     Example:
         >>> encode(pa.array(["7", "berlin", None, "-1"])).tolist()
@@ -43,8 +43,8 @@ def encode(column: pa.Array) -> NDArray[np.float32]:
 class CategoryEncoder:
     """Encodes one column block by block and counts `collisions`: pairs of different values with one code.
 
-    It remembers 8 bytes for each of the first 2**22 different values (32 MiB). With more values `collisions` is a lower
-    bound; so many values must collide anyway. `texts` are those of hashed values with their codes, at most 4,096.
+    It remembers 8 bytes for each of the first 2**22 distinct values (32 MiB). With more values `collisions` is a lower
+    bound; that many values collide anyway. `texts` maps the texts of hashed values to codes, at most 4,096.
 
     Example:
         >>> encoder = CategoryEncoder()
@@ -57,20 +57,20 @@ class CategoryEncoder:
 
     def __init__(self, known: NDArray[np.uint64] | None = None) -> None:
         self.collisions = 0
-        """Without those among the values known from the beginning."""
+        """New collisions, without those among the initial values."""
         self.texts: RecordedCodes = {}
         self.known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64) if known is None else known
-        """The values remembered, 64 bits each, rising."""
+        """The remembered values, 64 bits each, sorted."""
 
     def encode(self, column: pa.Array) -> NDArray[np.float32]:
-        """The codes of a block, as by the function `encode`."""
+        """The codes of a block; see the function `encode`."""
         identities_N, missing_N, hashed = _identities(column)
         self.texts = merged_texts(self.texts, hashed)
         self.note(np.unique(identities_N[~missing_N]))
         return _codes(identities_N, missing_N)
 
     def note(self, values: NDArray[np.uint64]) -> None:
-        """Remember values, perhaps those that another encoder of the column knows."""
+        """Remember values, such as those that another encoder of the column knows."""
         places = np.searchsorted(self.known, values)
         new = np.ones(len(values), dtype=bool)
         inside = places < len(self.known)
@@ -84,14 +84,14 @@ class CategoryEncoder:
             self.collisions += self._pairs(codes) - pairs_before
 
     def _pairs(self, codes: NDArray[np.uint64]) -> int:
-        """Pairs of known values that share one of these codes; in the sorted known values a code's are a run."""
+        """The number of pairs of known values that share one of these codes (sorted, so a code's values are a run)."""
         first = np.searchsorted(self.known, codes << _SHIFT)
         last = np.searchsorted(self.known, (codes << _SHIFT) | np.uint64((1 << 40) - 1), side="right")
         return int(((last - first) * (last - first - 1) // 2).sum())
 
 
 def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
-    """The texts of both; None if they are too many, or were too many before.
+    """The texts of both; None if there are too many, or either is None.
 
     Example:
         >>> merged_texts({"berlin": 6113811}, {"paris": 2319768}), merged_texts({"berlin": 6113811}, None)
@@ -110,7 +110,7 @@ def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> ND
 
 
 def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], RecordedCodes]:
-    """A 64-bit identity of each value, whose upper bits are the code; which are missing; the codes of hashed texts."""
+    """A 64-bit identity of each value (the code is its upper bits), a mask of missing ones, and hashed texts' codes."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     values = encoded.dictionary
     if pa.types.is_floating(values.type):
@@ -124,7 +124,7 @@ def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]
 
 
 def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], RecordedCodes]:
-    """The identities of a dictionary's values, arbitrary for a null; and the codes of the texts that are hashed."""
+    """The identities of a dictionary's values (arbitrary for null), and the codes of hashed texts."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
     hashed: list[str] = []
@@ -152,13 +152,13 @@ def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recor
 
 
 def _text(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():  # many tools turn integers into floats where there are nulls
+    if isinstance(value, float) and value.is_integer():  # many tools turn integers into floats if there are nulls
         return str(int(value))
     text = value if isinstance(value, str) else str(value)
-    return str(int(text[:-2])) if _WHOLE_FLOAT.fullmatch(text) else text  # as those write them in CSV
+    return str(int(text[:-2])) if _WHOLE_FLOAT.fullmatch(text) else text  # as the same tools write CSV
 
 
 def _is_plain(text: str) -> bool:
-    """Whether the text is an integer in [0, 2**24) in its plain form: no sign, no leading zero."""
+    """True if the text is an integer in [0, 2**24) without sign or leading zeros."""
     # `isdigit` alone accepts digits of other scripts; the length bounds the work of `int`
     return text.isascii() and text.isdigit() and len(text) <= 8 and str(int(text)) == text and int(text) < N_CODES

@@ -28,8 +28,8 @@ NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
 """Fields that mean a missing value, in any column."""
 
 _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
-"""Words for booleans, in any case. But for true and false, a column must have both of a pair: one of countries may have
-nothing but NO."""
+"""Words for booleans, in any case. Except for true and false, a column must have both words of a pair: a column of
+countries may have nothing but NO."""
 
 _MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
 _OPEN = (
@@ -43,7 +43,7 @@ _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 class Dialect:
     """The form of a CSV file: separator of fields, decimal mark, encoding, and whether quotes enclose fields.
 
-    `header` has the names of the columns where the first line is a row.
+    `header` has the column names if the first line is a row.
     """
 
     delimiter: str = ","
@@ -53,7 +53,7 @@ class Dialect:
     header: tuple[str, ...] = ()
 
     def number(self, value: str) -> bool:
-        """Whether a field is a number."""
+        """True if a field is a number."""
         if self.decimal != ".":
             value = value.replace(".", "_").replace(self.decimal, ".")
         return is_number_text(value)
@@ -72,13 +72,13 @@ class Dialect:
 
 
 def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
-    """The columns of a CSV file, from its header, or that of the dialect, and its first 1,000 lines.
+    """The columns of a CSV file, from its header (or the dialect's) and its first 1,000 lines.
 
     A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
     f, y and n), null if it has no value, else text.
 
     Raises:
-        InputError: the file is missing, empty or damaged, its first line is no header, or it does not fit the
+        InputError: the file is missing, empty or damaged, its first line is not a header, or does not fit the
             dialect's.
     """
     lines = next(line_blocks(url, dialect.encoding), None)
@@ -105,7 +105,7 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
 def _check_header(
     url: str, names: Sequence[str], first: list[str] | None, values: Sequence[Counter[str]], dialect: Dialect
 ) -> None:
-    """Refuse a first line that is a row where it should have the names, and the opposite."""
+    """Raise if the first line is a row where a header is expected, or a header where a row is expected."""
     if dialect.header:
         if first == names:
             raise InputError(f"{url}: line 1 has the names that header gives; leave header out")
@@ -121,10 +121,7 @@ def _check_header(
 
 
 def _is_row(names: Sequence[str], values: Sequence[Counter[str]], dialect: Dialect) -> bool:
-    """Whether a first line is a row: its numbers are no names, or its texts come again below.
-
-    Columns may be named by their numbers, as those of arrays are: 0, 1, 2, ... or 1, 2, 3, ...
-    """
+    """True if a first line is a row: its numbers are not 0, 1, 2, ... or 1, 2, 3, ..., or its texts recur below."""
     numbers = [name for name in names if name.strip() not in NULLS and dialect.number(name)]
     if numbers:
         start = numbers[0]
@@ -135,7 +132,7 @@ def _is_row(names: Sequence[str], values: Sequence[Counter[str]], dialect: Diale
 
 
 def _csv_type(values: Counter[str], dialect: Dialect) -> pa.DataType:
-    """The type of a column with these values, each with the number of times it occurs."""
+    """The type of a column, from its values and their counts."""
     present = {value: n for value, n in values.items() if value not in NULLS}
     if not present:
         return pa.null()
@@ -147,7 +144,7 @@ def _csv_type(values: Counter[str], dialect: Dialect) -> pa.DataType:
 
 
 def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
-    """The fields of one line; None if it is no CSV."""
+    """The fields of a line; None if it is not valid CSV."""
     try:
         text = line.decode().removesuffix("\r")
         if not dialect.quotes:
@@ -158,13 +155,13 @@ def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
 
 
 def broken_lines(lines: Lines, dialect: Dialect) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Lines with a NUL, a lone carriage return or a quote out of place, and those with a quote that never closes."""
+    """Masks of lines with a NUL, lone carriage return or misplaced quote, and of lines with a quote left open."""
     returns = np.flatnonzero(lines.text_U8 == _RETURN)
     broken = [returns[lines.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(lines.text_U8 == 0)]
     quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
     open_M = np.zeros(len(lines), dtype=bool)
     if len(quotes) and dialect.quotes:
-        # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
+        # quotes alternate, numbered from 0 per line: even ones open or end an escape (""), odd ones close or begin one
         firsts_M, quotes_M = _runs_M(quotes, lines)
         line = np.repeat(np.arange(len(lines)), quotes_M)
         ordinal = np.arange(len(quotes)) - firsts_M[line]
@@ -184,14 +181,14 @@ def broken_lines(lines: Lines, dialect: Dialect) -> tuple[NDArray[np.bool_], NDA
 
 
 def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
-    """The number of fields of each line that is not broken: delimiters outside quotes, plus one."""
+    """The number of fields of each unbroken line: delimiters outside quotes, plus one."""
     comma_U8 = lines.text_U8 == ord(dialect.delimiter)
     quote_U8 = lines.text_U8 == _QUOTE
     if not (dialect.quotes and quote_U8.any()):
         return _runs_M(np.flatnonzero(comma_U8), lines)[1] + 1
     marks = np.flatnonzero(comma_U8 | quote_U8)
     is_quote = quote_U8[marks]
-    odd = np.bitwise_xor.accumulate(is_quote)  # whether the quotes up to here are odd in number
+    odd = np.bitwise_xor.accumulate(is_quote)  # whether the number of quotes up to here is odd
     firsts_M, marks_M = _runs_M(marks, lines)
     odd_before_M = np.append(False, odd)[firsts_M]
     if odd_before_M.any():  # after a broken line
@@ -202,7 +199,7 @@ def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
 
 
 def _runs_M(places: NDArray[np.int64], lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many of these places in the text are before each line, and how many are in it."""
+    """For each line, the number of these places before it and the number in it."""
     ends_M = np.searchsorted(places, lines.ends_M)
     counts_M = np.diff(ends_M, prepend=0)
     return ends_M - counts_M, counts_M
@@ -252,7 +249,7 @@ class CsvReader(TextReader):
         )
 
     def _kinds(self) -> list[tuple[str, pa.DataType]]:
-        """The columns' types, by their numbers, which stand for their names here, since names may repeat."""
+        """The column types, keyed by column number because names may repeat."""
         return [(str(self._names.index(column)), self._type(column)) for column in self.columns]
 
     def _type(self, column: str) -> pa.DataType:
@@ -270,7 +267,7 @@ class CsvReader(TextReader):
         return "" if query in NULLS else query
 
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
-        """The error of pyarrow for a value that does not fit, with the column's name, and the value."""
+        """The reason from pyarrow's message, with the column's name, and the offending value."""
         match = re.search(r"column #(\d+).*error to (\w+)", message)
         if match is None:
             return " ".join(message.split()), ""
@@ -281,7 +278,7 @@ class CsvReader(TextReader):
 
 
 def booleans() -> tuple[list[str], list[str]]:
-    """The fields that mean true, and those that mean false."""
+    """The fields that mean true, and the fields that mean false."""
     true, false = (
         [digit, *(form for word in words for form in (word, word.upper(), word.capitalize()))]
         for digit, words in (("1", _TRUE), ("0", _FALSE))
@@ -292,8 +289,8 @@ def booleans() -> tuple[list[str], list[str]]:
 def json_schema(url: str) -> pa.Schema:
     """The keys of the first 1,000 lines as columns, in the order in which they appear.
 
-    A column has the type of most of its values: bool, int64, or float64 if a number has a fraction, string, a list for
-    arrays, of which those of numbers can be read, or a struct of nothing for objects, which cannot; it is null if it
+    A column has the type of most of its values: bool, int64, float64 if a number has a fraction, string, a list for
+    arrays (only arrays of numbers can be read), or an empty struct for objects (which cannot be read). It is null if it
     has no value.
 
     Raises:
@@ -332,7 +329,7 @@ def _json_type(counts: Counter[type]) -> pa.DataType:
 
 
 def _object(line: bytes) -> dict[str, object]:
-    """The object of a line, empty if there is none."""
+    """The object of a line; empty if the line has none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -344,7 +341,7 @@ def _object(line: bytes) -> dict[str, object]:
 class JsonReader(TextReader):
     """Reads JSON lines (see `TextReader`); numbers are float64, and other columns keep their types.
 
-    A key that a line lacks is null, as NaN is, which Python writes; other keys are ignored.
+    A key that a line lacks is null, and so is NaN, which Python writes; other keys are ignored.
     """
 
     def _types(self) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""What a file and its rows have of the columns that a config names: the features, and the faults of unusable rows.
+"""Matches a file and its rows with the columns of a config: finds the features, and the faults of unusable rows.
 
 Shapes: N rows.
 """
@@ -27,7 +27,7 @@ def resolve_features(
 ) -> list[Feature]:
     """The features that a mapping finds in a file, in the order that ColumnMapping states.
 
-    `keys` are the columns by which tables join, which a pattern does not take.
+    `keys` are the join columns of tables; patterns do not match them.
 
     Raises:
         InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
@@ -58,7 +58,7 @@ def resolve_features(
 
 
 def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
-    """The columns of a file with those that it may lack, and does."""
+    """The columns of a file, plus the optional ones that it lacks."""
     for name in mapping.of_optional(schema):
         numeric = name in mapping.features and name not in mapping.categorical
         kind = pa.list_(pa.float32()) if name in mapping.vectors else pa.float32() if numeric else pa.string()
@@ -101,13 +101,13 @@ def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categori
 
 
 def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
-    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name."""
+    """The columns that a mapping names (without patterns) and a file lacks, each with its use and the nearest name."""
     uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
     uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
     uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
     if isinstance(mapping, ColumnMapping):
         uses += [(name, "dates") for name in mapping.dates] + [(name, "vectors") for name in mapping.vector_columns]
-    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
+    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # otherwise they are features within the one column
         uses += [(name, "feature") for name in mapping.categorical]
     descriptions, present = [], {*schema.names}
     for name, use in uses:
@@ -118,7 +118,7 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
 
 
 def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
-    """Whether the path of a file has the period, and not its columns."""
+    """True if the period is in the file's path instead of its columns."""
     return use == "period_column" and name not in schema.names and path_value(file, name) is not None
 
 
@@ -154,7 +154,6 @@ def check_same_features(
 
 
 def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    """Check the columns that are not features."""
     for use, name in mapping.named().items():
         if not _in_path(schema, use, name, file):
             require(schema, name, use, file)
@@ -186,14 +185,14 @@ def _chosen(
             )
         if pattern == "*":
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
-            # no columns that are all null, which a cast would take for numbers, and no index of a data frame
+            # skip the index of a data frame, and columns that are all null, which a cast would take for numbers
             numbers = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
             matched = [name for name in numbers if not is_unnamed(name)]
         yield from (name for name in matched if name == pattern or name not in used)
 
 
 def is_unnamed(name: str) -> bool:
-    """Whether this is the name that data frames give a column without one, such as their index, in a file.
+    """True if a name is one that data frames write for a column without a name, such as their index.
 
     Example:
         >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
@@ -236,7 +235,7 @@ _FITS: dict[str, _Fit] = {
 
 
 def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
-    """The type of a column, which must occur once and fit its use."""
+    """The type of a column; it must occur once and fit its use."""
     use = "query" if use == f"within {name}" else use
     indices = schema.get_all_field_indices(name)
     if not indices:
@@ -259,7 +258,6 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
 
 
 def _remedy(name: str, names: Sequence[str]) -> str:
-    """The remedy for a wrong name."""
     return suggestion(name.rstrip("*"), names, "its columns are")
 
 
@@ -286,7 +284,7 @@ class Examined:
         column: str | None = None,
         fault: str = "",
     ) -> None:
-        """Record a fault of some rows, the column whose values show it, and perhaps the fault of a value in words."""
+        """Record a fault of some rows: the column with the bad values, and perhaps the fault in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
             shown = reason
             if column is not None:
@@ -296,14 +294,14 @@ class Examined:
         self.bad_N |= bad_N
 
     def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
-        """Record faults of single rows, each described in its own words."""
+        """Record faults of single rows, each with its own description."""
         for i, reason in faults.items():
             if not self.bad_N[i]:
                 self._findings[i] = rule, reason, reason
                 self.bad_N[i] = True
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
-        """A column as text; rows where it is not UTF-8, or lacks a required value, are rejected."""
+        """A column as text; rows that are not UTF-8, or lack a required value, are rejected."""
         text_N, broken_N = cols.texts(self.batch.column(name))
         self.reject(broken_N, f"column {name!r} is not text in UTF-8")
         if required:
@@ -322,7 +320,7 @@ class Examined:
         return periods_N
 
     def seconds(self, name: str, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """A column of times in seconds since 1970, and the rows without one; rows that cannot be read are rejected."""
+        """A time column in seconds since 1970, and a mask of rows without a time; unreadable rows are rejected."""
         column = self.batch.column(name)
         seconds_N, bad_N = instants(column, clock)
         missing_N = bad_N & column.is_null().to_numpy(zero_copy_only=False)
@@ -330,7 +328,7 @@ class Examined:
         return seconds_N, bad_N
 
     def vectors(self, name: str, size: int | None) -> Vectors:
-        """A column of vectors; rows with one of another length than is stated, or with a gap, are rejected."""
+        """A column of vectors; rows with a vector of the wrong length or with a gap are rejected."""
         column = cols.without_dictionary(self.batch.column(name))
         if cols.is_text(column.type):
             column, bad_N = lists_of_texts(column)
@@ -344,11 +342,11 @@ class Examined:
         return found
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Columns of groups, unchanged, by their names in the data set."""
+        """Columns of groups, unchanged, keyed by their names in the data set."""
         columns = {}
         for name in names:
             column = cols.without_dictionary(self.batch.column(name))
-            key = f"meta_{name.removeprefix('meta_')}"  # a data set that is read again keeps its columns' names
+            key = f"meta_{name.removeprefix('meta_')}"  # reading a data set again keeps its column names
             columns[key] = self.texts(name) if cols.is_text(column.type) else column
         return columns
 
@@ -359,7 +357,7 @@ class Examined:
         query_ids_N: pa.StringArray,
         rows_N: NDArray[np.int64] | None = None,
     ) -> list[Rejection]:
-        """One rejection for each bad row, in order; it counts as `rows_N` input rows, 1 by default."""
+        """One rejection for each bad row, in order, counted as `rows_N` input rows (1 by default)."""
         rejected = []
         for i in np.flatnonzero(self.bad_N).tolist():
             rule, reason, finding = self._findings[i]

@@ -8,7 +8,7 @@ from ltrscale.ingest.profile import LogColumn
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 MOST_GRADES = 32
-"""The most different values of a label."""
+"""The most distinct values of a label."""
 
 _LEVELS: Sequence[tuple[int, str]] = (
     (
@@ -41,7 +41,7 @@ _LEVELS: Sequence[tuple[int, str]] = (
     (8, r"^(exact|perfect|ideal|vital|genau|perfekt|parfait|perfect[oa]|perfett[oa]|perfeit[oa])|完全|完璧"),
     (6, r"^(good|gut|bon|bueno|buono|bom|goed|dobr[ye]|relevant[eo]?|pertinent|trafn[ye]|関連|相关)"),
 )
-"""What a word says, from nothing at 0 to all at 9; the first pattern that a word has counts."""
+"""The strength of a word, from 0 to 9; the first matching pattern counts."""
 _TWO = {
     **dict.fromkeys(("no", "n", "nein", "false", "f", "non", "nao", "nee", "nie", "いいえ", "否", "0", "無"), 0),
     **dict.fromkeys(("yes", "y", "ja", "j", "true", "t", "oui", "si", "sim", "tak", "はい", "是", "1", "有"), 1),
@@ -53,7 +53,7 @@ _ESCI = {"E": 3, "S": 2, "C": 1, "I": 0}
 def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...] | None:
     """Grades for a label of words, or of numbers too large to be grades; None for a label that has grades.
 
-    Text that is a number has its number, and a word that is not known has no grade.
+    Numeric text has its number as grade, and an unknown word has none.
 
     Example:
         >>> import pyarrow as pa
@@ -74,7 +74,7 @@ def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...
 
 
 def word_grades(values: Sequence[str]) -> dict[str, float | None]:
-    """A grade for each of some words, None where it is not known.
+    """A grade for each word, None if it is not known.
 
     Example:
         >>> word_grades(["Exact", "Partial", "other"]), word_grades(["2", "0", "-"]), word_grades(["ja", "nein"])
@@ -93,7 +93,7 @@ def word_grades(values: Sequence[str]) -> dict[str, float | None]:
 
 
 def are_grades(values: Sequence[str]) -> bool:
-    """Whether most of some words are known as grades or as what users do, and not as yes and no alone."""
+    """True if most of some words are known as grades or user actions, and they are not only yes and no."""
     known = [value for value in values if _level(plain_name(value)) is not None]
     return len(known) >= 2 and 2 * len(known) > len(values)
 
@@ -103,7 +103,6 @@ def _level(word: str) -> int | None:
 
 
 def _number(value: str) -> float | None:
-    """A text's number, if it can be a grade."""
     if not re.fullmatch(r"\d{1,4}([.,]\d+)?", value.strip(), re.ASCII):
         return None
     number = float(value.strip().replace(",", "."))

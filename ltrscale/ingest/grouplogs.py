@@ -39,12 +39,12 @@ class GroupRows(Source):
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
-        """See `read_group_rows`."""
+        """The reader of Parquet files with these columns."""
         read = partial(read_group_rows, mapping=self.columns, features=features, first=first, encoders=encoders)
         return lambda file: read(file.url, encoding=encoding)
 
     def for_scoring(self, needs: Needs) -> Self:
-        """The columns of features, if each has its own, and those that a model reads besides."""
+        """The same source with only the columns that a model reads; one column with all features stays whole."""
         named = {} if self.columns.matrix else needs.named()
         return self.replace(columns=self.columns.replace(labels=None, **needs.uses(), **named))
 
@@ -64,7 +64,7 @@ class GroupRows(Source):
 
     @property
     def takes_any_order(self) -> bool:
-        """Whether each feature has its own column."""
+        """True if each feature has its own column."""
         return not self.columns.matrix
 
     @property
@@ -93,8 +93,8 @@ def read_group_rows(
 
     `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
     feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
-    `unparsable`, the documents of a group whose labels or other lists have another length, or whose query id, time
-    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `ItemRows.read`). The other
+    `unparsable`, the documents of a group with labels or other lists of another length, or with an unreadable query
+    id, time stamp or period; `bad_tokens`, the documents of a group with a bad token (see `ItemRows.read`). The other
     arguments are as for `Source.open`; by default the file is the only one.
 
     Raises:
@@ -166,7 +166,7 @@ class _GroupBlocks:
         )
 
     def _examine(self, groups: Examined) -> NDArray[np.int64]:
-        """Check the lists of each group against each other; returns its documents, 1 if their number is not known."""
+        """Compare the list lengths of each group; returns its number of documents, 1 if that is not known."""
         mapping, batch = self.mapping, groups.batch
         columns = mapping.feature_columns(batch.schema)
         lengths_G = _lengths(batch.column(columns[0]))
@@ -197,7 +197,7 @@ class _GroupBlocks:
     def _tokens(
         self, groups: Examined, lengths_G: NDArray[np.int64]
     ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, NDArray[np.int64]]]]:
-        """The tokens of queries, and those of documents with the group of each; groups with bad ones are rejected."""
+        """The tokens of queries, and of documents with the group of each; groups with bad tokens are rejected."""
         of_queries: dict[str, pa.Array] = {}
         of_documents: dict[str, tuple[pa.Array, NDArray[np.int64]]] = {}
         tokens = self.mapping.tokens
@@ -219,7 +219,7 @@ class _GroupBlocks:
     def _documents(
         self, groups: Examined, text: TextColumn, lengths_G: NDArray[np.int64]
     ) -> tuple[pa.Array, NDArray[np.int64]]:
-        """The texts or ids of all documents, and their groups; groups without one for each document are rejected."""
+        """The texts or ids of all documents, and their groups; groups with a wrong number of them are rejected."""
         counted = groups.batch.column(text.lengths or text.column)
         groups.reject(
             _lengths(counted) != lengths_G, f"column {text.column!r} does not have the tokens of each document"
@@ -246,7 +246,7 @@ class _GroupBlocks:
             values = values.flatten() if cols.is_list(values.type) else values
             features_NF = cols.float_column(values).reshape(n, len(self.features))
             if self.mapping.categorical:
-                features_NF = features_NF.copy()  # Arrow's own memory cannot be written
+                features_NF = features_NF.copy()  # Arrow's memory is read-only
         else:
             features_NF = np.empty((n, len(self.features)), np.float32)
         for i, feature in enumerate(self.features):
@@ -254,7 +254,7 @@ class _GroupBlocks:
                 encoder = self.encoders.setdefault(feature.name, CategoryEncoder())
                 codes = pa.array(features_NF[:, i]) if self.mapping.matrix else batch.column(feature.name).flatten()
                 features_NF[:, i] = encoder.encode(codes)
-                if self.mapping.matrix:  # codes of an earlier data set, whose texts are not here
+                if self.mapping.matrix:  # codes from an earlier data set; the texts are not here
                     encoder.texts = None
             elif not self.mapping.matrix:
                 features_NF[:, i] = cols.float_column(batch.column(feature.name).flatten())
@@ -262,12 +262,12 @@ class _GroupBlocks:
 
 
 def _lengths(column: pa.Array) -> NDArray[np.int64]:
-    """Values in each list, 0 where there is none."""
+    """The number of values in each list, 0 for null."""
     return np.asarray(pc.list_value_length(column).cast(pa.int64()).fill_null(0), np.int64)
 
 
 def _sums(column: pa.Array) -> NDArray[np.int64]:
-    """The sum of each list, -1 where a value is negative, null or no whole number."""
+    """The sum of each list, -1 if a value is negative, null or not a whole number."""
     values = cols.without_dictionary(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
     wrong = (values < 0) | (values != np.floor(values))
     group = np.repeat(np.arange(len(column)), _lengths(column))
@@ -276,6 +276,6 @@ def _sums(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _any(column: pa.Array, is_bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which lists have a bad value; `is_bad` marks the bad ones among the values of all lists."""
+    """True for lists with a bad value; `is_bad` marks the bad ones among the values of all lists."""
     group = np.repeat(np.arange(len(column)), _lengths(column))
     return np.asarray(np.bincount(group[is_bad], minlength=len(column)) > 0)

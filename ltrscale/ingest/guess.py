@@ -1,4 +1,4 @@
-"""Guesses the uses of a log's columns from their structure and names, for a config that its reader then corrects."""
+"""Guesses the uses of a log's columns from their structure and names, for a draft config that the user corrects."""
 
 import re
 import shlex
@@ -24,28 +24,28 @@ from ltrscale.ingest.structure import Structure
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
 _INDEX = r"x|index|level_\d+|__index_level_\d+__|row_?(names?|num(ber)?|id|ix|idx|index|nr|no)?|nr|no|idx"
 _MANY_ROWS = 1000
-"""Rows that no feature counts by chance."""
+"""Number of rows from which no feature counts them by chance."""
 _LONG = 60
 _SEEN_OFTEN = 5
-"""Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
+"""Mean number of rows per value from which a model can learn from an identifier."""
 _UNREAD = 0.2
-"""Share of values that cannot be read above which a column costs more rows than it is worth."""
+"""Share of unreadable values above which a column costs more rows than it is worth."""
 _ASKED_OF_FLAGS = (
     "0 or 1, and no column looks like a label: is it known when the list is shown, or what users did then (the label)?"
 )
 _INSTANT = datetime(2026, 2, 3)
-"""Day and month could be each other."""
+"""A time in which day and month could be swapped."""
 _LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
-"""Points below which no column has a role."""
+"""The least points for a role."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """The uses of columns; `others` are columns without one, with the reason."""
+    """The uses of columns; `others` are the columns without a use, with the reason."""
 
     query: LogColumn
     within: tuple[LogColumn, ...] = ()
-    """Further columns that make the query's id with `query`."""
+    """Further columns that, with `query`, make the query's id."""
     item: LogColumn | None = None
     label: LogColumn | None = None
     gain: LogColumn | None = None
@@ -81,7 +81,7 @@ class Guess:
 
     @property
     def alike(self) -> list[list[str]]:
-        """Pairs of vectors to compare: that of what was asked, by its name, else the first, with those as long."""
+        """Pairs of vectors to compare: the query's by name, else the first, with each other one of the same length."""
         first, *others = sorted(self.vectors, key=lambda each: not roles.is_asked(each)) or (None,)
         return [[first.name, each.name] for each in others if first is not None and each.size == first.size]
 
@@ -91,8 +91,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
 
     Args:
         columns: the columns, from `profile.first_columns`.
-        seen: the structure of those of `roles.structured`, at least.
-        given: the names of columns whose use is known: `query`, `item`, `label`, `time`, `positions`.
+        seen: the structure of at least the columns of `roles.structured`.
+        given: the names of columns with a known use: `query`, `item`, `label`, `time`, `positions`.
         where: the file, for errors.
 
     Raises:
@@ -147,7 +147,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
 
 
 def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
-    """Mark roles that only structure speaks for, or a name that features have, too."""
+    """Mark roles that rest on structure alone, or on a name that features have too."""
     reasons = {
         "label": "no column has the name of a label, see whether it is what users did",
         "positions": "no column has the name of a place",
@@ -162,10 +162,10 @@ def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
 
 
 def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]:
-    """The columns that count the rows, as the index of a data frame does in a file, with the reason to leave them out.
+    """The columns that count the rows, like the index of a data frame, with the reason to leave them out.
 
-    One without a name is the index, whatever became of its rows. Any other begins with 0 or 1 and rises by one from row
-    to row, in each file or over all of them, and has the name of an index or many rows.
+    A column without a name is always an index. Any other must start at 0 or 1 and rise by one from row to row, in each
+    file or over all files, and must have the name of an index or many rows.
     """
     reasons = {}
     for column in columns:
@@ -179,7 +179,7 @@ def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]
 
 
 def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
-    """Whether numbers rise by one from row to row; each file may begin again."""
+    """True if numbers rise by one from row to row; each file may start again."""
     again_N = np.zeros(len(numbers_N), np.bool_)
     again_N[[row for row in files if row < len(numbers_N)]] = True
     rises_N = np.diff(numbers_N, prepend=numbers_N[:1] - 1) == 1
@@ -187,7 +187,7 @@ def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
 
 
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
-    """The query's column and the structure; a column for all that make its id, where these are several."""
+    """The query's column and the structure; if several columns make the id, one column for their combination."""
     if query.name not in seen or not within:
         return query, seen
     parts = [column.name for column in within]
@@ -223,7 +223,7 @@ def _with_rest(
 
 
 def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
-    """Why a date cannot be read where formats of other columns of times are tried first; None where it can."""
+    """Why formats of other time columns, tried first, would misread this date; None if they would not."""
     [form, *_] = column.formats
     text = pa.array([_INSTANT.isoformat() if form == ISO else _INSTANT.strftime(form)])
     for earlier, other in others.items():
@@ -233,7 +233,7 @@ def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
 
 
 def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:
-    """The use of a column without a role, or the reason why it has none."""
+    """The use of a column without a role, or the reason why it has no use."""
     if column.size:
         return "vectors"
     if column.distinct <= 1:
@@ -255,7 +255,7 @@ def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) 
         return "features"
     if roles.names_one(column) and column.distinct * _SEEN_OFTEN > column.rows:
         return f"an id of {column.distinct:,} things, each in few rows"
-    if column.distinct > 0.5 * column.rows:  # nearly every row has a value of its own
+    if column.distinct > 0.5 * column.rows:  # nearly every row has its own value
         return "names single rows"
     if not column.numeric and _names(column, best_guess.item, seen):
         return "text, another one for each item, which a model reads as tokens (docs/text.md)"
@@ -263,7 +263,7 @@ def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) 
 
 
 def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
-    """Whether nearly each item has another value."""
+    """True if nearly every item has its own value."""
     if item is None or not {item.name, column.name} <= {*seen.codes}:
         return False
     return seen.lists(column.name).distinct > 0.8 * seen.lists(item.name).distinct and seen.decides(
@@ -272,9 +272,9 @@ def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
 
 
 def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
-    """The columns that are probably not features, with the reason; one with a single value is harmless, and left out.
+    """The columns that are probably not features, with the reason; harmless columns with a single value are left out.
 
-    The arguments are as for `guess`, with the query among those that are given.
+    The arguments are as for `guess`; `given` must include the query.
     """
     uses = guess(columns, seen, given, "X")
     by_role = {"the item": uses.item, "a label": uses.label, "a time": uses.time, "a position": uses.positions}

@@ -1,10 +1,10 @@
-"""The input of `prepare`: its config, the files that this names, and the units of work into which they are cut.
+"""The input of `prepare`: its config, the files that it names, and the units of work made from them.
 
-A unit is a run of input files, handled together from reading to finished data files. The cuts depend on the list of
-files and their sizes alone. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
+A unit is a run of input files, handled together from reading to finished data files. The cuts depend only on the list
+of files and their sizes. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
 
-Tables of Delta Lake and Apache Iceberg are lists of Parquet files: those of one version, which never change. Only the
-tables' own libraries read their logs. A version whose rows are not simply those of its files is refused.
+A version of a Delta Lake or Apache Iceberg table is a fixed list of Parquet files. Only the tables' own libraries read
+their logs. A version with rows that differ from those of its files is refused.
 """
 
 import importlib.util
@@ -148,12 +148,12 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
 
 
 def raw_files(dataset: Dataset) -> list[str]:
-    """The files of raw rows that made a data set, as far as they are there."""
+    """The files of raw rows that made a data set, if they still exist."""
     urls = []
     for entry in inputs_of(dataset):
         try:
             urls += [file.url for file in list_inputs([validate(InputFiles, entry, dataset.url)])]
-        except UnavailableError:  # storage does not answer, which says nothing about the files
+        except UnavailableError:  # says nothing about the files
             raise
         except InputError:
             continue
@@ -161,7 +161,7 @@ def raw_files(dataset: Dataset) -> list[str]:
 
 
 def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
-    """A fingerprint of each input file, by URL, which changes when the file does; with the version of its table.
+    """A fingerprint of each input file, by URL, with the version of its table; it changes when the file does.
 
     Raises:
         InputError: an input is missing.
@@ -170,7 +170,7 @@ def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
 
 
 def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
-    """The same of listed files, and of those that their source reads besides."""
+    """The same for listed files, and for other files that their source reads."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
     urls |= dict.fromkeys(source.files_beside())
     stamps = storage.at_once(storage.fingerprint, sorted(urls))
@@ -190,7 +190,7 @@ class Unit:
 
     @property
     def period(self) -> str:
-        """The fixed period, which is the scope of the query ids; empty for none."""
+        """The fixed period, the scope of the query ids; empty if there is none."""
         return self.files[0].period or ""
 
     @property
@@ -231,9 +231,9 @@ def cut_units(
 
 @dataclass(frozen=True)
 class UnitSettings:
-    """The settings that all units share; `taken` are the periods that exist already and may not be written.
+    """The settings that all units share; `taken` are the existing periods, which may not be written.
 
-    `first` is the file whose features all others must have; `encoding` makes tokens of texts.
+    `first` is the file that sets the features for all others; `encoding` makes tokens of texts.
     """
 
     config: PrepareConfig
@@ -246,7 +246,7 @@ class UnitSettings:
 
 @dataclass(frozen=True)
 class UnitStart:
-    """The start of a unit: the gid of its first group, which counts the groups before it, and their documents."""
+    """The start of a unit: the gid of its first group (the number of groups before it), and the documents before it."""
 
     gid: int = 0
     documents: int = 0
@@ -260,10 +260,10 @@ class TableVersion(NamedTuple):
 
 
 def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
-    """The files of a table, whose place is its directory or, for Iceberg, perhaps a metadata file, `.metadata.json`.
+    """The files of a table at a directory or, for Iceberg, perhaps a metadata file (`.metadata.json`).
 
     Raises:
-        InputError: there is no such table or version, its library is not installed, or deleted rows are still in files.
+        InputError: there is no such table or version, its library is not installed, or files still have deleted rows.
     """
     library = _LIBRARIES[lake]
     if importlib.util.find_spec(library) is None:
@@ -272,7 +272,7 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
         table = _delta(url, version) if lake == "delta" else _iceberg(url, version)
     except InputError:
         raise
-    except Exception as error:  # the libraries have their own errors, without a common base
+    except Exception as error:  # the libraries' errors have no common base
         raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
     if not table.files:
         raise InputError(f"{url}: version {table.version} has no rows; choose another one")
@@ -282,7 +282,7 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
 def _delta(url: str, version: int | None) -> TableVersion:
     from deltalake import DeltaTable
 
-    if not storage.exists(storage.join(url, "_delta_log")):  # a store that refuses is better reported by ours
+    if not storage.exists(storage.join(url, "_delta_log")):  # our error is better if the store refuses access
         raise InputError(f"{url}: no Delta table is there; check the path")
     with storage.delta_options(url) as options:
         table = DeltaTable(storage.absolute(url), version=version, storage_options=options)
@@ -312,10 +312,7 @@ def _iceberg(url: str, version: int | None) -> TableVersion:
 
 
 def _static_table(metadata: str) -> Any:
-    """The table of a metadata file, whose files are read through `storage`.
-
-    pyiceberg would have clients of its own, whose settings it takes from the table: also an address and a class.
-    """
+    """The table of a metadata file, read through `storage` instead of with settings from the table."""
     from pyiceberg.catalog.noop import NoopCatalog
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
     from pyiceberg.serializers import FromInputFile
@@ -333,7 +330,7 @@ def _static_table(metadata: str) -> Any:
 
 
 def _check_names(url: str, table: Any) -> None:
-    """Check that no column was renamed, nor replaced by another of its name: files have the names of their time."""
+    """Check that no column was renamed or replaced by another of its name: files keep the old names."""
     names: dict[int, str] = {}
     ids: dict[str, int] = {}
     for schema in table.schemas().values():

@@ -1,4 +1,4 @@
-"""Raw logs with one item (document) per row, which are read block by block; memory does not grow with the file.
+"""Raw logs with one item (document) per row, read block by block in bounded memory.
 
 In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
 on. Categorical columns are encoded as in `categories`.
@@ -47,7 +47,7 @@ from ltrscale.ingest.validate import Unjudged
 def column_holds(
     kind: pa.DataType, form: Form, *, number: bool
 ) -> Literal["number", "boolean", "integer", "text", "value"]:
-    """What a column holds; `number` is whether its file reads it as such where it has text only."""
+    """What a column holds; `number` says whether a text file's column is read as numbers."""
     kind = cols.value_type(kind)
     if form == "csv" and not number:
         return "text"
@@ -61,15 +61,15 @@ def column_holds(
 
 
 def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
-    """The columns that are read as numbers, where a file has text only."""
+    """The columns to read as numbers if the file has only text."""
     made, side = mapping.sources(), mapping.side().values()
     label = [column for use, column in mapping.named().items() if use == "label"]
     return {*(f.name for f in features if f.kind == "numeric" and f.name not in made), *side, *label}
 
 
 def texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collection[str]) -> set[str]:
-    """The columns whose values are needed as they stand, such as ids, categories and the keys of tables that join."""
-    # a click or a gain may be the graded label too: values with grades are as good as numbers
+    """The columns with values that must stay unchanged, such as ids, categories and join keys."""
+    # a click or gain may also be the graded label: values with grades count as numbers
     numbers, made = {"label", "graded label", *mapping.side()}, mapping.sources()
     named = {column for use, column in mapping.named().items() if use not in numbers}
     tokens = mapping.tokens.columns if mapping.tokens else ()
@@ -78,9 +78,9 @@ def texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collecti
 
 
 def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
-    """The rows of a table in memory, as `Items` reads those of a Parquet file; for tables without texts or joins.
+    """The rows of a table in memory, read as `Items` reads Parquet; for tables without texts or joins.
 
-    They must not be too many for one block.
+    The rows must fit in one block.
 
     Raises:
         InputError: a column is missing or has a type that does not fit.
@@ -107,7 +107,7 @@ class ItemBlocks:
     encoding: Encoding | None = None
 
     def __call__(self, raw: Raw) -> RowBlock:
-        """The rows that can be used, and the rejections of the others."""
+        """The usable rows, and the rejections of the others."""
         mapping = self.mapping
         rows = self._joined(raw.rows)
         batch = rows.batch
@@ -133,10 +133,7 @@ class ItemBlocks:
         return block
 
     def _joined(self, batch: pa.RecordBatch) -> Examined:
-        """The rows with the columns of tables, and with optional ones that the file lacks.
-
-        Rows without a key that a table must have are rejected.
-        """
+        """The rows with joined columns and missing optional ones; rows without a required key are rejected."""
         for name in self.mapping.of_optional(batch.schema):
             field = with_optional(pa.schema([]), self.mapping).field(name)
             batch = batch.append_column(name, pa.nulls(len(batch), field.type))
@@ -149,7 +146,7 @@ class ItemBlocks:
         return rows
 
     def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
-        """The tokens of rows; rows with bad ones are rejected."""
+        """The tokens of rows; rows with bad tokens are rejected."""
         if self.mapping.tokens is None:
             return {}
         reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
@@ -160,12 +157,12 @@ class ItemBlocks:
         return tokens
 
     def _plain(self, rows: Examined, name: str) -> pa.Array:
-        """A column; if it has text, rows with what is not UTF-8 are rejected."""
+        """A column; if it is text, rows that are not UTF-8 are rejected."""
         column = rows.batch.column(name)
         return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
 
     def _labels(self, rows: Examined) -> NDArray[np.float32]:
-        """The labels, NaN where there is none; rows whose value has no grade are rejected."""
+        """The labels, NaN if missing; rows with a value that has no grade are rejected."""
         name, grades = self.mapping.label, self.mapping.grades
         if name is None:
             return np.full(len(rows.batch), np.nan, np.float32)
@@ -173,10 +170,10 @@ class ItemBlocks:
             labels_N = cols.float_column(rows.batch.column(name))
             if grades is None:
                 return labels_N
-            # in float32, as the labels are: else 0.1 would not reach the cut point 0.1
+            # in float32 like the labels, or 0.1 would not reach the cut point 0.1
             grades_N = np.searchsorted(np.array(grades, np.float32), labels_N, side="right").astype(np.float32)
             return np.where(np.isnan(labels_N), np.float32(np.nan), grades_N)
-        # many tools write a column of integers as floats as soon as it has a null
+        # many tools write a column of integers as floats if it has a null
         values_N = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
         index_N = pc.index_in(values_N, pa.array(list(grades), pa.string()))
         unknown_N = pc.and_(pc.is_valid(values_N), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
@@ -198,7 +195,7 @@ class ItemBlocks:
 
 
 _ROWS, _VALUES = 1 << 14, 1 << 22
-"""Of a block at most; rows of very many features make smaller blocks."""
+"""The most values of a block; rows with very many features make smaller blocks."""
 
 
 class ItemRows(Source):
@@ -220,7 +217,7 @@ class ItemRows(Source):
     def rows_of(
         self, url: str, schema: pa.Schema, names: Sequence[str], *, numbers: Collection[str], batch_rows: int
     ) -> Iterator[Raw]:
-        """Some columns of a file, whose schema is from `schema_of`; the arguments are as for `tables.read_rows`.
+        """Some columns of a file; `schema` is from `schema_of`, and the arguments are as for `tables.read_rows`.
 
         Raises:
             InputError: the file is damaged.
@@ -228,7 +225,7 @@ class ItemRows(Source):
         raise NotImplementedError
 
     def form_of(self, url: str) -> Form:  # noqa: ARG002
-        """The form of a file's values: text, those of JSON, or by default typed values, as in Parquet."""
+        """The form of a file's values: text, JSON, or by default typed as in Parquet."""
         return "parquet"
 
     def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:
@@ -250,7 +247,7 @@ class ItemRows(Source):
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
-        """See `read`."""
+        """The reader of files with these features; the joined tables are loaded once."""
         joined = self.tables(features)
         read = partial(self.read, features=features, first=first, encoders=encoders, joined=joined)
         batch_rows = min(_ROWS, max(1, _VALUES // max(1, len(features))))
@@ -269,12 +266,12 @@ class ItemRows(Source):
     ) -> Iterator[RowBlock]:
         """Read a file in blocks of at most `batch_rows` rows.
 
-        `lines_N` are row numbers (Parquet) or line numbers (of CSV with the header as line 1). Rejected as
-        `unparsable`: a line that is no JSON object, or a CSV line with a wrong number of fields, misplaced quotes or a
-        value that is no number in a numeric column; a row without a query id, with a time stamp or period that is
-        missing or cannot be read, or with text that is not UTF-8. Rejected as `not_joined`: a row with a key that a
-        table must have and has not; as `bad_tokens`: a row with a token that is no id of the vocabulary, or without a
-        text that it must have. Partition columns in the path are ignored, except `period_column`.
+        `lines_N` are row numbers (Parquet) or line numbers (in CSV the header is line 1). Rejected as `unparsable`: a
+        line that is not a JSON object; a CSV line with a wrong number of fields, misplaced quotes or a non-number in a
+        numeric column; a row without a query id, with a time stamp or period that is missing or unreadable, or with
+        text that is not UTF-8. Rejected as `not_joined`: a row with a required key that its table lacks; as
+        `bad_tokens`: a row with a token that is not an id of the vocabulary, or without a required text. Partition
+        columns in the path are ignored, except `period_column`.
 
         The other arguments are as for `open`; by default the file is the only one.
 
@@ -307,7 +304,7 @@ class ItemRows(Source):
         return [load_table(join, self.columns.dialect, numbers=numbers, texts=texts) for join in self.joins]
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns:
-        """How a file has the columns that features are made of."""
+        """How a file stores the columns that features are made of."""
         form, keys = self.form_of(url), join_keys(self.joins)
         numbers, texts = numbers_of(self.columns, features), texts_of(self.columns, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
@@ -317,13 +314,13 @@ class ItemRows(Source):
             if column.name in used and column.name in vectors:
                 reads[column.name] = "text" if cols.is_text(column.type) else "numbers"
             elif column.name in used:
-                exact = column.name in texts and pa.types.is_integer(column.type)  # as `numbers_in` has it
+                exact = column.name in texts and pa.types.is_integer(column.type)  # as in `numbers_in`
                 number = column.name in numbers and not exact
                 reads[column.name] = column_holds(column.type, forms.get(column.name, form), number=number)
         return RawColumns(rows=form, reads=reads)
 
     def for_scoring(self, needs: Needs) -> Self:
-        """The columns that a model reads, those of dates, vectors and the tables that it needs among them."""
+        """The same source with only the columns that a model reads, including dates, vectors and tables."""
         of_dates, read = self.columns.date_features(), {each.name for each in needs.features}
         dates: dict[str, list[str]] = {}
         for column, part in (of_dates[name] for name in of_dates.keys() & read):
@@ -342,7 +339,7 @@ class ItemRows(Source):
         return self.replace(columns=columns, joins=_needed(self.joins, columns))
 
     def _vectors_for_scoring(self, read: Collection[str]) -> dict[str, Any]:
-        """The uses of vectors for the features that a model reads."""
+        """The vector settings for the features that a model reads."""
         columns, of_vectors = self.columns, self.columns.vector_features()
         needed = {column for name, (column, _) in of_vectors.items() if name in read}
         alike = [pair for name, pair in columns.similarity_features().items() if name in read]
@@ -366,11 +363,11 @@ class ItemRows(Source):
         return fill
 
     def missing_columns(self, url: str) -> list[str]:
-        """The columns that a file and its tables lack."""
+        """The columns that are missing from a file and its tables."""
         return missing(self._whole(url), self.columns, url)
 
     def files_beside(self) -> list[str]:
-        """The tables that join, and the files of a tokenizer."""
+        """The joined tables, and the files of a tokenizer."""
         return [url for join in self.joins for url in storage.list_files(join.path)] + super().files_beside()
 
     def wanted_fills(self, features: Sequence[Feature]) -> dict[str, Fill]:
@@ -386,7 +383,7 @@ class ItemRows(Source):
         return {name: value for name, value in fills if value is not None}
 
     def filled(self, fills: Mapping[str, float]) -> Self:
-        """The source with the numbers that were found."""
+        """The source with these numbers for missing values."""
         return self.replace(columns=self.columns.replace(fill=dict(fills)))
 
     @property
@@ -406,12 +403,12 @@ class ItemRows(Source):
 
     @property
     def unjudged(self) -> Unjudged:
-        """As the columns say."""
+        """The setting of the columns."""
         return self.columns.unjudged
 
     @property
     def takes_any_order(self) -> bool:
-        """Always: each feature has a column."""
+        """Always true: each feature has a column."""
         return True
 
     @property
@@ -426,11 +423,11 @@ class ItemRows(Source):
 
     @property
     def joined_tables(self) -> Sequence[Join]:
-        """The tables whose columns join the rows."""
+        """The tables that join the rows."""
         return self.joins
 
     def _whole(self, url: str) -> pa.Schema:
-        """The columns of a file, with those that join its rows and those that it may lack."""
+        """The columns of a file, with joined ones and missing optional ones."""
         return with_optional(with_joined(self.schema_of(url), self.joins, self.columns.dialect, url), self.columns)
 
 
@@ -446,17 +443,17 @@ class Items(ItemRows):
     def rows_of(
         self, url: str, schema: pa.Schema, names: Sequence[str], *, numbers: Collection[str], batch_rows: int
     ) -> Iterator[Raw]:
-        """The rows, by the name of the file."""
+        """The rows, read according to the file's name."""
         query, dialect = self.columns.query, self.columns.dialect(url)
         return read_rows(url, schema, names, numbers=numbers, query=query, dialect=dialect, batch_rows=batch_rows)
 
     def form_of(self, url: str) -> Form:
-        """By the name of the file."""
+        """The form, from the file's name."""
         return file_form(url)
 
 
 def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:
-    """The tables that have a column in use; such as not one that only had labels."""
+    """The tables with a column in use; a table with labels only, for example, is not needed."""
     used = {*columns.named().values(), *columns.features, *columns.categorical, *columns.dates, *columns.meta}
     used |= columns.vector_columns.keys()
     used |= {*(columns.tokens.columns if columns.tokens else ())}
@@ -464,12 +461,12 @@ def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]
     for join in reversed(tables_):
         if used & join.columns.keys():
             needed.append(join)
-            used |= join.key.keys()  # which an earlier table may have
+            used |= join.key.keys()  # may come from an earlier table
     return tuple(reversed(needed))
 
 
 def _lists(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """The schema, with lists where the first lines of a file have no value of these columns; later ones may."""
+    """The schema with lists for those of these columns that have no value in the first lines; later lines may."""
     for i, field in enumerate(schema):
         if field.name in names and pa.types.is_null(field.type):
             schema = schema.set(i, field.with_type(pa.list_(pa.null())))

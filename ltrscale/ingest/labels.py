@@ -1,7 +1,7 @@
-"""Scores the columns of a log as labels, and finds what else came of a list: structure first, names in ten languages.
+"""Scores the columns of a log as labels and finds other outcomes of a list, by structure and by names in ten languages.
 
-What users did is 0 for most rows of a list, is another thing for the same item in another list, comes less often down
-the list, and is nested: what was bought had been put into the cart, and what was put there had been clicked.
+User actions are 0 for most rows of a list, differ between lists for the same item, and are rarer further down the list.
+They are nested: what was bought had been put into the cart, and what was put there had been clicked.
 
 Shapes: N rows.
 """
@@ -28,18 +28,18 @@ from ltrscale.ingest.structure import Structure
 
 _RARE = 0.02
 _NESTED = 24
-"""Columns without the name of a label that are compared with each other."""
+"""The most columns without a label's name to compare with each other."""
 _OF_ITEM = 0.9
-"""Share of an item's rows above which a column is the item's own."""
+"""Share of an item's rows above which a column is a property of the item."""
 _FEWEST = 20
-"""Rows above 0 of a column that is compared with others."""
+"""The fewest rows above 0 of a column that is compared with others."""
 _SURELY = -3.0
-"""Deviations by which what is above 0 stands further up than the other rows."""
+"""Deviations by which rows above 0 are further up than the other rows."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What is beside a column: the list's other roles, and the columns that are above 0 for some rows only."""
+    """The context of a column: the list's other roles, and the columns that are above 0 in some rows only."""
 
     query: LogColumn
     item: LogColumn | None
@@ -54,7 +54,7 @@ def labels(
     item: LogColumn | None,
     positions: LogColumn | None = None,
 ) -> list[Candidate]:
-    """The columns that may have the labels."""
+    """The candidates for the label column."""
     fits = [column for column in columns if column.name in seen and not looks_like_time(column)]
     fits = [column for column in fits if column.distinct > 1 or (column.distinct == 1 and column.missing > 0)]
     fits = [column for column in fits if column.numeric or column.distinct <= MOST_GRADES]
@@ -64,12 +64,12 @@ def labels(
 
 
 def may_be_named(column: LogColumn) -> bool:
-    """Whether a column has the name of labels or of features, and few values."""
+    """True if a column has few values and a name that labels and features share."""
     return has_pattern(column, names.PERHAPS) and column.distinct <= MOST_GRADES
 
 
 def is_flag(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> bool:
-    """Whether a column is 0 or 1, or yes and no, differs within lists and is not the item's own."""
+    """True if a column is 0 or 1 (or yes and no), varies within lists and is not a property of the item."""
     if column.distinct != 2 or column.name not in seen:
         return False
     values_N = amounts(column, seen)
@@ -79,7 +79,7 @@ def is_flag(column: LogColumn, query: LogColumn, seen: Structure, item: LogColum
 
 
 def amounts(column: LogColumn, seen: Structure) -> NDArray[np.float64]:
-    """A column as numbers, by row, words as their grades; NaN for what has none."""
+    """A column as numbers, by row (words as their grades); NaN if there is no number."""
     if column.numeric:
         return seen.numbers(column.name)
     texts = [str(value) for value in seen.values[column.name].to_pylist()]
@@ -89,7 +89,7 @@ def amounts(column: LogColumn, seen: Structure) -> NDArray[np.float64]:
 
 
 def _above(columns: Sequence[LogColumn], seen: Structure, item: LogColumn | None) -> dict[str, NDArray[np.bool_]]:
-    """Where the columns are above 0 that are so for some rows only, and are not the item's own."""
+    """Masks of rows above 0, for columns that are above 0 in some rows only and are not a property of the item."""
     above: dict[str, NDArray[np.bool_]] = {}
     quantities = [column for column in columns if column.numeric and column.least >= 0]
     words = [column for column in columns if not column.numeric]
@@ -103,7 +103,7 @@ def _above(columns: Sequence[LogColumn], seen: Structure, item: LogColumn | None
 
 
 def _of_item(above_N: NDArray[np.bool_], seen: Structure, item: LogColumn | None) -> bool:
-    """Whether an item is above 0 in each of its rows or in none."""
+    """True if each item is above 0 in all of its rows or in none."""
     if item is None or item.name not in seen:
         return False
     alike = seen.lists(item.name).alike(above_N)
@@ -146,7 +146,7 @@ def _points(column: LogColumn, beside: Beside, seen: Structure) -> Scores:
 def _structure(
     column: LogColumn, above_N: NDArray[np.bool_], beside: Beside, seen: Structure, with_one: float
 ) -> Scores:
-    """What speaks for a label of any name."""
+    """The structural evidence that a column is a label, whatever its name."""
     lists = seen.lists(beside.query.name)
     if column.distinct <= 2 and with_one > 0.2 and (lists.having(above_N) <= 1).mean() > 0.95:
         yield 3.5, "one row a list at most"
@@ -167,12 +167,12 @@ def _structure(
 
 
 def inside(part_N: NDArray[np.bool_], whole_N: NDArray[np.bool_]) -> bool:
-    """Whether a column is above 0 only where a more frequent one is."""
+    """True if a column is above 0 only where another, more frequent one is."""
     return bool(part_N.sum() < 0.9 * whole_N.sum() and (part_N & whole_N).sum() >= 0.99 * part_N.sum())
 
 
 def _height(above_N: NDArray[np.bool_], beside: Beside, seen: Structure) -> float:
-    """How many deviations further down than their lists the rows above 0 stand, in the mean."""
+    """How many deviations below the mean place of their lists the rows above 0 are, on average."""
     assert beside.positions is not None
     lists = seen.lists(beside.query.name)
     places_L, above_L = seen.numbers(beside.positions.name)[lists.rows_L], above_N[lists.rows_L]
@@ -189,7 +189,7 @@ def _height(above_N: NDArray[np.bool_], beside: Beside, seen: Structure) -> floa
 def outcomes(
     remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure, item: LogColumn | None
 ) -> dict[str, str]:
-    """The columns that say what came of a list, with the reason."""
+    """The columns that say what happened after a list was shown, with the reason."""
     found = dict.fromkeys(
         (name for name, each in remaining.items() if is_label(each)),
         "another label: it would give the answer away",
@@ -198,7 +198,7 @@ def outcomes(
         return found
     values_N = amounts(label, seen)
     known_N, label_N = ~np.isnan(values_N), values_N > 0
-    rare = known_N.any() and label_N[known_N].mean() < 0.5  # else a count of few zeros would do
+    rare = known_N.any() and label_N[known_N].mean() < 0.5  # a count with few zeros is not enough
     for name, column in remaining.items() if rare else ():
         quantity = column.numeric and name in seen and column.least >= 0 and not names_one(column)
         if not quantity or name in found:
@@ -214,13 +214,13 @@ def outcomes(
 
 
 def follows(part_N: NDArray[np.bool_], whole_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> bool:
-    """Whether something holds only where another thing does, in the rows that are known."""
+    """True if, in the known rows, something holds only where another thing does."""
     part_N = part_N & known_N
     return bool(part_N.any() and (part_N & whole_N).sum() >= 0.99 * part_N.sum())
 
 
 def gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
-    """What a document brought, by its name; it has brought nothing where the label is 0."""
+    """The column of what a document brought, by its name; it must be 0 where the label is 0."""
     if label is None:
         return None
     worth = [each for each in remaining.values() if has_pattern(each, names.WORTH) and is_label(each)]

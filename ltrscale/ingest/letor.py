@@ -45,7 +45,7 @@ class Letor(Source):
     dense rows only, else 1."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
-        """The features: by the config, or else by the first good row of each file."""
+        """The features, from the config or else from the first good row of each file."""
         names = self.feature_names
         n_features = self.n_features or (len(names) if names else self._inferred(files))
         start = self._first_of(files[0]) if files and names is None else 1
@@ -70,7 +70,7 @@ class Letor(Source):
                     f"{file.url}: column {min(n, n_features) + 1}: the first row has {n} features, that of {first} has "
                     f"{n_features}; mend the file, prepare it apart, or set source.n_features"
                 )
-        return n_features or 1  # without a good row all are rejected, with any number
+        return n_features or 1  # without a good row all rows are rejected anyway
 
     def _first_of(self, file: File) -> int:
         """The index of a file's first feature."""
@@ -87,7 +87,7 @@ class Letor(Source):
         encoders: Encoders,  # noqa: ARG002
         encoding: Encoding | None = None,  # noqa: ARG002
     ) -> Reader:
-        """See `read_letor`."""
+        """The reader of text with these features."""
         n, size = len(features), _BLOCK_BYTES
         return lambda file: read_letor(
             file.url,
@@ -100,7 +100,7 @@ class Letor(Source):
 
     @property
     def label_place(self) -> str:
-        """The first number."""
+        """The first number of a row."""
         return "the first number of each line"
 
 
@@ -118,14 +118,14 @@ def read_letor(
     `first` is the index of the first feature.
 
     `group_sizes` is a file with the size of one group per line, compressed or not: then rows have no qid, the n-th
-    group has the query id n, an unparsable row still counts as a row of its group, and a group of size 0 is an
-    `empty_group` rejection, in a first block without rows. `doc_ids_N` is null for rows without document id, and None
+    group has the query id n, an unparsable row still counts as a row of its group, and groups of size 0 are rejected
+    as `empty_group`, in a first block without rows. `doc_ids_N` is null for rows without document id, and None
     in a block without any. A file without rows yields no block.
 
     Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above the last.
 
     Raises:
-        InputError: a file is missing or its compressed data is broken; the group sizes are no sizes or do not add up
+        InputError: a file is missing or its compressed data is broken; the group sizes are invalid or do not add up
             to the number of rows.
 
     Example:
@@ -158,7 +158,7 @@ def infer_format(url: str, *, qid: bool = True, first: int | None = None) -> Row
 
 
 def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBlock]:
-    room = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of the shortest rows fits in memory too
+    room = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of very short rows fits in memory too
     parts: list[RowBlock] = []
     size = values = rejected = 0
     line = 1
@@ -180,7 +180,7 @@ def _joined(parts: Sequence[RowBlock], share: float) -> RowBlock:
 
 
 def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: int) -> Iterator[RowBlock]:
-    """Give the rows their groups' numbers as query ids."""
+    """Set the rows' query ids to the numbers of their groups."""
     sizes_G, empty = _read_group_sizes(sizes_url)
     if empty:
         nothing = np.empty(0, np.float32)
@@ -189,12 +189,12 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
     ends_G = np.cumsum(sizes_G)
     total = int(ends_G[-1]) if len(ends_G) else 0
     rows = 0
-    previous = -1  # the group of the row before
+    previous = -1  # the previous row's group
     for block in blocks:
         lines = np.sort(np.concatenate([block.lines_N, [rejection.line for rejection in block.rejected]]))
         first, rows = rows, rows + len(lines)
         if rows > total:
-            continue  # too many rows: go on to count them for the error
+            continue  # too many rows: keep counting for the error
         groups = np.searchsorted(ends_G, np.arange(first, rows), side="right")
         group_N = groups[np.searchsorted(lines, block.lines_N)]
         rejected_groups = groups[np.searchsorted(lines, [rejection.line for rejection in block.rejected])].tolist()
@@ -216,7 +216,7 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
 
 
 def _read_group_sizes(url: str) -> tuple[NDArray[np.int64], list[Rejection]]:
-    """The sizes, and a rejection for each that is 0."""
+    """The sizes, and a rejection for each size of 0."""
     sizes: list[int] = []
     empty: list[Rejection] = []
     line = 0

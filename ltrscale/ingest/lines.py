@@ -26,7 +26,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Rejection
 
 LONGEST_LINE = 1 << 24
-"""A longer line is cut to its first bytes and a NUL word; no row of text data has a NUL, so it is rejected."""
+"""Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
 
 UTF8 = "utf-8"
 _KEPT_OF_LONG = 4000
@@ -37,7 +37,7 @@ _GZIP_FORMAT = 31  # zlib's code for a gzip header and the largest window
 
 
 class Piece(NamedTuple):
-    """Some of a file's text, and the share of the file's (compressed) bytes read so far, from 0 to 1."""
+    """A piece of a file's text, and the share of the file's (compressed) bytes read so far, from 0 to 1."""
 
     text: bytes
     share: float
@@ -63,7 +63,7 @@ class LineTexts:
 
 
 def shown_line(line: bytes) -> str:
-    """A line in the form in which people see it."""
+    """A line as shown to people."""
     # 4 bytes are the most that UTF-8 needs for a character
     return line[: 4 * TEXT_LENGTH].decode(errors="replace").rstrip("\r")[:TEXT_LENGTH]
 
@@ -72,7 +72,7 @@ def read_lines(url: str, *, size: int, encoding: str = UTF8) -> Iterator[Piece]:
     """Yield a file's text in pieces of whole lines, each piece about `size` bytes, each line ending in a newline.
 
     A longer line makes a longer piece. A byte order mark is dropped, and a last line without newline gets one. Text in
-    another encoding comes as UTF-8; bytes that it does not define stay, and so are no UTF-8.
+    another encoding is converted to UTF-8; bytes that the encoding does not define stay, as invalid UTF-8.
 
     Raises:
         InputError: the file is missing or not in that encoding, or its compressed data is cut, corrupt or followed by
@@ -100,7 +100,7 @@ def _whole_lines(chunks: Iterable[Piece]) -> Iterator[Piece]:
 
 def _recoded(url: str, chunks: Iterator[Piece], encoding: str) -> Iterator[Piece]:
     """The text in UTF-8."""
-    if codecs.lookup(encoding).name == UTF8:  # as it is: its faults are those of single lines
+    if codecs.lookup(encoding).name == UTF8:  # unchanged: faults are reported line by line
         yield from chunks
         return
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
@@ -122,8 +122,8 @@ def _content(url: str, size: int) -> Iterator[Piece]:
             with storage.named_errors(url):
                 return stream.read(n)
 
-        # not gzip.GzipFile and lzma.LZMAFile: the first has read ahead and cannot name the place of the damage, and
-        # the second skips whatever follows the last stream, such as the rest of a damaged one
+        # not gzip.GzipFile or lzma.LZMAFile: GzipFile reads ahead and cannot name the place of the damage, and LZMAFile
+        # skips whatever follows the last stream, such as the rest of a damaged one
         first = read(max(size, len(_XZ_MAGIC)))
         chunks = chain([first], iter(read, b""))
         if first.startswith(_GZIP_MAGIC):
@@ -137,10 +137,7 @@ def _content(url: str, size: int) -> Iterator[Piece]:
 
 
 def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """Decompress one gzip member after the other, at most `size` bytes at a time whatever the compression ratio.
-
-    It yields each text with the number of bytes of the file that it and the texts before it took.
-    """
+    """Decompress concatenated gzip members, at most `size` bytes at a time; yields texts and compressed positions."""
     decoder = zlib.decompressobj(_GZIP_FORMAT)
     read = written = 0
     for chunk in chunks:
@@ -161,7 +158,7 @@ def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[byte
 
 
 def _unxz(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """Decompress one xz stream after the other, like `_gunzip`; positions are the ends of the chunks."""
+    """Decompress concatenated xz streams, like `_gunzip`; positions are the ends of the chunks."""
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
     read = written = 0
     for chunk in chunks:
@@ -186,7 +183,7 @@ def _broken(url: str, fault: str, written: int) -> InputError:
 
 
 SNIFFED_LINES = 1000
-"""Lines that decide on the types of a file's columns."""
+"""Number of lines that decide the types of a file's columns."""
 
 _BLOCK = 1 << 22
 _NEWLINE, _RETURN = b"\n\r"
@@ -205,7 +202,7 @@ class LineTable:
 class Lines(LineTexts):
     """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end.
 
-    `share` is the share of the file that was read at the block's end.
+    `share` is the share of the file read up to the block's end.
     """
 
     def __init__(self, text: bytes, first: int, share: float) -> None:
@@ -223,11 +220,11 @@ class Lines(LineTexts):
         return shown_line(self.bytes_of(line - self.first))
 
     def bytes_of(self, index: int) -> bytes:
-        """One line of the block, by its index there."""
+        """One line, by its index in the block."""
         return self.text[self.starts_M[index] : self.ends_M[index]]
 
     def blank_M(self) -> NDArray[np.bool_]:
-        """Lines without any text; they are not rows."""
+        """A mask of blank lines, which are not rows."""
         lengths_M = self.ends_M - self.starts_M
         return np.asarray((lengths_M == 0) | ((lengths_M == 1) & (self.text_U8[self.starts_M] == _RETURN)))
 
@@ -243,9 +240,9 @@ def line_blocks(url: str, encoding: str = UTF8) -> Iterator[Lines]:
 
 @dataclass
 class TextReader(ABC):
-    """Reads some columns of a file with one row per line: those in `numbers` as numbers or booleans, others as text.
+    """Reads some columns of a file with one row per line: `numbers` as numbers or booleans, others as text.
 
-    `query` is the column with the query id, which rejections of a line state if it can be read.
+    `query` is the column with the query id; a rejected line states its id if it can be read.
     """
 
     url: str
@@ -255,7 +252,7 @@ class TextReader(ABC):
     query: str
     batch_rows: int
     header: bool = field(default=False, init=False)
-    """Whether the first line has the names of the columns."""
+    """True if the first line has the names of the columns."""
 
     def __iter__(self) -> Iterator[LineTable]:
         """The tables of the file, in order, each of at most `batch_rows` lines.
@@ -290,15 +287,15 @@ class TextReader(ABC):
 
     @abstractmethod
     def _convert(self, text: pa.Buffer) -> pa.Table:
-        """The rows of a text with a table of the types of `_empty`; raises ArrowInvalid where one does not fit."""
+        """The rows of a text with the types of `_empty`; raises ArrowInvalid if a value does not fit."""
 
     @abstractmethod
     def _empty(self) -> pa.Table:
-        """A table of the columns without rows."""
+        """A table with the columns and no rows."""
 
     @abstractmethod
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
-        """The reason to reject a line, from pyarrow's message, and the offending value, empty if it is not known."""
+        """The reason to reject a line, from pyarrow's message, and the offending value (empty if not known)."""
 
     @abstractmethod
     def _query_of(self, line: bytes) -> str:
@@ -307,7 +304,7 @@ class TextReader(ABC):
     def _parse(
         self, lines: Lines, good_lines: NDArray[np.int64], rejected: list[Rejection]
     ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-        """Tables and line indices of `good_lines`; a block with a value that does not fit is halved until found."""
+        """Tables and line indices of `good_lines`; a block is halved until a value that does not fit is found."""
         if not len(good_lines):
             return
         try:
@@ -332,7 +329,7 @@ class TextReader(ABC):
 
 
 def _text_of(lines: Lines, good_lines: NDArray[np.int64]) -> pa.Buffer:
-    """The text of these lines; not a copy if they are consecutive."""
+    """The text of these lines, without a copy if they are consecutive."""
     first, last = int(good_lines[0]), int(good_lines[-1])
     text_U8 = lines.text_U8[lines.starts_M[first] : lines.ends_M[last] + 1]
     if last - first + 1 > len(good_lines):

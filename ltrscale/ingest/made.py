@@ -1,4 +1,4 @@
-"""Features that are made of columns: of times and dates, and of vectors.
+"""Features made of columns of times, dates and vectors.
 
 Shapes: N rows.
 """
@@ -13,7 +13,7 @@ from ltrscale.ingest.mapping import ColumnMapping
 
 
 def made_features(rows: Examined, mapping: ColumnMapping) -> dict[str, NDArray[np.float32]]:
-    """These features by name, NaN where there is none; rows whose values cannot be read are rejected."""
+    """These features by name, NaN if missing; rows with unreadable values are rejected."""
     return _dates(rows, mapping) | _vectors(rows, mapping)
 
 

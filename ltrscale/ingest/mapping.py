@@ -1,4 +1,4 @@
-"""The uses of a raw log's columns: the configs that state them, and the features that these find in a file."""
+"""The uses of a raw log's columns: the configs that state them, and the features that they find in a file."""
 
 import zoneinfo
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
 Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
-"""What stands for a missing value."""
+"""The value to use for a missing one."""
 
 
 class _Columns(Config):
@@ -77,7 +77,7 @@ class _Columns(Config):
 
     @property
     def clock(self) -> Clock:
-        """How the log writes times."""
+        """The log's time formats and zone."""
         return Clock(self.time_zone, self.time_format)
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ class ColumnMapping(_Columns):
     @field_validator("grades", mode="before")
     @classmethod
     def _texts(cls, value: Any) -> Any:
-        """Values as text, in the form in which columns of numbers and booleans are compared."""
+        """Values as text, in the form used to compare numbers and booleans."""
         if not isinstance(value, Mapping):
             return value
         texts = {key: str(key).lower() if isinstance(key, bool) else str(key).removesuffix(".0") for key in value}
@@ -245,7 +245,7 @@ class ColumnMapping(_Columns):
         return self
 
     def named(self) -> dict[str, str]:
-        """The columns that this config names for one use each, no features: use -> column."""
+        """The columns that this config names for one use each, without features: use -> column."""
         label = "graded label" if isinstance(self.grades, dict) else "label"
         single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
@@ -273,13 +273,13 @@ class ColumnMapping(_Columns):
 
     @property
     def vector_columns(self) -> dict[str, int | None]:
-        """The columns of vectors that features are made of, with the length that is stated."""
+        """The vector columns that features are made of, with their stated length."""
         columns = [column for column, _ in self.vector_features().values()]
         columns += [column for _, *pair in self.similarity_features().values() for column in pair]
         return {column: self.vectors.get(column) for column in columns}
 
     def sources(self) -> dict[str, tuple[str, ...]]:
-        """The features that are made of columns, by their names: these columns; any other feature is its own."""
+        """The features that are made of columns: name -> columns; any other feature is a column itself."""
         made: dict[str, tuple[str, ...]] = {}
         made |= {name: (column,) for name, (column, _) in self.vector_features().items()}
         made |= {name: (one, other) for name, (_, one, other) in self.similarity_features().items()}
@@ -291,7 +291,7 @@ class ColumnMapping(_Columns):
         return dict.fromkeys(column for name in names for column in made.get(name, (name,)))
 
     def fill_of(self, feature: Feature) -> Fill | None:
-        """What stands for a missing value of a feature: by its name, else by the first pattern; None for nothing."""
+        """The fill of a feature's missing values, by its name, else by the first pattern; None if not filled."""
         if feature.kind != "numeric":
             return None
         for pattern, value in sorted(self.fill.items(), key=lambda item: item[0] != feature.name):
@@ -339,7 +339,7 @@ class ListColumns(_Columns):
 
     @property
     def matrix(self) -> bool:
-        """Whether all features are in one column."""
+        """True if all features are in one column."""
         return len(self.features) == 1 and bool(self.names or self.n_features or not self.categorical)
 
     def feature_columns(self, schema: pa.Schema) -> list[str]:
@@ -350,7 +350,7 @@ class ListColumns(_Columns):
         return [name for name in named_columns(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
-        """The columns that this config names for one use each, no features: use -> column."""
+        """The columns that this config names for one use each, without features: use -> column."""
         single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
         single["period_column"] = self.period_column
         lists = {f"list of {name}": column for name, column in self.side().items()}

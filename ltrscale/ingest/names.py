@@ -1,7 +1,7 @@
 """The names of a log's columns in the ten languages of the largest shops, as hints of their roles.
 
-The languages are English, German, French, Spanish, Italian, Portuguese, Dutch, Polish, Japanese and Chinese, in this
-order below. Patterns are those of a name's plain form; each list names what its role is called in one more language.
+The languages below are, in order, English, German, French, Spanish, Italian, Portuguese, Dutch, Polish, Japanese and
+Chinese. Patterns match a name's plain form.
 """
 
 import re
@@ -28,12 +28,12 @@ def plain_name(name: str) -> str:
 
 
 def _any(*languages: str) -> str:
-    """One of the words of some languages, as a group of a pattern."""
+    """A regex group that matches the words of some languages."""
     return f"({'|'.join('|'.join(words.split()) for words in languages)})"
 
 
 _LINK = "(s|n|en|es|ns)?"
-"""Letters between a word and the next, as in Kunden-Nr, or of a plural."""
+"""Letters between a word and the next, as in Kunden-Nr, or a plural ending."""
 _LIST = _any(
     "query search impression request srch qid list slate serp feed ranking",
     "such(e|anfrage|vorgang|ergebnis)? anfrage abfrage trefferliste",
@@ -115,7 +115,7 @@ IDENTIFIER = rf"{_ID}|{_ID_OF}"
 
 
 def _identified(words: str) -> str:
-    """The name of a thing's identifier."""
+    """A pattern for the name of a thing's identifier."""
     return rf"(^|_){words}{_LINK}{_ID}|{_ID_OF}{words}{_LINK}$"
 
 
@@ -246,12 +246,12 @@ LABELS = (
     (_CAUSE, 3.5),
     (CLICKED, 3.0),
 )
-"""Names of labels, the stronger ones first, with the points that the name is worth."""
+"""Names of labels, strongest first, with their points."""
 PERHAPS = (
     r"(^|_)(label|grade|judge?ment|relevance|rating|stars|bewertung|note|nota|avaliacao|valoracion|puntuacion|voto"
     r"|valutazione|beoordeling|waardering|ocena)s?$|評価$|评分$|打分$"
 )
-"""Names of labels and of features, such as a rating: of this row, or of the item by earlier users."""
+"""Names that labels and features share, such as a rating: of this row, or of the item by earlier users."""
 _BEFORE = (
     r"^[fn]_|share|rate|ratio|mean|avg|median|total|count|ctr|past|last|prev|hist|prior|_\d+[hdwmy]|_(score|days?)$"
     r"|anteil|quote$|anzahl|letzt|bisher|durchschnitt|mittel|summe|_tagen?$|_wochen?$|taux|nombre|(^|_)nb_|moyen"
@@ -261,12 +261,12 @@ _BEFORE = (
 
 
 def has(name: str, *patterns: str) -> bool:
-    """Whether the plain form of a name has one of the patterns."""
+    """True if the plain form of a name matches one of the patterns."""
     return any(re.search(pattern, plain_name(name)) for pattern in patterns)
 
 
 def label_points(name: str) -> float:
-    """What a name is worth as that of what happened after a list was shown; 0 for that of what did so before.
+    """The points of a name as a label, for what happened after a list was shown; 0 for what happened before.
 
     Example:
         >>> [label_points(name) for name in ("im_warenkorb", "esci_label", "clicks_30d", "median_relevance", "price")]
@@ -279,5 +279,5 @@ def label_points(name: str) -> float:
 
 
 def first_of(name: str, meanings: Iterable[tuple[str, float, str]]) -> tuple[float, str] | None:
-    """The points and the reason of the first pattern that a name has."""
+    """The points and the reason of the first pattern that a name matches."""
     return next(((points, reason) for pattern, points, reason in meanings if has(name, pattern)), None)

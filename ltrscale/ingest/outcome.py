@@ -1,8 +1,8 @@
-"""What `prepare` checks and reports about the data set that it makes, and leaks.
+"""What `prepare` checks and reports about the data set that it makes, including leaks.
 
-Leaks are features that may be known only after users have acted, found by looking at each one alone. Nothing can tell a
-leak from an honest feature that is as good as the labels. So a suspicious one is a question, which people answer:
-jobs.prepare and the report ask it, and the gate refuses until `bounds.expected` has the answer.
+Leaks are features that may be known only after users have acted, found by looking at each feature alone. No check can
+tell a leak from an honest feature that is as good as the labels, so people have to answer: jobs.prepare and the report
+ask about suspicious features, and the gate refuses until `bounds.expected` has the answer.
 """
 
 import re
@@ -27,7 +27,7 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.alone import SingleFeature, alone
 
 _DOCUMENTS = 100_000
-"""Documents that are looked at, of lists with a relevant document; ten times as many labels are read to find these."""
+"""Documents to look at, in lists with a relevant document; ten times as many labels are read to find them."""
 _LONGEST_NAME = 64
 ASK = "is it known when the list is shown?"
 
@@ -35,8 +35,8 @@ ASK = "is it known when the list is shown?"
 def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
     """Look at each feature of a split alone, the best first.
 
-    It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Scores that
-    serve as labels say nothing of what users did, so of these none is found. `k` is the cut-off of NDCG.
+    It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Nothing is
+    found if scores serve as labels, because they do not say what users did. `k` is the cut-off of NDCG.
 
     Raises:
         InputError: as `select`, or a file cannot be read.
@@ -60,7 +60,7 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
 
 
 def category_names(urls: Sequence[str]) -> dict[str, dict[int, str]]:
-    """The texts of categorical features by their codes, as far as these data sets have recorded them."""
+    """The texts of categorical features by code, if these data sets have recorded them."""
     texts: dict[str, dict[int, str]] = {}
     for url in urls:
         for name, of_codes in open_dataset(url).manifest.names_of_categories.items():
@@ -69,7 +69,7 @@ def category_names(urls: Sequence[str]) -> dict[str, dict[int, str]]:
 
 
 def _named(feature: SingleFeature, names: Mapping[str, Mapping[int, str]]) -> SingleFeature:
-    """The feature with the name of its most common code, where that is known."""
+    """The feature with the name of its most common code, if known."""
     there = feature.there
     if there is None or there.usual is None or (text := names.get(feature.name, {}).get(int(there.usual))) is None:
         return feature
@@ -77,7 +77,7 @@ def _named(feature: SingleFeature, names: Mapping[str, Mapping[int, str]]) -> Si
 
 
 def _read(selection: Selection) -> QueryGroups:
-    """The first groups of a selection: row groups may be larger than the sample."""
+    """The first groups of a selection, since row groups may be larger than the sample."""
     parts: list[QueryGroups] = []
     for groups in iterate(selection):
         parts.append(groups)
@@ -107,7 +107,7 @@ def questions(found: Sequence[SingleFeature]) -> dict[str, str]:
 
 
 def of_queries(found: Sequence[SingleFeature]) -> Iterator[str]:
-    """A line on the features that are equal within every list, and one on those that name the query."""
+    """One line on the features that are equal within every list, and one on the features that name the query."""
     if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
         yield (
             f"equal within every query: {', '.join(equal)}; alone they order no list, and trees and networks use them "
@@ -121,7 +121,7 @@ def of_queries(found: Sequence[SingleFeature]) -> Iterator[str]:
 
 
 def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
-    """Raise InputError if there are no rows, or too few good ones; `key` is the start of the keys that it names."""
+    """Raise InputError if there are no rows, or too few good ones; `key` is the prefix of the keys in messages."""
     rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
@@ -139,8 +139,8 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
 def _remedies(
     rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, key: str
 ) -> Iterator[str]:
-    """What to do about rows that were rejected for some reasons; `key` is empty where rows are to be scored."""
-    # query ids return in a log that is sorted by time and not by query
+    """What to do about rejected rows, by rule; `key` is empty if rows are to be scored."""
+    # query ids return in a log sorted by time instead of by query
     if rules.get("returning_query") and config.add:
         yield "queries that the data set has are not replaced: leave their rows out"
     if rules.get("returning_query") and not config.sort:
@@ -156,7 +156,7 @@ def _remedies(
 
 
 def _unread_format(found: str) -> str | None:
-    """The format of what was found to be no time, where it is one in a usual format.
+    """The usual time format of a rejected value, if there is one.
 
     Example:
         >>> _unread_format("column 'at' is not a time stamp (20260214)"), _unread_format("document 20260214")
@@ -174,7 +174,7 @@ def _by_rule(accounting: Accounting) -> str:
 
 
 def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
-    """Raise InputError if a period has other counts than expected."""
+    """Raise InputError if the counts of a period differ from the expected ones."""
     wrong = []
     for period, expected in expect.items():
         counts = manifest.files.of_periods([period]).counts()._asdict()
@@ -213,14 +213,14 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 
 
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
-    """Warn if no list of a labelled data set has two different labels: training would refuse it."""
+    """Warn if no list of a labelled data set has two different labels, because training would refuse it."""
     if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
         place = source.label_place
         log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
 
 
 def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
-    """Warn of new periods with the lists of others, as where one file was shipped under two names."""
+    """Warn of new periods with the same lists as others, such as one file shipped under two names."""
     for (_, one), (_, other) in equal_periods([(dataset, dataset.manifest.periods)]):
         if {one, other}.isdisjoint(new):
             continue
@@ -232,9 +232,9 @@ def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
 
 
 def log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
-    """Log the features by which a document may be recognised, with what they harm and what to do about them.
+    """Log the features that may identify a document, what they harm and what to do about them.
 
-    Of an addition, only those that the data set did not have `before`: each week would say the same.
+    For an addition, only those are logged that the data set did not have `before`.
     """
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
     if before is not None:
@@ -261,7 +261,7 @@ def log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
 
 
 def warn_of_places(out: str, names: Sequence[str]) -> None:
-    """Warn of features that are the place at which a document was shown, or are made from it."""
+    """Warn of features that are, or are made from, the place at which a document was shown."""
     if names:
         subject = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
         log.warning(

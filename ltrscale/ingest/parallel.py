@@ -1,9 +1,9 @@
-"""Handles the units of an input in tasks of a Ray cluster; the output is the same as that of one process.
+"""Processes the units of an input in tasks of a Ray cluster; the output is the same as from one process.
 
-Each unit is read twice. A survey counts the groups that it keeps and hashes its query ids; from this and the surveys of
-earlier units the driver computes the unit's first gid and which of its query ids have occurred. Then it is written.
-Surveys run a bounded number of units ahead, and results are taken in the order of the units, so the driver's memory
-does not grow with their number. Tasks put finished files in place themselves; the driver takes them over and commits.
+Each unit is read twice. First, a survey counts its kept groups and hashes its query ids. From the surveys so far, the
+driver computes the unit's first gid and which of its query ids occurred before. Then the unit is written. Surveys run a
+bounded number of units ahead, and results are taken in unit order, so the driver's memory does not grow with the number
+of units. Tasks put finished files in place themselves; the driver takes them over and commits.
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ from ltrscale.runtime.engine import plain_errors, ray_cluster
 _PATIENCE_S = 30.0
 _TASKS_A_CPU = 2
 _AHEAD = 2
-"""Units that may be under way, for each task that may run."""
+"""Units in progress per task that may run."""
 _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 
 
 class Call(NamedTuple):
-    """A call to make in a task; `done` receives its result, and `name` is that of its input, for errors."""
+    """A call to make in a task; `done` receives its result, and `name` is its input's name, for errors."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 class _WrittenUnit(NamedTuple):
-    """The result of a task: the unit written, the files put in place, and the ids that only rejected rows have."""
+    """The result of a task: the written unit, its placed files, and the ids that only rejected rows have."""
 
     written: Written
     placed: tuple[storage.Placed, ...]
@@ -48,10 +48,10 @@ class _WrittenUnit(NamedTuple):
 
 @dataclass
 class UnitsOnRay:
-    """Writes units in tasks of the Ray cluster that this process is connected to, or else of a new one.
+    """Writes units in tasks of the connected Ray cluster, or of a new one.
 
-    Units that are planned are written first, so that few wait; others are surveyed. The fields are the arguments of
-    `write_unit`; `take` receives the units in their order.
+    Planned units are written before others are surveyed, so that few wait. The fields are the arguments of
+    `write_unit`; `take` receives the units in order.
     """
 
     work: UnitSettings
@@ -66,10 +66,10 @@ class UnitsOnRay:
         """Write all units.
 
         Raises:
-            InputError: as `write_unit`, from the first task that fails; or a task's process dies again and again.
+            InputError: as `write_unit`, from the first task that fails; or a task's process keeps dying.
         """
         self.work = replace(self.work, out=storage.absolute(self.work.out))
-        single = len(self.units) == 1 and not len(self.ids.groups)  # it needs no survey
+        single = len(self.units) == 1 and not len(self.ids.groups)  # needs no survey
         self._share = 1.0 if single else 0.5  # of the bytes, for each pass
         self._planned = deque([self._write(0, self.start, np.empty(0, np.uint64))] if single else [])
         self._to_survey, self._to_plan, self._to_take = len(self.units) if single else 0, 0, 0
@@ -80,7 +80,7 @@ class UnitsOnRay:
             run_tasks(self.following)
 
     def following(self) -> Call | None:
-        """The next call; None while there is nothing to do before another one ends."""
+        """The next call; None if there is nothing to do until another call ends."""
         while (survey := self._surveys.pop(self._to_plan, None)) is not None:
             self._planned.append(self._plan(self._to_plan, survey))
             self._to_plan += 1
@@ -97,7 +97,7 @@ class UnitsOnRay:
         return Call(_survey, (self.work, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
 
     def _plan(self, i: int, survey: Survey) -> Call:
-        """The call that writes a unit; the next one starts after its groups whose query id no earlier unit has."""
+        """The call that writes a unit; its groups with new query ids determine where the next unit starts."""
         back_Q, others_back_Q = self.ids.groups.add(survey.kept_Q), self.ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
         start, documents = self.start, int(survey.documents_Q[~back_Q].sum())
@@ -113,13 +113,12 @@ class UnitsOnRay:
         self.advance(survey.rows, self.units[i].bytes * self._share)
 
     def _wrote(self, i: int, unit: _WrittenUnit) -> None:
-        self.commit.adopt(unit.placed)  # at once: a failure of another unit deletes these files
+        self.commit.adopt(unit.placed)  # at once, so that these files are deleted if another unit fails
         self._written[i] = unit
         self.advance(unit.written.accounting.rows_in, self.units[i].bytes * self._share)
 
 
 def _survey(work: UnitSettings, unit: Unit) -> Survey:
-    """The task of the first pass."""
     with storage.scratch.directory() as folder:
         return survey_unit(work, unit, folder=folder)
 
@@ -140,8 +139,7 @@ def _write(
 
 
 def _most_tasks() -> int:
-    """Tasks that keep the cluster busy."""
-    import ray  # imported late: many processes never use Ray
+    import ray  # many processes never use Ray
 
     return _TASKS_A_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
@@ -149,12 +147,12 @@ def _most_tasks() -> int:
 def run_tasks(following: Callable[[], Call | None]) -> None:
     """Make calls in Ray tasks of one CPU until there are no more.
 
-    At most as many tasks run as keep the cluster busy. Ray repeats a task whose process dies. If one fails the others
-    are stopped, and the results of those that have finished are still received, each in this thread, in the order in
-    which calls end.
+    At most as many tasks run as keep the cluster busy. Ray repeats a task if its process dies. If a task fails, the
+    others are stopped, and the results of finished tasks are still received. Results are received in this thread, in
+    the order in which calls end.
 
     Args:
-        following: the next call; None while there is none before another one ends, and in the end.
+        following: returns the next call; None if there is none until another call ends, or if all are made.
 
     Raises:
         InputError: a call raised one, or its process died more often than Ray repeats it.

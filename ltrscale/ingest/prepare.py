@@ -1,8 +1,8 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
-The input is cut into units (`inputs`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
-with the same output. Readers see nothing before the manifest is committed. What fills missing values, constants and
-medians of the first rows, stays with a data set for all rows that come later.
+The input is cut into units (`inputs`), processed one after the other (`assembly`) or in parallel (`parallel`) with the
+same output. Readers see nothing before the manifest is committed. Fill values (constants, and medians of the first
+rows) stay with a data set for all later rows.
 
 Shapes: N rows, F features.
 """
@@ -77,7 +77,7 @@ class PrepareJob(Stage):
     stage: ClassVar = "prepare"
     makes_data: ClassVar = True
     for_scoring: ClassVar[bool] = False
-    """Whether the rows are only scored, by a job whose own keys are the settings of `prepare`."""
+    """True if the rows are only scored, by a job with the settings of `prepare` as its own keys."""
     out: Operational[str]
     """Directory of the data set."""
     prepare: PrepareConfig
@@ -103,11 +103,11 @@ class PrepareJob(Stage):
         return input_fingerprints(self.own_settings())
 
     def is_done(self, origin: Origin) -> bool:
-        """Whether the data set holds the inputs, possibly beside others that were added."""
+        """True if the data set holds the inputs, possibly with others that were added."""
         return is_prepared(self.out, origin)
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
+        """Make the data set or add to it, then ask about features that may be known only after users have acted."""
         dataset = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
         if not self.for_scoring and dataset.manifest.counts().labelled:
             ask_of_leaks(self.out)
@@ -124,7 +124,7 @@ class RowsJob(PrepareJob):
 
 
 def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether `prepare` with this origin (`made_by`) has made the data set or added to it; logs it if so."""
+    """True if `prepare` with this origin (`made_by`) has made the data set or added to it; if so, it is logged."""
     done = holds_inputs(out, origin)
     if done:
         log.info("prepare: %s is up to date, nothing to do", out)
@@ -136,17 +136,17 @@ def prepare(
 ) -> Dataset:
     """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
 
-    It does nothing if the same config has made or added the same inputs already. Rows that cannot be used are in the
-    quarantine, also if they are too many and nothing is committed. Query ids must not return within the inputs of one
-    fixed period, nor within all inputs without one, including those of an existing data set that is added to.
+    It does nothing if the same config has made or added the same inputs already. Unusable rows are in the quarantine,
+    even if there are too many and nothing is committed. Query ids must not return within the inputs of one fixed
+    period, or within all inputs without one, including those of an existing data set that is added to.
 
     Args:
         config: the inputs to read, and the way to write them.
         out: the directory.
-        ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
+        ray: process the units in parallel, in tasks of a Ray cluster; the output is the same.
         report: receives the counts.
-        for_scoring: the rows are only scored, by a job whose own keys set `config`: errors name these, and neither
-            labels nor what matters for pretraining is logged.
+        for_scoring: the rows are only scored, by a job with its own keys for `config`: errors name those keys, and
+            nothing about labels or pretraining is logged.
 
     Raises:
         InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
@@ -186,7 +186,7 @@ def prepare(
 def _encoding(
     work: UnitSettings, units: Sequence[Unit], dataset: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
-    """What makes tokens of texts, its file in place: that of the data set, or a new one."""
+    """The encoding that makes tokens of texts, from the data set or new, with its file in place."""
     tokens = work.config.source.token_columns
     if tokens is None:
         return None
@@ -197,7 +197,7 @@ def _encoding(
 
 
 def _before(config: PrepareConfig, out: str) -> Dataset | None:
-    """The data set to add to; None if there is none, or if it is replaced."""
+    """The data set to add to; None if there is none or it is replaced."""
     manifest = storage.read_manifest(out)
     if manifest is None:
         return None
@@ -217,7 +217,7 @@ def _write(
     *,
     ray: bool,
 ) -> tuple[Manifest, "_Totals"]:
-    """Put all files in place; returns the manifest of these files alone, and what it was made from."""
+    """Put all files in place; returns the manifest of these files alone, and its totals."""
     ids, start, schema = QueryIds(folder), UnitStart(), None
     if dataset is not None:
         groups, documents, _ = dataset.manifest.counts()
@@ -248,7 +248,7 @@ def _write(
                 take(written)
     query_ids = record_ids(ids, dataset, commit, folder)
     manifest = totals.manifest(origin, lost_groups=len(ids.lost()), query_ids=query_ids)
-    commit.keep(manifest.quarantine)  # before any check: its error sends the user to these files
+    commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
 
 
@@ -262,7 +262,6 @@ def _write_here(
     folder: Path,
     advance: Advance,
 ) -> Iterator[Written]:
-    """Write all units in this process, one after the other."""
     for unit in units:
         written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
         accounting = written.accounting
@@ -271,10 +270,7 @@ def _write_here(
 
 
 class _Totals:
-    """The manifest's totals of all units, which are added in their order.
-
-    `before` and `categories` are those of the units that an earlier process has finished.
-    """
+    """The manifest's totals, summed in unit order; `before` and `categories` are from units of an interrupted run."""
 
     def __init__(
         self,
@@ -298,7 +294,6 @@ class _Totals:
         self._quarantine: list[str] = []
 
     def add(self, written: Written) -> None:
-        """Add a unit."""
         self.units += 1
         if written.schema is not None:
             if self._schema is None:
@@ -324,7 +319,7 @@ class _Totals:
     def manifest(
         self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[ListedFile, ...] = ()
     ) -> Manifest:
-        """The manifest of all units, those that an earlier process has finished too."""
+        """The manifest of all units, including those that an interrupted run finished."""
         collisions = sum(encoder.collisions for encoder in self._encoders.values())
         tokens, encoding = self._work.config.source.token_columns, self._work.encoding
         new = Manifest(
@@ -348,11 +343,11 @@ class _Totals:
 
 
 def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
-    """The number for a missing value of each feature that is filled; those of the data set that is added to, if any.
+    """The fill value of each filled feature; from the data set that is added to, if there is one.
 
     Raises:
-        InputError: no numeric feature is named so; a feature has no value to take a median of; the data set that is
-            added to fills other features, or with other numbers.
+        InputError: no numeric feature has the name; a feature has no values for a median; the existing data set fills
+            other features, or uses other numbers.
     """
     fills = work.config.source.wanted_fills(work.features)
     if before is not None:
@@ -376,7 +371,7 @@ def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
 
 
 def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
-    """The medians of some features over the rows of the periods that the config names, of all rows by default."""
+    """The medians of some features over rows of the configured periods, by default over all rows."""
     if not names:
         return {}
     source = work.config.source
@@ -398,7 +393,7 @@ def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) ->
 
 
 def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> NDArray[np.bool_]:
-    """The rows of some periods, named or as ranges A..B; all rows where none is named."""
+    """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
     if not wanted:
         return np.ones(len(block), bool)
     ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
@@ -412,7 +407,7 @@ def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str])
 
 
 class _Values:
-    """Values of a feature for their median: every one or, of more than a million, every second, fourth, ... one."""
+    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
 
     def __init__(self) -> None:
         self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
@@ -426,5 +421,4 @@ class _Values:
             self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
 
     def median(self) -> float:
-        """The median, in single precision."""
         return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))

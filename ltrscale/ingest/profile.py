@@ -26,7 +26,7 @@ from ltrscale.progress import log, progress
 
 _BATCH = 1 << 16
 _VALUES = 1 << 27
-"""Values in memory at once, of 8 bytes each: of a log with more than 128 columns fewer rows are looked at."""
+"""Values in memory at once, 8 bytes each: with more than 128 columns, fewer rows are looked at."""
 _TRIED = 200
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
@@ -34,19 +34,19 @@ _NUMBER = r"^[-+]?\d*[.,]?\d+(e[-+]?\d+)?$"
 _LINE_BYTES = 12
 """Of a column in a config, beside its name."""
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")
-"""Classes of characters that are no part of a line of text, in Unicode."""
+"""Unicode classes of characters that do not occur in a line of text."""
 _DIGITS = r"\d(\D*\d){3}"
-"""The digits that every format of times reads at least."""
+"""The fewest digits that any time format reads."""
 _STRAY = 0.05
-"""Share of values that may be no times in a column of times."""
+"""Share of values in a time column that may not be times."""
 
 
 @dataclass(frozen=True)
 class LogColumn:
     """A column in the first rows of a log.
 
-    `formats` are those in which all but a few of its values can be read as times, the best first; `bad` is the share of
-    the rows with a value that is no such time, or no number in a column of numbers; `days` is the span of its times.
+    `formats` are the time formats that read all but a few of its values, best first. `bad` is the share of rows with a
+    value that is not a time in a time column, or not a number in a numeric one. `days` is the span of its times.
     """
 
     name: str
@@ -65,23 +65,23 @@ class LogColumn:
     lacking: str = ""
     """A file that lacks the column, if there is one."""
     size: int = 0
-    """Numbers of each of its lists, where it holds vectors."""
+    """Length of its lists, if it holds vectors."""
 
     @property
     def numeric(self) -> bool:
-        """Whether it holds numbers."""
+        """True if it holds numbers."""
         return cols.is_number(self.type) and not pa.types.is_null(self.type)
 
     @property
     def digits(self) -> bool:
-        """Whether it holds numbers, perhaps as text."""
+        """True if it holds numbers, perhaps as text."""
         return self.numeric or (
             bool(self.values) and all(value.isascii() and value.isdecimal() for value in self.values)
         )
 
     @property
     def clock(self) -> bool:
-        """Whether its times have hours: those of rows do, while other dates often have days only."""
+        """True if its times have hours: row times do, while other dates often have days only."""
         if self.numeric:
             return self.formats[:1] == (ISO,)
         return pa.types.is_timestamp(self.type) or any(":" in value for value in self.values)
@@ -99,7 +99,7 @@ class LogColumn:
 
 
 def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
-    """The form of a CSV file, from its beginning; `header` has the names where its first line is a row."""
+    """The dialect of a CSV file, guessed from its beginning; `header` has the names if its first line is a row."""
     piece = next(read_lines(url, size=1 << 20), None)
     if piece is None:
         raise InputError(f"{url}: the file is empty; choose another one")
@@ -130,7 +130,7 @@ def _encoding(text: bytes) -> str:
 
 
 def named_schema(url: str, dialect: Dialect) -> pa.Schema:
-    """The columns of a file, whose names a config can list.
+    """The columns of a file, with names that a config can list.
 
     Raises:
         InputError: as `read_schema`, a name has a character such as a line end, or there are too many.
@@ -148,10 +148,10 @@ def named_schema(url: str, dialect: Dialect) -> pa.Schema:
 
 
 def files_of(urls: Sequence[str], dialect: Dialect) -> dict[str, pa.Schema]:
-    """The columns of each file of a log, those with the most columns first: later files may add some.
+    """The columns of each file of a log, files with the most columns first, since later files may add some.
 
     Raises:
-        InputError: as `named_schema`; a file has two columns of one name, or is of another kind than the others.
+        InputError: as `named_schema`; a file has two columns with one name, or is of another kind than the others.
     """
     schemas = dict(zip(urls, storage.at_once(lambda url: named_schema(url, dialect), urls), strict=True))
     ordered = dict(sorted(schemas.items(), key=lambda item: -len(item[1])))
@@ -167,10 +167,10 @@ def files_of(urls: Sequence[str], dialect: Dialect) -> dict[str, pa.Schema]:
 
 
 def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -> list[LogColumn]:
-    """The columns of all files, from `files_of`, in first rows of each; of many files in those of some.
+    """The columns of all files (from `files_of`), from the first rows of each file, or of some if there are many.
 
     Raises:
-        InputError: a file cannot be read, a column has another type in other files, or there are no rows.
+        InputError: a file cannot be read, a column has different types in different files, or there are no rows.
     """
     schema, first = _united(files), next(iter(files))
     rows = rows_looked_at(len(schema), rows)
@@ -182,11 +182,11 @@ def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -
             parts.append(part.slice(0, quota))
             quota -= len(parts[-1])
             size += parts[-1].nbytes
-            if quota <= 0 or size >= 8 * _VALUES:  # of long lists
+            if quota <= 0 or size >= 8 * _VALUES:  # long lists fill memory early
                 break
     if not sum(map(len, parts)):
         raise InputError(f"{first}: no rows; choose another file")
-    try:  # one file may have integers, or nothing, where another has fractions
+    try:  # one file may have integers or nulls, another fractions
         sample = pa.concat_tables(parts, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise InputError(
@@ -198,7 +198,7 @@ def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -
 
 
 _FILES = 64
-"""Files whose rows are looked at."""
+"""Files to read rows from, besides those that first have a column."""
 
 
 def _spread(files: Mapping[str, pa.Schema]) -> list[str]:
@@ -210,7 +210,7 @@ def _spread(files: Mapping[str, pa.Schema]) -> list[str]:
 
 
 def _united(files: Mapping[str, pa.Schema]) -> pa.Schema:
-    """The columns of all files; one that is a number in one file and text in another is text."""
+    """The columns of all files; a column that is a number in one file and text in another is text."""
     kinds: dict[str, pa.DataType] = {}
     for schema in files.values():
         for name, kind in zip(schema.names, map(cols.value_type, schema.types), strict=True):
@@ -222,7 +222,7 @@ def _united(files: Mapping[str, pa.Schema]) -> pa.Schema:
 
 
 def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogColumn]:
-    """The columns of at least one row; the schema says which columns of text hold numbers."""
+    """The columns of at least one row; the schema says which text columns hold numbers."""
     columns = []
     with progress("columns", len(schema), "columns") as advance:
         for name, kind, values in zip(schema.names, schema.types, rows.columns, strict=True):
@@ -233,7 +233,7 @@ def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogC
 
 
 def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Some columns of files; those of a text file as text, since float32 cannot tell long ids apart.
+    """Some columns of files; columns of text files stay text, since float32 cannot tell long ids apart.
 
     Raises:
         InputError: a file lacks all of them.
@@ -243,7 +243,7 @@ def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iter
 
 
 def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) -> Iterator[pa.RecordBatch]:
-    """As `batches`, of one file; columns that it lacks have no values."""
+    """Like `batches`, for one file; columns that it lacks are null."""
     schema, wanted = read_schema(url, dialect), {*names}
     ordered = [name for name in schema.names if name in wanted]
     if not ordered:
@@ -285,7 +285,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         bad_V = ~np.isfinite(numbers_V)
     elif cols.is_text(kind):
         bad_V = cols.texts(distinct_values)[1]  # what is not UTF-8
-    if cols.is_text(kind) and counts_V[bad_V].sum() > counts_V.sum() / 2:  # bytes that are no text
+    if cols.is_text(kind) and counts_V[bad_V].sum() > counts_V.sum() / 2:  # bytes, not text
         return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     formats, seconds_V, bad_V = _times(distinct_values, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
@@ -330,10 +330,7 @@ def _readable(kind: pa.DataType) -> bool:
 def _times(
     distinct_values: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
-    """The formats of a column's distinct values, their times in the best one, and those that are not times.
-
-    `bad_V` are the values that are not numbers, which stay the bad ones where the column has no times.
-    """
+    """The time formats of distinct values, their times in the best format, and a mask of values that are not times."""
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):
         forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else USUAL_FORMATS
@@ -346,7 +343,7 @@ def _times(
 
 
 def _may_be_times(values: pa.Array, kind: pa.DataType) -> bool:
-    """Whether texts have digits enough, which is soon seen; to try all formats takes long."""
+    """Quickly check if texts have enough digits for times, because trying all formats takes long."""
     if not cols.is_text(kind):
         return True
     found_N = pc.match_substring_regex(cols.texts(values)[0], _DIGITS).fill_null(False)
@@ -358,26 +355,26 @@ def _is_stamp(kind: pa.DataType) -> bool:
 
 
 def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
-    """The share of values that a format can read as times of our days."""
+    """The share of values that a format can read as recent times."""
     if _is_stamp(kind):
         return 1.0
     seconds_N, bad_N = instants(values, Clock(formats=(form,)))
     texts_N = cols.texts(values)[0]
     number = cols.is_number(kind)
     digits_N = number | pc.match_substring_regex(texts_N, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)
-    if form == DAY_NUMBER:  # strptime would read 1001 as January of the year 1001 or so
+    if form == DAY_NUMBER:  # strptime would read 1001 as a date around the year 1001
         bad_N = bad_N | ~pc.match_substring_regex(texts_N, r"^\d{8}$").fill_null(False).to_numpy(zero_copy_only=False)
-    recent_N = (seconds_N >= _EPOCHS[0]) & (seconds_N <= _EPOCHS[1])  # ids are digits, too
+    recent_N = (seconds_N >= _EPOCHS[0]) & (seconds_N <= _EPOCHS[1])  # ids are digits too
     return float((~bad_N & (recent_N | ~digits_N)).mean())
 
 
 def rows_looked_at(columns: int, most: int) -> int:
-    """The rows to look at of a number of columns: `most`, or as many as memory has room for."""
+    """The number of rows to look at: `most`, or as many as fit in memory with this number of columns."""
     return max(1, min(most, _VALUES // max(columns, 1)))
 
 
 def without_nan(column: pa.Array) -> pa.Array:
-    """The column with null for NaN, which is no value either."""
+    """The column with null for NaN."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)

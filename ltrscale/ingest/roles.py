@@ -1,7 +1,7 @@
 """Scores the columns of a log for each role that a ranker needs, by their structure and their names.
 
-A candidate's score is a sum of points, each with its reason. Points are few and coarse, since they only have to tell
-the columns of one log apart: a name is worth at most four, and structure outweighs it where it is clear.
+A candidate's score is a sum of points, each with its reason. Points are coarse, since they only have to tell the
+columns of one log apart: a name is worth at most four, and clear structure outweighs it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,16 +18,15 @@ from ltrscale.progress import progress
 
 _CLOSE = 1.5
 _LIKELIEST, _DECIDED = 64, 64
-"""Columns that are looked at as items' ids with what they decide, and the columns that they may decide: a log with
-thousands of columns has that many pairs of any of them."""
+"""Columns checked as item ids, and columns that each may determine: all pairs of thousands of columns are too many."""
 _SHOWING = 16
-"""Columns of times and of places that are looked at beside each column."""
+"""Columns of times and of places that are compared with each column."""
 _PAIRED = 1.0
-"""Points of an item's id for values that come again; alone they make none."""
+"""Points of an item's id for values that recur; not enough alone."""
 _PAIRS = 30
-"""Values that come again, or rows, that can tell what a column decides and how often it repeats by chance."""
+"""The fewest recurring values, or rows, that show what a column determines and how often it repeats by chance."""
 _MOST_PLACES, _COUNTERS = 1000, 8
-"""The longest lists whose rows a column may count, and the columns without the name of a place that are tried."""
+"""The longest lists that a column may count the rows of, and the columns tried that are not named like a place."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best column for a role, and those that come close behind."""
+    """The best column for a role, and close alternatives."""
 
     best: Candidate
     alternatives: tuple[Candidate, ...] = ()
     doubt: str = ""
-    """What a reader has to check; empty where the choice is clear."""
+    """What the user has to check; empty if the choice is clear."""
 
 
 Scores = Iterable[tuple[float, str]]
-"""Points with their reasons; a point of 0 is no reason."""
+"""Points with their reasons; reasons with 0 points do not count."""
 
 
 def candidate(column: LogColumn, points: Scores) -> Candidate:
@@ -79,9 +78,9 @@ def candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogCol
 
 
 def choose_role(found: Sequence[Candidate], *, least: float, alternatives: int = 0) -> Choice | None:
-    """The best candidate, with those that come near as alternatives; None where no one has `least` points.
+    """The best candidate, with close ones as alternatives; None if no candidate has `least` points.
 
-    `alternatives` are named however far they are behind.
+    The first `alternatives` runners-up are named however far behind they are.
 
     Example:
         >>> import pyarrow as pa
@@ -101,12 +100,12 @@ def choose_role(found: Sequence[Candidate], *, least: float, alternatives: int =
 
 
 def looks_like_time(column: LogColumn) -> bool:
-    """Whether a column holds times; digits also need the name of one, since ids are numbers of the same size."""
+    """True if a column holds times; digits also need a time's name, since ids are numbers of the same size."""
     return bool(column.formats) and (not column.digits or has_pattern(column, names.TIME))
 
 
 def has_pattern(column: LogColumn, *patterns: str) -> bool:
-    """Whether a column's name, in its plain form, has one of the patterns."""
+    """True if the plain form of a column's name matches one of the patterns."""
     return names.has(column.name, *patterns)
 
 
@@ -115,17 +114,17 @@ def _is_key(column: LogColumn) -> bool:
 
 
 def names_one(column: LogColumn) -> bool:
-    """Whether a column is named as an identifier."""
+    """True if a column is named like an identifier."""
     return has_pattern(column, names.IDENTIFIER, names.PERSON)
 
 
 def is_asked(column: LogColumn) -> bool:
-    """Whether a column is named as the text of a query."""
+    """True if a column is named like the text of a query."""
     return has_pattern(column, names.ASKED)
 
 
 def is_person(column: LogColumn) -> bool:
-    """Whether a column names a user or a session."""
+    """True if a column is named like a user or a session."""
     return has_pattern(column, names.PERSON)
 
 
@@ -140,13 +139,13 @@ def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     keys = [column for column in keys if not (column.numeric and has_pattern(column, names.POSITION))]
     keys = [column for column in keys if not is_label(column)]
     likely = sorted(_things(keys, seen), key=lambda each: -each.score)[:2]
-    things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
+    things = [each.column for each in likely if each.score > _PAIRED]  # a color recurs too
     shown = clocks[:_SHOWING], _counters(columns, seen)
     return candidates("a query", keys, lambda column: _query_points(column, seen, *shown, things))
 
 
 def _counters(columns: Sequence[LogColumn], seen: Structure) -> dict[str, NDArray[np.float64]]:
-    """The columns that may count the rows of lists, those with the name of a place first, and their numbers."""
+    """The columns that may count the rows of lists (named like a place first), with their numbers."""
     whole = [each for each in columns if each.name in seen and each.numeric and each.whole and not is_label(each)]
     named = [each for each in whole if has_pattern(each, names.POSITION)]
     dense = [each for each in whole if each.least in (0, 1) and 3 <= each.most - each.least + 1 <= _MOST_PLACES]
@@ -207,9 +206,9 @@ def _query_name(column: LogColumn) -> tuple[float, str]:
 
 
 def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, ...]:
-    """A further column that makes a query's id with the column of the best candidate, whose runs return; or none.
+    """The time column that, with a recurring `column` such as the customer, makes the query's id; or none.
 
-    A customer's rows stand together on each day: there is a list for each run, and the day tells them apart.
+    A customer's rows stand together on each day: there is a list for each run, and the day tells the runs apart.
     """
     lists = seen.lists(column.name)
     if lists.runs < 1.2 * lists.distinct or lists.together < 0.3:
@@ -246,7 +245,7 @@ def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> li
 
 
 def _once(column: LogColumn, query: LogColumn, seen: Structure, *, decides: bool) -> Scores:
-    """An item comes hardly ever twice in a list, which a property of items does as often as chance has it."""
+    """Points for values that rarely repeat in a list, as items do; properties of items repeat as often as by chance."""
     lists, codes_N = seen.lists(query.name), seen.codes[column.name]
     repeats, (_, dealt) = lists.repeats(codes_N), lists.pairs(codes_N)
     if comes_by_chance(column, query, seen):
@@ -264,19 +263,19 @@ def _once(column: LogColumn, query: LogColumn, seen: Structure, *, decides: bool
 
 
 def is_property(candidate: Candidate, query: LogColumn, seen: Structure) -> bool:
-    """Whether what was taken for an item may be a property of items, such as their seller."""
+    """True if a candidate for the item may be a property of items, such as their seller."""
     told = has_pattern(candidate.column, names.THING) and any("decides" in reason for reason in candidate.reasons)
     return not told and comes_by_chance(candidate.column, query, seen)
 
 
 def comes_by_chance(column: LogColumn, query: LogColumn, seen: Structure) -> bool:
-    """Whether values come again within lists as often as if they were dealt at random."""
+    """True if values repeat within lists about as often as if dealt at random."""
     pairs, dealt = seen.lists(query.name).pairs(seen.codes[column.name])
     return pairs >= 5 and pairs > 0.3 * dealt and (dealt < 1 or pairs < 3 * dealt)
 
 
 def _things(keys: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
-    """The columns as items' ids; what they decide of each other is looked at for the likeliest."""
+    """The columns as item ids; what they determine of each other is checked only for the likeliest."""
     decided = {column.name for column in sorted(keys, key=lambda each: each.numeric)[:_DECIDED]}  # texts first
     others = [column for column in keys if column.name in decided]
     alone = [_thing(column, seen, ()) for column in keys]
@@ -294,7 +293,7 @@ _THING_NAMES = (
 
 
 def _thing(column: LogColumn, seen: Structure, columns: Sequence[LogColumn]) -> Candidate:
-    """A column as an item's id, whatever the query is, with what it decides of some columns."""
+    """A column as an item's id for any query, and which of some columns it determines."""
     lists = seen.lists(column.name)
 
     def points() -> Scores:
@@ -306,7 +305,7 @@ def _thing(column: LogColumn, seen: Structure, columns: Sequence[LogColumn]) -> 
             yield -1.0, "a small number"
         if lists.paired > 0.5:
             yield _PAIRED, f"{lists.distinct:,} values, which come again"
-        again = lists.paired * len(seen.codes[column.name]) / 2  # values that come again, at most
+        again = lists.paired * len(seen.codes[column.name]) / 2  # at most this many values recur
         others = [other for other in columns if other is not column and seen.lists(other.name).distinct > 1]
         fixed = [other.name for other in others if seen.decides(column.name, other.name)] if again >= _PAIRS else []
         if fixed:
@@ -357,12 +356,12 @@ def _time_points(column: LogColumn, query: LogColumn, seen: Structure, item: Log
 
 
 def is_label(column: LogColumn) -> bool:
-    """Whether a column is named as what happened after the list was shown, and not as what did so before."""
+    """True if a column is named like what happened after the list was shown, not before."""
     return names.label_points(column.name) > 0
 
 
 def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:
-    """The columns that may say where an item was shown: in any language, what counts the rows of nearly every list."""
+    """The columns that may say where an item was shown: those that count the rows of nearly every list."""
     whole = [each for each in columns if each.numeric and each.name in seen and not is_label(each)]
     lists = seen.lists(query.name)
 
@@ -381,7 +380,7 @@ def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -
 
 
 def structured(columns: Sequence[LogColumn]) -> list[str]:
-    """The columns whose structure decides on roles: all but measured quantities."""
+    """The columns with a structure that helps to decide roles: all but measured quantities."""
     keys = [
         each for each in columns if not each.numeric or each.whole or is_label(each) or each.distinct <= MOST_GRADES
     ]

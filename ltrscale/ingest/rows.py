@@ -1,4 +1,4 @@
-"""RowBlock, which every reader of raw input yields, and rejections: rows that cannot be used, and their quarantine.
+"""Blocks of rows, which every reader of raw input yields, and rejections of unusable rows with their quarantine.
 
 Shapes: N rows (documents) of a block, F features.
 """
@@ -44,8 +44,8 @@ class Rejection:
     """One rejected row, or a run of rows of one group rejected together.
 
     `line` is the 1-based line (text) or row (Parquet) of the first of `rows` input rows; an empty group has 0 rows.
-    `text` is the offending text, cut at 1,000 characters. `query_id` is "" where it could not be read. `found` is the
-    offending value in words, such as `label -1`; "" where only the text shows it.
+    `text` is the offending text, cut at 1,000 characters. `query_id` is "" if it could not be read. `found` is the
+    offending value in words, such as `label -1`; "" if only the text shows it.
     """
 
     file: str
@@ -58,7 +58,7 @@ class Rejection:
 
 
 class RawTexts(Protocol):
-    """The input of rows as text, for the quarantine; a text is made only when it is requested."""
+    """The input of rows as text, for the quarantine; texts are made on request."""
 
     def __call__(self, line: int) -> str:
         """The text of this line (text) or row (Parquet), at most 1,000 characters."""
@@ -73,11 +73,11 @@ class RawTexts(Protocol):
 class RowBlock:
     """Consecutive rows of one input file, parsed; the rows of a query may continue in the next block.
 
-    Rows that could not be parsed are in `rejected` and nowhere else. `lines_N` are input positions (1-based, rising).
-    Labels are NaN where a row has none. `periods_N` is None if the file has one period, `period`. `starts_N` is True
-    where a reader knows that a new group starts (from a file of group sizes, or from one group per row); None means
-    that a group starts where the query id changes. `texts` has the input of the lines in `lines_N`, or is None if that
-    is no longer in memory. `share` is the share of the file that was read when the block was complete, from 0 to 1.
+    Rows that could not be parsed are only in `rejected`. `lines_N` are input positions (1-based, rising). Labels are
+    NaN if a row has none. `periods_N` is None if the file has one period, `period`. `starts_N` is True where a reader
+    knows that a new group starts (from a file of group sizes, or from one group per row); None means that a group
+    starts where the query id changes. `texts` has the input of the lines in `lines_N`, or is None if it is no longer in
+    memory. `share` is the share of the file read when the block was complete, from 0 to 1.
     """
 
     file: str
@@ -91,7 +91,7 @@ class RowBlock:
     starts_N: NDArray[np.bool_] | None = None
     columns: dict[str, pa.Array] = field(default_factory=dict)
     """Further columns: each document's `positions`, `clicks`, `weights`, `gains` and tokens; `meta_*` and the query's
-    tokens, as in a group's first row; of each text of tokens its full length (see `texts.FULL`)."""
+    tokens, as in a group's first row; the full length of each token text (see `texts.FULL`)."""
     rejected: list[Rejection] = field(default_factory=list)
     texts: RawTexts | None = None
     share: float = 0.0
@@ -128,7 +128,7 @@ def _taken(rows: RowBlock, index: slice | NDArray[np.bool_], take: Callable[[pa.
 
 
 def concat(pieces: Sequence[RowBlock]) -> RowBlock:
-    """The rows of all pieces, with null for a column that a piece lacks. Texts survive if all are of one file."""
+    """The rows of all pieces, with null for a column that a piece lacks; texts are kept if all are of one file."""
     pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
     if len(pieces) == 1:
         return pieces[0]
@@ -162,7 +162,7 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
 
 @dataclass(frozen=True)
 class _Joined:
-    """The texts of consecutive pieces, each with the line at which it begins."""
+    """The texts of consecutive pieces, each with its first line."""
 
     firsts: Sequence[int]
     texts: Sequence[RawTexts]
@@ -215,7 +215,7 @@ class RowTexts:
 
 
 def plain_value(value: pa.Scalar) -> object:
-    """A value for messages; text that cannot be read is replaced."""
+    """A value for messages; unreadable text is replaced."""
     try:
         return value.as_py()
     except (UnicodeDecodeError, ValueError, OverflowError):

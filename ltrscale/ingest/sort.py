@@ -31,10 +31,10 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
     """Yield the rows of all blocks with those of a query together: queries by first appearance, rows by arrival.
 
     Rows are spilled to a file in `scratch` and sorted by DuckDB, which spills there too: memory is about `memory_limit`
-    whatever the input's size, disk use up to three times the rows. A block holds rows of one file, so the rows of a
-    query may continue in the next block, of the same or of another file; `lines_N` rise within a query and file only.
-    `periods_N` is always set, `starts_N` and `texts` never: rows of one query are one group, and no raw input is
-    spilled. `share` is that of the rows. Rejections come first, in blocks without rows, while the input is read.
+    for any input size, and disk use up to three times the rows. A block holds rows of one file, so a query's rows may
+    continue in the next block, of the same or another file; `lines_N` rise only within a query and file. `periods_N` is
+    always set, `starts_N` and `texts` never: rows of one query are one group, and no raw input is spilled. `share` is
+    the share of rows. Rejections come first, in blocks without rows, while the input is read.
 
     Raises:
         InputError: the disk is full, `memory_limit` is too small, or a column of two files has types that do not fit.
@@ -68,7 +68,7 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
 
 
 class _Spill:
-    """The file of the rows, whose columns become wider when a block comes that needs it, such as text after null."""
+    """The file of the rows; its columns are widened when a block needs it, such as text after null."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.schema = path, pa.schema([])
@@ -76,11 +76,7 @@ class _Spill:
         self._first = ""
 
     def add(self, table: pa.Table, file: str) -> None:
-        """Write rows of a file.
-
-        Raises:
-            InputError: a column has a type that does not fit that of the files before.
-        """
+        """Write rows of a file; raises InputError if a column's type does not fit that of earlier files."""
         if self._writer is None:
             self._first, self.schema = file, table.schema
             self._writer = self._open()
@@ -90,12 +86,10 @@ class _Spill:
         self._writer.write_table(_in_schema(table, schema, file))
 
     def finish(self) -> None:
-        """Complete the file."""
         if self._writer is not None:
             self._writer.close()
 
     def close(self) -> None:
-        """Delete the file."""
         try:
             self.finish()
         finally:
@@ -107,7 +101,7 @@ class _Spill:
         )
 
     def _widen(self, schema: pa.Schema) -> None:
-        """Write the rows so far again."""
+        """Rewrite the rows so far with a wider schema."""
         self.finish()
         narrow = self.path.rename(self.path.with_suffix(".narrow"))
         self.schema = schema
@@ -121,7 +115,7 @@ class _Spill:
 
 
 def _wider(schema: pa.Schema, other: pa.Schema, file: str, first: str) -> pa.Schema:
-    """The columns of both, each in the type that holds the values of both."""
+    """The columns of both schemas, each in a type that holds the values of both."""
     fields = {field.name: field.type for field in schema}
     assert fields["features"] == other.field("features").type
     for field in other:
@@ -130,7 +124,7 @@ def _wider(schema: pa.Schema, other: pa.Schema, file: str, first: str) -> pa.Sch
 
 
 def _in_schema(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
-    """The rows with these columns, which are null where they have none."""
+    """The rows with these columns, null if missing."""
     if table.schema == schema:
         return table
     columns = {name: table[name] if name in table.schema.names else pa.nulls(len(table)) for name in schema.names}
@@ -139,7 +133,7 @@ def _in_schema(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
 
 
 def _to_table(block: RowBlock, *, seq: int, file: int) -> pa.Table:
-    """The rows as a table whose `seq` is the order of arrival."""
+    """The rows as a table; `seq` is the order of arrival."""
     n, n_features = block.features_NF.shape
     features = pa.py_buffer(np.ascontiguousarray(block.features_NF))
     return pa.table(
@@ -159,12 +153,12 @@ def _to_table(block: RowBlock, *, seq: int, file: int) -> pa.Table:
 
 def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.RecordBatch]:
     config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": 2}
-    # the query sorts anyway, so keeping the order of insertion would only cost memory; and no downloads
+    # the query sorts anyway, so keeping the insertion order would only cost memory; no downloads either
     config |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
     with duckdb.connect(config=config) as connection:
         try:
             connection.read_parquet(str(spill)).create_view("rows")
-            # directly from the relation: the result of `execute` would be in memory as a whole
+            # directly from the relation, since `execute` would load the whole result into memory
             yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
         except duckdb.OutOfMemoryException as error:
             raise InputError(f"sort: not possible in {memory_limit} of memory; raise sort_memory ({error})") from error

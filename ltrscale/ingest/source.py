@@ -41,12 +41,12 @@ class Needs:
     """What scoring needs of rows.
 
     Args:
-        features: those of the model; columns with these names are read, and no others.
+        features: the model's features; no other feature columns are read.
         meta: the group columns to keep.
         positions: whether the model reads positions; otherwise the rows need not have them.
         dated: whether the rows determine their period; otherwise they need no time stamp.
         tokens: whether the model reads tokens; otherwise the rows need no texts.
-        fills: the numbers for missing values of the training data, by feature; None if the columns have them.
+        fills: the training data's fill values, by feature; None if the columns have them.
     """
 
     features: Sequence[Feature]
@@ -57,7 +57,7 @@ class Needs:
     fills: Mapping[str, float] | None = None
 
     def uses(self) -> dict[str, Any]:
-        """The uses of columns that scoring changes: those that it does not need have no column."""
+        """The column settings to change for scoring; columns that it does not need are None."""
         idle = ["clicks", "weights", "gain"]
         idle += [] if self.tokens else ["tokens"]
         idle += [] if self.positions else ["positions"]
@@ -65,7 +65,7 @@ class Needs:
         return {"meta": tuple(self.meta), **dict.fromkeys(idle)}
 
     def named(self, without: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
-        """The columns of features by their kind, without some."""
+        """The columns of features by kind, without some."""
         names = {"numeric": "features", "categorical": "categorical"}
         return {
             use: tuple(each.name for each in self.features if each.kind == kind and each.name not in without)
@@ -78,7 +78,7 @@ class Source(Config):
 
     kind: str
     missing_labels: ClassVar[bool] = True
-    """Whether a row may have no label; otherwise such a row is a bad one."""
+    """True if a row may have no label; otherwise such a row is bad."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file, or of all files if they must be inferred from rows.
@@ -94,34 +94,34 @@ class Source(Config):
         """The reader of files that have these features; it raises InputError for a file without them.
 
         Args:
-            features: those of the file `first`.
-            first: its place, for errors.
-            encoders: of the categorical features, which the reader fills.
+            features: the features of the file `first`.
+            first: the URL of the first file, for errors.
+            encoders: the encoders of the categorical features; the reader fills them.
             encoding: makes tokens of texts; without it the tokens are texts, to train a tokenizer on.
         """
         raise NotImplementedError
 
     def for_scoring(self, needs: Needs) -> Self:  # noqa: ARG002
-        """The same reading of rows that need nothing but what scoring needs.
+        """The same source, reading only what scoring needs.
 
-        Columns are found by name, so their order does not matter, and further ones are not read. LETOR text, and lists
-        of features in one column, have their features in the order of the training data.
+        Columns are found by name, in any order, and other columns are not read. LETOR text, and lists of features in
+        one column, have their features in the order of the training data.
 
         Raises:
-            InputError: the columns ask for a median, which would be that of the rows to score.
+            InputError: the columns ask for a median, which would be computed from the rows to score.
         """
         return self
 
     def missing_columns(self, url: str) -> list[str]:  # noqa: ARG002
-        """The columns that are named, no patterns, and a file lacks, each with its use; none of text without names."""
+        """The named columns (not patterns) that a file lacks, each with its use; none for text without names."""
         return []
 
     def files_beside(self) -> list[str]:
-        """The files that are read besides the inputs: those of a tokenizer."""
+        """The files that are read besides the inputs, such as a tokenizer's."""
         return self.token_columns.tokenizer.files() if self.token_columns else []
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns | None:  # noqa: ARG002
-        """How a file has the columns that features are made of; None if its rows are not items."""
+        """How a file stores the columns that features are made of; None if its rows are not items."""
         return None
 
     def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:  # noqa: ARG002
@@ -129,7 +129,7 @@ class Source(Config):
         return None
 
     def wanted_fills(self, features: Sequence[Feature]) -> dict[str, Fill]:  # noqa: ARG002
-        """What stands for missing values, by feature.
+        """The fill for missing values, by feature.
 
         Raises:
             InputError: a setting fits no numeric feature.
@@ -137,19 +137,19 @@ class Source(Config):
         return {}
 
     def filled(self, fills: Mapping[str, float]) -> Self:  # noqa: ARG002
-        """The source with the numbers for missing values that `prepare.find_fills` has found."""
+        """The source with the fill values that `prepare.find_fills` has found."""
         return self
 
     @property
     def fills(self) -> dict[str, float]:
-        """The numbers for missing values, by feature, once they are found."""
+        """The fill values for missing values, by feature, once found."""
         return {}
 
     def check_documents_named(self) -> None:
-        """Refuse columns among which none has the ids of documents.
+        """Check that one of the columns has the ids of documents.
 
         Raises:
-            ValueError: names the key to set.
+            ValueError: none has; names the key to set.
         """
 
     @property
@@ -159,12 +159,12 @@ class Source(Config):
 
     @property
     def unjudged(self) -> Unjudged:
-        """What rows without a label are where others of their group have one."""
+        """How to treat rows without a label if others of their group have one."""
         return "reject"
 
     @property
     def takes_any_order(self) -> bool:
-        """Whether a reader finds features by the names of their columns."""
+        """True if a reader finds features by the names of their columns."""
         return False
 
     @property
@@ -179,5 +179,5 @@ class Source(Config):
 
     @property
     def joined_tables(self) -> Sequence[Join]:
-        """The tables whose columns join the rows."""
+        """The tables that join the rows."""
         return ()

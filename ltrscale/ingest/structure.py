@@ -1,4 +1,4 @@
-"""How the columns of a log divide its rows: in runs of equal values, and in lists, in which others vary or repeat.
+"""How the columns of a log divide its rows into runs of equal values, and into lists in which other columns vary.
 
 Shapes: N rows, V different values, L rows of a sample of whole lists, Q lists in it.
 """
@@ -19,29 +19,29 @@ ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
 _TELLING = 10
-"""Lists that can tell something."""
+"""The fewest lists that can tell something."""
 SAMPLED = 200_000
-"""Rows of the lists of a key that are looked at, about."""
+"""Approximate number of rows sampled from the lists of a key."""
 
 
 @dataclass(frozen=True)
 class KeyLists:
-    """The rows of some values of a key, by these values."""
+    """The rows of some values of a key, grouped by value."""
 
     rows_L: ValueCodes
     starts_Q: ValueCodes
     distinct: int
     """Values of the key, in all rows."""
     paired: float
-    """Share of all rows whose value comes again."""
+    """Share of all rows with a value that occurs more than once."""
     together: float
-    """Of the places where a row could stand beside one with its value, the share where it does."""
+    """Share of rows next to a row of the same value, among the places where that is possible."""
     runs: int
     """Runs of equal values, in all rows."""
 
     @classmethod
     def of(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
-        """The lists of a key, a sample of about `sample` rows; -1 means none."""
+        """The lists of a key, for a sample of about `sample` rows; code -1 means no value."""
         valid_N = codes_N[codes_N >= 0]
         n, lengths_V = len(valid_N), np.bincount(valid_N)
         distinct = int(np.count_nonzero(lengths_V))
@@ -66,11 +66,11 @@ class KeyLists:
         return float(np.median((most_Q - least_Q)[several_Q])) if several_Q.any() else 0.0
 
     def having(self, true_N: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The number of rows of each list for which something holds."""
+        """The number of rows in each list for which something holds."""
         return np.asarray(np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q))
 
     def repeats(self, codes_N: ValueCodes) -> float:
-        """Share of the rows with a value that another row of their list has had."""
+        """Share of the rows with a value that occurred before in their list."""
         codes_L = codes_N[self.rows_L]
         list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
         valid_L = codes_L >= 0
@@ -80,7 +80,7 @@ class KeyLists:
         return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
 
     def pairs(self, codes_N: ValueCodes) -> tuple[int, float]:
-        """Pairs of rows of one list with the same value, and as many as there would be if values were dealt at random.
+        """Pairs of rows of one list with the same value, and the number expected if values were dealt at random.
 
         Example:
             >>> lists = KeyLists.of(np.array([0, 0, 1, 1]))
@@ -98,9 +98,9 @@ class KeyLists:
         return int((same * (same - 1) // 2).sum()), float(dealt)
 
     def counted(self, numbers_N: NDArray[np.float64], codes_N: ValueCodes) -> float:
-        """Share of the lists of three rows and more in which numbers count the rows, from 0 or 1; few may be left out.
+        """Share of the lists with three or more rows in which numbers count the rows from 0 or 1, with few gaps.
 
-        It is 0 where numbers come again within lists.
+        It is 0 if numbers recur within lists.
         """
         if not len(self.rows_L):
             return 0.0
@@ -113,9 +113,9 @@ class KeyLists:
         return share if share > 0.5 and self.repeats(codes_N) < 0.01 else 0.0
 
     def alike(self, true_N: NDArray[np.bool_]) -> float | None:
-        """Of the lists of several rows with one for which something holds, the share of their rows for which it does.
+        """Share of rows for which something holds, in lists of several rows in which it holds for at least one.
 
-        None where these lists are too few to say.
+        None if there are too few such lists.
         """
         n_Q, having_Q = self._lengths_Q, self.having(true_N)
         some_Q = (n_Q > 1) & (having_Q > 0)
@@ -135,17 +135,17 @@ class KeyLists:
 
 @dataclass(frozen=True)
 class Structure:
-    """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 means none."""
+    """Columns of many rows as codes from 0: equal values have equal codes, and -1 means no value."""
 
     codes: Mapping[str, ValueCodes]
     values: Mapping[str, pa.Array]
-    """The distinct values of each column, by number."""
+    """The distinct values of each column, by code."""
     files: tuple[int, ...] = (0,)
-    """The row with which each file begins."""
+    """The first row of each file."""
     whole: bool = True
-    """Whether these are all rows."""
+    """True if these are all rows."""
     dialect: Dialect = field(default_factory=Dialect)
-    """The form in which a file of text has numbers."""
+    """How text files write numbers."""
     _lists: dict[str, KeyLists] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
@@ -158,7 +158,7 @@ class Structure:
         return self._lists[name]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """A column as numbers, by row; NaN for what is none."""
+        """A column as numbers, by row; NaN if not a number."""
         values = self.values[name]
         if cols.is_text(values.type):
             numbers_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
@@ -167,18 +167,18 @@ class Structure:
         return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
 
     def seconds(self, column: LogColumn) -> ValueCodes:
-        """A column of times in seconds since 1970, by row, 0 for what is none."""
+        """A time column in seconds since 1970, by row; 0 if not a time."""
         seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
         return np.asarray(np.append(seconds_V, 0)[self.codes[column.name]])
 
     def decides(self, name: str, other: str) -> bool:
-        """Whether each value of a column always has the same value of another; a few slips do not count."""
+        """True if each value of a column always has the same value of another; a few slips do not count."""
         codes_N, other_N = self.codes[name], self.codes[other]
         lists = self.lists(name)
         return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
 
     def joined(self, name: str, others: Sequence[str]) -> ValueCodes:
-        """The numbers of the combinations of several columns; -1 where one of them has none."""
+        """The codes of the combinations of several columns; -1 if one of them has no value."""
         codes_N = self.codes[name]
         for other in others:
             valid_N = (codes_N >= 0) & (self.codes[other] >= 0)
@@ -189,7 +189,7 @@ class Structure:
 
 
 def of_table(rows: pa.Table) -> Structure:
-    """The structure of at least one row in memory; columns without single values, such as lists, have none."""
+    """The structure of at least one row in memory, without columns of lists and the like."""
     plain = [each.name for each in rows.schema if cols.is_single(each.type)]
     return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
 
@@ -201,9 +201,9 @@ def read_structure(
     rows: int | None = _LOOKED_AT,
     kept_N: NDArray[np.bool_] | None = None,
 ) -> Structure:
-    """The structure of some columns in the first rows of a log, in all of them, or in those that are kept of all.
+    """The structure of some columns in the first rows of a log, in all rows, or in the rows of the mask `kept_N`.
 
-    Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
+    Memory grows with the kept rows, 8 bytes per value, and with the distinct values.
     """
     parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
     most = None if rows is None else rows_looked_at(len(names), rows)
@@ -240,7 +240,7 @@ def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[in
 
 
 def _alike(chunks: Sequence[pa.DictionaryArray]) -> Sequence[pa.DictionaryArray]:
-    """The chunks with values of one type: one file may have integers, or nothing, where another has fractions."""
+    """The chunks with values of one type: one file may have integers or nulls, another fractions."""
     kinds = {chunk.type.value_type for chunk in chunks}
     if len(kinds) == 1:
         return chunks

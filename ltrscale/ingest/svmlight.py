@@ -2,17 +2,17 @@
 
 - `qid` is any word of UTF-8, usually the first after the label; rows have none if the file comes with a file of group
   sizes.
-- Indices are decimal, of at most 18 digits, from 1, or from 0 as scikit-learn writes them; a row has each once, in any
-  order. Dense rows have exactly F of them; in sparse rows omitted features are 0.
+- Indices are decimal with at most 18 digits, from 1, or from 0 as scikit-learn writes them. A row has each at most
+  once, in any order. Dense rows have exactly F of them; in sparse rows omitted features are 0.
 - Values and labels are decimal numbers or inf. Nothing (`3:`), NULL and NaN, in upper or lower case, are missing: NaN.
-  A number too large for float32 is infinite, too.
+  A number too large for float32 is infinite too.
 - A comment goes from `#` to the end of the line; one that begins with `docid = X` names the document.
 - Words are separated by blanks, tabs or carriage returns. A line without words, or with a comment only, is not a row.
 
-Rows of the common shape are parsed together: one pass finds the separators, and Arrow casts all indices and all values
-in place. Where all lines of a text are dense rows with one blank between words, as in most files, the colons alone say
-where the words are (`_even_layout`). Any other row takes the slow path (`_parse_row`), which finds its values or the
-rule that it breaks. All accept the same rows and return the same numbers.
+Rows of the common shape are parsed together: one pass finds the separators, and Arrow casts all indices and values in
+place. If all lines of a text are dense rows with one blank between words, as in most files, the colons alone locate the
+words (`_even_layout`). Any other row takes the slow path (`_parse_row`), which finds its values or the rule that it
+breaks. All paths accept the same rows and return the same numbers.
 
 Shapes: L lines of a text, R rows among them, S separators, V values, N rows of a block, F features, W words with a
 colon: the features' and the qid.
@@ -59,8 +59,6 @@ class _Fault(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One parsed row."""
-
     query_id: str
     label: np.float32
     features_F: Floats
@@ -79,17 +77,14 @@ _Places = NDArray[np.integer[Any]]
 
 
 class _Words(NamedTuple):
-    """Words of a text, by the index of their first byte and of the byte after their last; arrays of any one shape."""
+    """Words of a text: indices of their first byte and of the byte after their last; arrays of one shape."""
 
     starts: _Places
     ends: _Places
 
 
 class _Layout(NamedTuple):
-    """The places of the words in rows of the common shape, and the lines that are not rows.
-
-    `indices_V` is None for dense rows: their indices are in order.
-    """
+    """Word places in rows of the common shape, and the lines that are not rows; `indices_V` is None for dense rows."""
 
     blank_L: Bools
     at_R: Ints
@@ -139,7 +134,7 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
 
 
 def dense_format(line: bytes, *, qid: bool, first: int | None = None) -> RowFormat | None:
-    """The format of a line that is a good dense row, whose first index may be known; None for any other line."""
+    """The format of a good dense row, with its first index if that is known; None for any other line."""
     words = line.partition(b"#")[0].split()
     n_features = max(0, len(words) - 1 - qid)
     formats = [RowFormat(n_features, True, qid, start) for start in ((1, 0) if first is None else (first,))]
@@ -166,7 +161,7 @@ def _stack(rows: Sequence[tuple[int, _Row]], row_format: RowFormat) -> _Rows:
 
 
 def _merge(first: _Rows, second: _Rows) -> _Rows:
-    """All rows in the order of their lines."""
+    """All rows in line order."""
     at_R = np.concatenate([first.at_R, second.at_R])
     order = np.argsort(at_R)
     return _Rows(
@@ -178,16 +173,16 @@ def _merge(first: _Rows, second: _Rows) -> _Rows:
 
 
 def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, Bools]:
-    """The rows of the common shape, and which lines must take the slow path."""
+    """The rows of the common shape, and a mask of lines for the slow path."""
     layout, rows = _even_layout(text, row_format), None
     if layout is not None:
-        with suppress(pa.ArrowInvalid):  # some word is no number, perhaps because a blank is in it
+        with suppress(pa.ArrowInvalid):  # some word is not a number, perhaps because it has a blank
             rows = _convert(text, layout, row_format)
     if layout is None or rows is None:
         layout = _scanned_layout(text, row_format)
         try:
             rows = _convert(text, layout, row_format)
-        except pa.ArrowInvalid:  # all rows take the slow path, which finds the word that is no number
+        except pa.ArrowInvalid:  # all rows take the slow path, which finds the bad word
             rows = _stack([], row_format)
     left_L = ~layout.blank_L
     left_L[rows.at_R] = False
@@ -195,10 +190,7 @@ def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, Bools]:
 
 
 def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
-    """The layout of a text whose lines are all dense rows with one blank between words; None for most other texts.
-
-    Of some other texts it is a layout with a word that is no number.
-    """
+    """The layout if all lines are dense rows with one blank between words; else None, or a layout with a non-number."""
     bytes_, n_words = np.frombuffer(text, np.uint8), row_format.n_features + row_format.qid
     newlines_L, colons = np.flatnonzero(bytes_ == _NEWLINE), np.flatnonzero(bytes_ == _COLON)
     if not (row_format.dense and len(colons) == len(newlines_L) * n_words):
@@ -206,7 +198,7 @@ def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
     colons_LW = colons.astype(np.int32).reshape(-1, n_words)  # the type of Arrow's offsets
     starts_L = np.concatenate([[0], newlines_L[:-1] + 1])
     value = text[colons[-1] + 1 :]
-    n_ending = len(value) - len(value.rstrip())  # all lines must end as the last one
+    n_ending = len(value) - len(value.rstrip())  # all lines must end like the last one
     ends_L = (newlines_L + 1 - n_ending).astype(np.int32)
     if not ((starts_L < colons_LW[:, 0]) & (colons_LW[:, -1] < ends_L)).all():
         return None
@@ -233,15 +225,12 @@ def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
 
 
 def _indices_before(bytes_: NDArray[np.uint8], colons_RF: _Places, first: int) -> tuple[_Places, Bools]:
-    """The bytes before the F words before these colons, and the rows where these are all indices, each after a blank.
-
-    It compares digits, which takes a third of the time of a cast.
-    """
+    """The bytes before the indices of these colons, and a mask of valid rows (faster by digits than by a cast)."""
     n_rows, n_features = colons_RF.shape
     index_F = np.arange(first, first + n_features)
     good_R = np.ones(n_rows, dtype=bool)
-    places_FR = colons_RF.T.astype(np.int64, order="C")  # `take` wants no strides
-    done, power = 0, 1  # of the indices from `done` on, those below the power have a space here, others a digit
+    places_FR = colons_RF.T.astype(np.int64, order="C")  # `take` needs contiguous arrays
+    done, power = 0, 1  # from `done` on, indices below `power` have a space here, others a digit
     while done < n_features:
         places_FR -= 1
         longer = power - first if power > 1 else 0
@@ -253,14 +242,14 @@ def _indices_before(bytes_: NDArray[np.uint8], colons_RF: _Places, first: int) -
 
 
 def _is_space(bytes_: NDArray[np.uint8]) -> Bools:
-    """The whitespace of `bytes.split`, which the slow path uses."""
+    """A mask of the whitespace of `bytes.split`, which the slow path uses."""
     is_space: Bools = bytes_ - _TAB <= _RETURN - _TAB  # bytes below a tab wrap around
     is_space |= bytes_ == _BLANK
     return is_space
 
 
 def _are_qid(bytes_: NDArray[np.uint8], words: _Words) -> Bools:
-    """Which words, none of which ends the text, are `qid`."""
+    """A mask of the words that are `qid`; none of the words may end the text."""
     are: Bools = words.ends - words.starts == 3
     for i, byte in enumerate(b"qid"):
         are &= bytes_[words.starts + i] == byte
@@ -268,7 +257,7 @@ def _are_qid(bytes_: NDArray[np.uint8], words: _Words) -> Bools:
 
 
 class _Scan:
-    """The separators of a text, each of which ends a word (maybe an empty one), and its lines."""
+    """The lines of a text and its separators, each of which ends a (possibly empty) word."""
 
     def __init__(self, text: bytes) -> None:
         self.bytes = np.frombuffer(text, np.uint8)
@@ -283,7 +272,7 @@ class _Scan:
         self.colons_L = stops_L - self.colons_before_L
         """Number of colons in each line."""
         self.first_colon_L = np.append(self.colons, len(self.ends_S))[self.colons_before_L]
-        """The separator that is the line's first colon, or a later line's if it has none."""
+        """The separator of the line's first colon, or a later line's if it has none."""
 
         bare_S = (self.ends_S > self.starts_S) & ~colon_S
         bare_S[1:] &= ~colon_S[:-1]
@@ -292,7 +281,7 @@ class _Scan:
         self.bare_L = np.bincount(line_of_bare, minlength=len(self.newlines_L))
         """Number of words without a colon in each line."""
         self.label_L = np.zeros(len(self.newlines_L), np.int64)
-        """The separator after the line's last such word, which is the label of a good row."""
+        """The separator after the line's last word without a colon, which is the label in a good row."""
         self.label_L[line_of_bare] = bare
         self.ascii = text.isascii()
 
@@ -302,7 +291,7 @@ class _Scan:
 
 
 def _usual_lines(scan: _Scan, row_format: RowFormat) -> Bools:
-    """The lines that have the separators of `label (qid:ID) (index:value)*`, without indices such as 01."""
+    """A mask of lines with the separators of `label (qid:ID) (index:value)*`, without indices such as 01."""
     n_words = row_format.n_features + row_format.qid
     usual_L: Bools = scan.colons_L == n_words if row_format.dense else scan.colons_L >= row_format.qid
     usual_L &= (scan.bare_L == 1) & (scan.label_L < scan.first_colon_L)
@@ -346,11 +335,7 @@ def _scanned_layout(text: bytes, row_format: RowFormat) -> _Layout:
 
 
 def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
-    """Cast the words of the rows of common shape; rows that need the slow path are left out.
-
-    Raises:
-        pa.ArrowInvalid: a word is no number.
-    """
+    """Cast the words of rows of the common shape, without rows for the slow path; raises ArrowInvalid on a bad word."""
     n_rows, n_features = len(layout.at_R), row_format.n_features
     may_miss = b"n" in text or b"N" in text
     values_V, odd_V = _cast_numbers(text, layout.values_V, may_miss)
@@ -375,7 +360,7 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
 
 
 def _with_one_twice(columns_V: Ints, row_V: Ints) -> Ints:
-    """The rows that have a column twice; only those whose columns do not rise may."""
+    """The rows that have a column twice; only rows with columns out of order are checked."""
     falls_V = (np.diff(columns_V, prepend=-1) <= 0) & (np.diff(row_V, prepend=-1) == 0)
     if not falls_V.any():
         return np.empty(0, np.int64)
@@ -387,10 +372,7 @@ def _with_one_twice(columns_V: Ints, row_V: Ints) -> Ints:
 
 
 def _cast_numbers(text: bytes, words: _Words, may_miss: bool) -> tuple[Floats, Bools]:
-    """The numbers, NaN where missing, and which words the slow path must parse (nan and inf have many spellings).
-
-    `may_miss`: whether some may be missing by a word.
-    """
+    """The numbers (NaN if missing), and a mask of words for the slow path, since nan and inf have many spellings."""
     absent = _find_absent(np.frombuffer(text, np.uint8), words, may_miss)
     numbers = _cast(text, words, pa.float32(), absent)
     odd = ~np.isfinite(numbers)
@@ -421,20 +403,20 @@ def _cast(text: bytes, words: _Words, kind: pa.DataType, absent: Ints | None = N
 
 
 def _strings(text: bytes, words: _Words, absent: Ints | None = None) -> pa.StringArray:
-    """Words in place, each followed by a null, which is the text between two words; those in `absent` are null too."""
+    """Words in place, each followed by a null for the text up to the next word; words in `absent` are null too."""
     n = words.starts.size
     offsets = np.empty(2 * n + 1, np.int32)
     pairs = offsets[:-1].reshape(*words.starts.shape, 2)
     pairs[..., 0], pairs[..., 1] = words
     offsets[-1] = len(text)
-    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)  # Arrow's validity bits, the lowest first: words only
+    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)  # Arrow's validity bits, lowest first: words only
     if absent is not None and len(absent):
         np.bitwise_and.at(bitmap, absent // 4, ~(np.uint8(1) << (absent % 4 * 2).astype(np.uint8)))
     return pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))
 
 
 def _query_id(words: Sequence[bytes]) -> str:
-    """The query id of a row, or "" if it has none, several or one that cannot be read."""
+    """The query id of a row, or "" if it has none, several or an unreadable one."""
     queries = [word for word in words[1:] if word.startswith(b"qid:")]
     try:
         return queries[0].removeprefix(b"qid:").decode() if len(queries) == 1 else ""
@@ -489,4 +471,4 @@ def _parse_numbers(words: Sequence[bytes]) -> Floats | None:
     except pa.ArrowInvalid:
         return None
     numbers: Floats = cast.to_numpy(zero_copy_only=False)
-    return numbers if np.isnan(numbers).sum() == cast.null_count else None  # -nan and nan(x) are no numbers
+    return numbers if np.isnan(numbers).sum() == cast.null_count else None  # -nan and nan(x) are not numbers

@@ -1,7 +1,7 @@
-"""Files with one row per line or record, whatever their format, as Arrow batches of bounded memory; and joins of them.
+"""Files with one row per line or record, in any format, as Arrow batches in bounded memory; and joins of tables.
 
-Errors name the place of damage in a file. The columns of a table beside a log join its rows by a key, such as the text
-of a document by its id: each process holds these columns in memory, for a lookup of all rows of a block at once.
+Errors name the place of damage in a file. Tables join the rows of a log by a key, such as the text of a document by its
+id. Each process holds the table's columns in memory and looks up all rows of a block at once.
 
 Shapes: N rows of a block, K rows of a table that joins.
 """
@@ -57,7 +57,7 @@ def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
     with _open(url) as file:
         row = 1
         for group in range(file.num_row_groups):
-            # not its offset, which is in the metadata of its columns: if these are damaged, pyarrow kills the process
+            # without its offset, which is in column metadata: if that is damaged, pyarrow kills the process
             with damage(url, f"row group {group}, near row {row}"):
                 batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
             while True:
@@ -82,7 +82,7 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
         if not (end := stream.seek(0, 2)):
             raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
         with damage(url, f"the footer before byte {end}"):
-            # checksums, if the file has any, detect a flipped bit that would still decode
+            # checksums, if any, detect a flipped bit that would still decode
             file = pq.ParquetFile(
                 stream,
                 pre_buffer=False,
@@ -96,7 +96,7 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def damage(url: str, where: str) -> Iterator[None]:
-    """Raise InputError, with the place in the file, where pyarrow cannot decode it."""
+    """Raise InputError, with the place in the file, if pyarrow cannot decode it."""
     with storage.named_errors(url):
         try:
             yield
@@ -116,7 +116,7 @@ Form = Literal["csv", "json", "parquet"]
 
 
 def file_form(url: str) -> Form:
-    """The form of a file whose name `read_schema` accepts."""
+    """The form of a file with a name that `read_schema` accepts."""
     return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
 
 
@@ -152,8 +152,8 @@ def read_rows(
         url: the file.
         schema: its columns, from `read_schema`.
         columns: those to read, in their order in the schema.
-        numbers: those to read as numbers, where the file has text only.
-        query: the column with the query id, which rejected lines state.
+        numbers: those to read as numbers if the file has only text.
+        query: the column with the query id, for rejections.
         dialect: the form of a CSV file.
         batch_rows: the most rows of a block.
 
@@ -175,12 +175,12 @@ def read_rows(
 def numbers_in(
     url: str, schema: pa.Schema, form: Form, *, numbers: Collection[str], texts: Collection[str]
 ) -> set[str]:
-    """Those of a file's columns that are read as numbers, where it has text only.
+    """The columns to read as numbers if the file has only text.
 
-    Whole numbers of JSON whose values are also needed as they stand (`texts`) are read as they are.
+    Whole numbers of JSON are read unchanged if their values are also needed unchanged (`texts`).
 
     Raises:
-        InputError: a column of CSV is needed in both ways; as a number it would have lost digits of an id.
+        InputError: a column of CSV is needed as number and as text; as a number it would lose digits of an id.
     """
     here = {*schema.names} & {*numbers}
     both = sorted(here & {*texts})
@@ -197,7 +197,7 @@ _BETWEEN = "\x1f"  # no part of an id
 
 
 def _pairs(value: Any) -> Any:
-    """A mapping, also from one name or several, which then are the same on both sides."""
+    """A mapping; one name or several become a mapping to themselves."""
     names = (value,) if isinstance(value, str) else value
     return dict(zip(names, names, strict=True)) if isinstance(names, list | tuple) else names
 
@@ -238,13 +238,13 @@ class Join(Config):
 
 
 def join_keys(joins: Sequence[Join]) -> set[str]:
-    """The columns by which tables join."""
+    """The columns of the log that join tables."""
     return {name for join in joins for name in join.key}
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A table in memory: its keys sorted by hash, and the columns that join."""
+    """A table in memory: its keys sorted by hash, and the columns to join."""
 
     join: Join
     hashes_K: NDArray[np.uint64]
@@ -252,7 +252,7 @@ class Joined:
     columns: dict[str, pa.Array]
 
     def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_], list[str]]:
-        """The rows with the columns joined, those to reject, and the key of every row."""
+        """The rows with the columns joined, a mask of rows to reject, and the key of every row."""
         keys_N = _keys([rows.column(name) for name in self.join.key])
         place_N, matched_N = self._find(keys_N)
         index_N = pa.array(place_N, mask=~matched_N)
@@ -266,7 +266,7 @@ class Joined:
         return rows, bad_N, keys_N.to_pylist()
 
     def _find(self, keys_N: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The row of each key in the table, and whether the table has the key."""
+        """The table row of each key, and a mask of the keys that the table has."""
         coded = keys_N.dictionary_encode()
         if not len(self.hashes_K) or not len(coded.dictionary):
             return np.zeros(len(keys_N), np.int64), np.zeros(len(keys_N), bool)
@@ -279,7 +279,7 @@ class Joined:
 
 
 def fault(joined: Joined, key: str | None) -> str:
-    """Why a row with this key is rejected."""
+    """The reason to reject a row with this key."""
     names = ", ".join(joined.join.key)
     shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
     return f"{names} {shown} {'is' if joined.join.rows == 'unmatched' else 'is not'} in {joined.join.path}"
@@ -289,7 +289,7 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
     """The columns of a log with those of its tables.
 
     Raises:
-        InputError: a table is missing, lacks a column, or has one of a name that is taken.
+        InputError: a table is missing, lacks a column, or has a column with a name that is taken.
     """
     for join in joins:
         for name in join.key:
@@ -313,12 +313,12 @@ def load_table(
     Args:
         join: the table.
         dialect: the form of its CSV files.
-        numbers: the columns, by their names in the log, to read as numbers, where a file has text only.
-        texts: those whose values are needed as they stand; all but `numbers` are read so.
+        numbers: the columns, by their names in the log, to read as numbers if a file has only text.
+        texts: the columns with values that are needed unchanged; all but `numbers` are read so.
 
     Raises:
-        InputError: the table is missing or damaged, lacks a column, or has a key twice; a column of CSV is to be read
-            in both ways, or one has different types in two files.
+        InputError: the table is missing or damaged, lacks a column, or has a key twice; a CSV column is needed as
+            number and as text, or a column has different types in two files.
     """
     as_numbers = {column for name, column in join.columns.items() if name in numbers}
     as_texts = {column for name, column in join.columns.items() if name in texts or name not in numbers}
@@ -364,7 +364,7 @@ def _schema(join: Join, url: str, dialect: Dialect) -> pa.Schema:
 
 
 def _in_one_type(column: str, parts: Sequence[tuple[str, pa.Array]]) -> pa.Array:
-    """The parts of a column, each with its file, as one, in a type that holds all their values."""
+    """The parts of a column (with their files) concatenated in a type that holds all their values."""
     first, kind = parts[0][0], parts[0][1].type
     for file, part in parts:
         kind = cols.wider_type(column, kind, part.type, file, first)
@@ -372,6 +372,6 @@ def _in_one_type(column: str, parts: Sequence[tuple[str, pa.Array]]) -> pa.Array
 
 
 def _keys(columns: Sequence[pa.Array]) -> pa.StringArray:
-    """The keys of rows as texts; null where a part has no value."""
+    """The keys of rows as texts; null if a part has no value."""
     parts = [cols.texts(column)[0] for column in columns]
     return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _BETWEEN)

@@ -1,11 +1,11 @@
-"""Texts as token ids: tokenizers, the columns of texts or ids, and their lists of ids with the rows that have none.
+"""Texts as token ids: tokenizers, columns of texts or ids, and the lists of ids made from them.
 
 Tokenizers are those of the library `tokenizers` (an extra, `text`), in BERT's form: text is cleaned and split at white
 space and punctuation, then words are split into pieces of a vocabulary (WordPiece). A column of lists has ids. A column
 of text has ids with spaces between them where the tokenizer says `ids`, and raw text otherwise. Texts repeat in a log
-(a query has many rows, a document many queries), so each different text of a block is tokenized once.
+(a query has many rows, a document many queries), so each distinct text of a block is tokenized once.
 
-Shapes: N rows, T tokens, K different texts.
+Shapes: N rows, T tokens, K distinct texts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ TextSource = Callable[[], Iterable[Sequence[str]]]
 
 @dataclass(frozen=True)
 class Encoding:
-    """A vocabulary, and the tokenizer's file that makes ids of texts; empty where ids are ready."""
+    """A vocabulary, and the content of the tokenizer's file; empty if the input has ids."""
 
     vocabulary: Vocabulary
     content: bytes = b""
@@ -63,27 +63,27 @@ class Tokenizer(Config):
 
     @property
     def learns_from(self) -> tuple[str, ...]:
-        """The periods whose texts it is made of; none for one that is there already."""
+        """The periods with the texts it is trained on; none for an existing tokenizer."""
         return ()
 
     def files(self) -> list[str]:
-        """The files that it is made of."""
+        """The files that it reads."""
         return []
 
     def open(self, texts: TextSource) -> Encoding:
         """The vocabulary, and what makes ids of texts.
 
         Args:
-            texts: starts a pass through the texts of the periods that it learns from, in blocks.
+            texts: starts a pass through the texts of the periods in `learns_from`, in blocks.
 
         Raises:
-            InputError: a file is missing or no vocabulary, a special token is missing, there is no text to learn from,
-                or the library is not installed.
+            InputError: a file is missing or not a vocabulary, a special token is missing, there is no text to learn
+                from, or the library is not installed.
         """
         raise NotImplementedError
 
     def limit(self, vocabulary: Vocabulary) -> int:
-        """The number above all ids that the input may hold."""
+        """The exclusive upper bound of ids in the input."""
         return vocabulary.size
 
 
@@ -97,7 +97,7 @@ class ReadyIds(Tokenizer):
     """Ids of special tokens (pad, unk, cls, sep, mask) among them; those not named get new ids from `size` on."""
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
-        """A vocabulary alone; special tokens that have no id get those from `size` on."""
+        """Only a vocabulary; special tokens without an id get ids from `size` on."""
         if out_of_range := [f"{name}: {i}" for name, i in self.special.items() if not 0 <= i < self.size]:
             raise InputError(
                 f"tokenizer.special: {out_of_range[0]} is not below size {self.size}; leave it out for a new id"
@@ -107,7 +107,7 @@ class ReadyIds(Tokenizer):
         return Encoding(Vocabulary(size=self.size + len(new), special=special))
 
     def limit(self, vocabulary: Vocabulary) -> int:  # noqa: ARG002
-        """Special tokens that got new ids are not in the input."""
+        """The size, since special tokens with new ids do not occur in the input."""
         return self.size
 
 
@@ -150,14 +150,14 @@ class TrainedPieces(Tokenizer):
 
     @property
     def learns_from(self) -> tuple[str, ...]:
-        """Its periods."""
+        """The periods of the config."""
         return self.periods
 
     def open(self, texts: TextSource) -> Encoding:
-        """BERT's tokenizer with pieces that are learnt now, the same ones each time.
+        """BERT's tokenizer with newly trained pieces, the same ones each time.
 
         The library counts letters in an order that changes from run to run, and numbers pieces in that order. So a
-        first pass only finds the letters, and a second one begins with them in sorted order.
+        first pass only finds the letters, and a second one starts with them in sorted order.
         """
         words = list(_WORDS.values())
         letters = sorted(set(_learnt(words, 0, self.lowercase, texts())) - {*words})
@@ -183,13 +183,13 @@ class KnownTokenizer(Tokenizer):
         return [storage.absolute(path if path.endswith(".json") else storage.join(path, storage.MANIFEST))]
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
-        """That tokenizer."""
+        """The encoding of the data set or file."""
         if not self.path.endswith(".json"):
             return encoding_of(self.path)
         library, content = _library(), storage.read_bytes(self.path)
         try:
             tokenizer = library.Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises no narrower class
+        except Exception as error:  # the library has no narrower class
             problem = f"no tokenizer of the library tokenizers ({error}); name a tokenizer.json"
             raise InputError(f"{self.path}: {problem}") from error
         return _encoding(tokenizer, self.path)
@@ -214,7 +214,7 @@ def encoding_of(url: str) -> Encoding:
 
 
 def _learnt(first: Sequence[str], size: int, lowercase: bool, texts: Iterable[Sequence[str]]) -> dict[str, int]:
-    """The pieces learnt from texts, by id; those in `first` come first."""
+    """The pieces trained on texts, with their ids; pieces in `first` come first."""
     tokenizer = _bert({piece: i for i, piece in enumerate(first)}, lowercase)
     trainer = _library().trainers.WordPieceTrainer(
         vocab_size=size, special_tokens=list(first), limit_alphabet=_LETTERS, show_progress=False
@@ -245,7 +245,7 @@ def _bert(words: dict[str, int], lowercase: bool) -> Any:
 
 def _library() -> Any:
     try:
-        import tokenizers  # imported late: only texts need it
+        import tokenizers  # only texts need it
         from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: F401
     except ImportError as error:
         raise InputError(f"texts need the library tokenizers, which is not installed; {_EXTRA}") from error
@@ -253,7 +253,7 @@ def _library() -> Any:
 
 
 FULL = "full_"
-"""Begins the column of a `RowBlock` with the number of tokens that a text had before it was cut."""
+"""Prefix of `RowBlock` columns with the number of tokens of a text before it was cut."""
 _SHOWN = 40
 
 FieldName = Annotated[str, StringConstraints(pattern=NAME)]
@@ -308,13 +308,13 @@ class TokenColumns(Config):
 
 @dataclass(frozen=True)
 class TokenReader:
-    """Turns columns into lists of ids; without an encoding it leaves texts as they are, to train a tokenizer."""
+    """Turns columns into lists of ids; without an encoding it keeps texts, to train a tokenizer on."""
 
     columns: TokenColumns
     encoding: Encoding | None
 
     def read(self, field: TokenField, values: pa.Array, text: TextColumn) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """The columns of a `RowBlock` for one field, and the faults of the rows that cannot be used.
+        """The columns of a `RowBlock` for one field, and the faults of unusable rows.
 
         `values` has a text or a list of ids in each row.
         """
@@ -329,7 +329,7 @@ class TokenReader:
         return _cut(field, ids), faults
 
     def _of_texts(self, texts: pa.StringArray) -> "_Ids":
-        """The ids of texts, each different text once."""
+        """The ids of texts; each distinct text is tokenized once."""
         assert self.encoding is not None
         coded = texts.dictionary_encode()
         if not self.encoding.content:
@@ -342,7 +342,7 @@ class TokenReader:
         return distinct.take(place_N, missing_N)
 
     def _outside(self, name: str, ids: "_Ids") -> dict[int, str]:
-        """The rows with an id that the vocabulary does not have."""
+        """The rows with an id outside the vocabulary."""
         assert self.encoding is not None
         size = self.columns.tokenizer.limit(self.encoding.vocabulary)
         bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
@@ -359,7 +359,7 @@ class TokenReader:
 
 @dataclass(frozen=True)
 class _Ids:
-    """The ids of some rows end to end, rows without a text, and the faults of rows that cannot be read."""
+    """The ids of some rows end to end, a mask of rows without text, and the faults of unreadable rows."""
 
     ids_T: NDArray[np.int64]
     lengths_N: NDArray[np.int64]
@@ -367,7 +367,7 @@ class _Ids:
     faults: dict[int, str]
 
     def take(self, place_N: NDArray[np.int64], missing_N: NDArray[np.bool_]) -> "_Ids":
-        """One of these rows at each place; none where a text is missing."""
+        """The row at each place; without ids if a text is missing."""
         if not len(self.lengths_N):
             return _Ids(self.ids_T, np.zeros(len(place_N), np.int64), missing_N, {})
         lengths_N = np.where(missing_N, 0, self.lengths_N[place_N])
@@ -379,7 +379,7 @@ class _Ids:
 
 
 def _of_lists(values: pa.Array) -> _Ids:
-    """Ids that are ready in lists."""
+    """The ids of lists."""
     flat, lengths_N = values.flatten(), pc.list_value_length(values).fill_null(0).to_numpy().astype(np.int64)
     missing_N = values.is_null().to_numpy(zero_copy_only=False)
     if not len(flat):
@@ -393,12 +393,12 @@ def _of_lists(values: pa.Array) -> _Ids:
 
 
 def _of_numbers(texts: pa.StringArray) -> _Ids:
-    """Ids in texts, with white space between them."""
+    """The ids of texts that are numbers separated by white space."""
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts))
     lengths_N = pc.list_value_length(words).fill_null(0).to_numpy().astype(np.int64)
     flat = words.flatten()
     row_T = np.repeat(np.arange(len(texts)), lengths_N)
-    empty_T = pc.equal(flat, "").to_numpy(zero_copy_only=False)  # the only part of an empty text
+    empty_T = pc.equal(flat, "").to_numpy(zero_copy_only=False)  # an empty text has one empty part
     good_T = pc.match_substring_regex(flat, r"^-?[0-9]{1,18}$").to_numpy(zero_copy_only=False)
     ids_T = pc.if_else(pa.array(good_T), flat, "0").cast(pa.int64()).to_numpy()[~empty_T]
     bad_rows = np.flatnonzero(~good_T & ~empty_T)
@@ -410,18 +410,18 @@ def _of_numbers(texts: pa.StringArray) -> _Ids:
 
 
 def _cut(field: TokenField, ids: _Ids) -> dict[str, pa.Array]:
-    """At most `max_tokens` of each row's ids, and how many there were."""
+    """Each row's first `max_tokens` ids, and the number before the cut."""
     kept_N = np.minimum(ids.lengths_N, field.max_tokens)
     starts_N = np.cumsum(ids.lengths_N) - ids.lengths_N
     ids_T = ids.ids_T[_runs(starts_N, kept_N)]
-    inside_T = np.clip(ids_T, 0, np.iinfo(np.int32).max).astype(np.int32)  # rows with others are rejected
+    inside_T = np.clip(ids_T, 0, np.iinfo(np.int32).max).astype(np.int32)  # rows with other ids are rejected
     bounds = np.concatenate([[0], np.cumsum(kept_N)]).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(bounds), pa.array(inside_T))
     return {field.column: lists.cast(LISTS), FULL + field.column: pa.array(ids.lengths_N)}
 
 
 def _runs(starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The indices of runs with these starts and lengths, one run after the other."""
+    """The concatenated indices of runs with these starts and lengths."""
     index_T: NDArray[np.int64] = np.repeat(starts_N - (np.cumsum(lengths_N) - lengths_N), lengths_N)
     index_T += np.arange(len(index_T))
     return index_T

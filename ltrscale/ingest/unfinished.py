@@ -1,9 +1,8 @@
-"""Going on with a `prepare` whose process ended: the units that were finished are not read again.
+"""Resumes an interrupted `prepare`: finished units are not read again.
 
-Every few minutes the files, counts, query ids and categories of the units that are finished, in their order, are saved
-beside the data set that is being made (`storage.Commit.save`). The same command with the same inputs takes them over.
-What it makes is what one that was not interrupted makes, but for the last digits of means and deviations, which are
-put together from two halves.
+Every few minutes the files, counts, query ids and categories of the units finished so far, in order, are saved beside
+the new data set (`storage.Commit.save`). The same command with the same inputs resumes from them. The result equals
+that of an uninterrupted run, except for the last digits of means and deviations, which are merged from two halves.
 """
 
 import time
@@ -23,24 +22,24 @@ from ltrscale.ingest.additions import mapped_ids
 from ltrscale.progress import log
 
 _SAVE_S = 120.0
-"""Seconds of work that an interruption costs at most, apart from the units under way."""
+"""The most seconds of work that an interruption costs, apart from the units in progress."""
 _SETS = ("kept", "others", "unread")
 
 
 class Unfinished:
-    """What is saved of one command; finds what an earlier process has saved of it.
+    """The saved state of one command; loads what an earlier process has saved.
 
     Args:
-        commit: of the data set.
-        origin: the command, its inputs included.
-        before: the data set that is added to.
+        commit: the commit of the data set.
+        origin: the command, including its inputs.
+        before: the data set to add to.
     """
 
     def __init__(self, commit: storage.Commit, origin: Mapping[str, Any], before: Dataset | None) -> None:
         self._commit = commit
         self._identity = digest(as_text(origin) + (before.manifest.hash if before else ""))
         self.units = 0
-        """The number of units that are finished."""
+        """The number of finished units."""
         self.manifest: Manifest | None = None
         """The manifest of these units alone."""
         self._id_files: dict[str, ListedFile] = {}
@@ -55,10 +54,10 @@ class Unfinished:
             log.info("prepare: goes on after %d units that an earlier process has finished", self.units)
 
     def restore(self, ids: QueryIds, folder: Path) -> None:
-        """Note the query ids of the finished units."""
+        """Add the query ids of the finished units to `ids`."""
         for name, file in self._id_files.items():
             of_name, hashes = getattr(ids, name), mapped_ids(self._commit.url, file, folder)
-            if len(of_name):  # those of a data set that records none, which were saved too
+            if len(of_name):  # ids of a data set that records none; they were saved too
                 of_name.add(hashes)
             else:
                 of_name.push(hashes)
@@ -71,7 +70,7 @@ class Unfinished:
 
     @property
     def is_due(self) -> bool:
-        """Whether work of some minutes would be lost."""
+        """True if minutes of work would be lost without a save."""
         return time.monotonic() - self._saved_at >= _SAVE_S
 
     def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, NDArray[np.uint64]]) -> None:

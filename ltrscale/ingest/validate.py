@@ -5,13 +5,13 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 - for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
 - for a row, while the rest of its group is kept: `infinite` (a feature, position, click, weight or gain), `bad_label`
   (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them and
-  `unjudged` does not say what it counts),
+  `unjudged` is `reject`),
   `bad_gain` and `bad_weight` (negative), `duplicate_document` (an accepted earlier row of the group has the same
-  document id), unless `duplicates` says which row of a document stays; then the others are merged into it, which is no
+  document id), unless `duplicates` says which row of a document stays; then the others are merged into it, without a
   rejection.
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
-A group whose labels are all missing is unlabelled.
+A group without any labels is unlabelled.
 
 Shapes: N rows, Q groups, F features.
 """
@@ -35,20 +35,20 @@ from ltrscale.ingest.texts import FULL
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 Unjudged = Literal[0, "unlabelled", "reject"]
-"""What becomes of rows without a label in a group of which other rows have one."""
+"""How to treat rows without a label in a group with labels."""
 
 _NOT_NEGATIVE: dict[Rule, str] = {"bad_gain": "gains", "bad_weight": "weights"}
-"""Columns beside the labels whose values are 0 or more, by the rule that says so."""
+"""Columns with values that must be 0 or more (besides labels), by rule."""
 Duplicates = Literal["reject", "keep_first", "keep_last", "max_label"]
-"""What becomes of rows of a group with the same document id."""
+"""How to treat rows of a group with the same document id."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Complete, accepted groups in the order of their arrival; none is empty.
+    """Complete, accepted groups in order of arrival; none is empty.
 
     `rows.lines_N[offsets_Q1[q]:offsets_Q1[q + 1]]` are the rows of group q. The labels of a group that is not in
-    `labelled_Q` are all NaN. `hashes_Q` are those of the query ids, in their scope.
+    `labelled_Q` are all NaN. `hashes_Q` are the hashes of the query ids, in their scope.
     """
 
     rows: RowBlock
@@ -62,12 +62,12 @@ class Groups:
 
 @dataclass
 class Validator:
-    """Applies the rules block by block; it holds the rows of the group that is still open, and no others.
+    """Applies the rules block by block; it holds only the rows of the open group.
 
     `add` takes a block and returns the groups that it completes; `end` completes the last group at the end of a file or
     of a sorted input. `scope` keeps equal query ids of unrelated inputs apart. `ids` has the query ids of earlier
-    groups and receives those of the groups that follow; `others` has the hashes of those that no earlier group has, and
-    whose group was not kept. Without a quarantine, rejections are lost. `features` are names for them.
+    groups and receives the new ones. `others` has the hashes of new query ids in groups that were not kept. Without a
+    quarantine, rejections are lost. `features` are the feature names, for rejections.
     """
 
     ids: QueryIds
@@ -107,7 +107,7 @@ class Validator:
         )
 
     def add(self, block: RowBlock) -> Groups | None:
-        """Add a block; returns the groups that are complete now, if any."""
+        """Add a block; returns the groups that it completes, if any."""
         self.rows_in += len(block) + sum(rejection.rows for rejection in block.rejected)
         if self.quarantine is not None:
             self.quarantine.add(block.rejected)
@@ -190,7 +190,7 @@ class Validator:
             return None
         rows = concat(pieces)
         if self.unjudged != "reject":
-            rows = replace(rows, labels_N=rows.labels_N.copy())  # which the rules change
+            rows = replace(rows, labels_N=rows.labels_N.copy())  # the rules change it
         ids = rows.query_ids_N.take(pa.array(offsets_Q1[:-1])).to_pylist()
         hashes_Q = hash_ids(ids, scope=self.scope)
         returning_Q = self.ids.groups.add(hashes_Q)
@@ -224,7 +224,7 @@ class Validator:
     def _row_rules(
         self, rows: RowBlock, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]
     ) -> Iterator[tuple[Rule, NDArray[np.bool_]]]:
-        """Each rule with the rows that break it and no earlier rule; clears these rows in `ok_N`, in place."""
+        """Each rule with the rows that break it and no earlier rule; sets these rows of `ok_N` to False in place."""
         infinite_N = ok_N & _infinite(rows)
         ok_N &= ~infinite_N
         yield "infinite", infinite_N
@@ -252,7 +252,7 @@ class Validator:
             yield "duplicate_document", repeated_N
 
     def _settle(self, labels_N: NDArray[np.float32], group_N: NDArray[np.int64], missing_N: NDArray[np.bool_]) -> None:
-        """Give rows without a label what they count, in place; then they are missing no more."""
+        """Apply `unjudged` in place to rows without a label; then no label counts as missing."""
         if self.unjudged == "reject":
             return
         if self.unjudged == "unlabelled":
@@ -273,7 +273,7 @@ def total_accounting(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_
 
 
 def _own(piece: RowBlock) -> RowBlock:
-    """A copy of the piece, since a view that waits would keep its whole block in memory."""
+    """A copy of the piece, since a view would keep its whole block in memory."""
     texts = None if piece.texts is None else piece.texts.only(piece.lines_N)
     return replace(piece, features_NF=piece.features_NF.copy(), texts=texts)
 
@@ -288,12 +288,12 @@ def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
 
 
 def _numbers(column: pa.Array) -> NDArray[np.float64]:
-    """The values of a column, NaN where there is none."""
+    """The values of a column, NaN if null."""
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
 
 def _rank(labels_N: NDArray[np.float32], duplicates: Duplicates) -> NDArray[np.float32] | NDArray[np.int64]:
-    """A number for each row: of the rows of a document the one with the lowest stays, the first among equals."""
+    """A rank for each row: of a document's rows, the first one with the lowest rank stays."""
     match duplicates:
         case "reject" | "keep_first":
             return np.zeros(len(labels_N), np.int64)
@@ -309,7 +309,7 @@ def _repeated(
     ok_N: NDArray[np.bool_],
     rank_N: NDArray[np.float32] | NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Rows that are ok and share group and document id with such a row of lower rank; rows without id never do."""
+    """A mask of ok rows that repeat the group and document id of an ok row of lower rank; null ids never repeat."""
     rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
     coded = doc_ids_N.dictionary_encode()
     codes = coded.indices.fill_null(0).to_numpy().astype(np.int64)[rows]
@@ -344,7 +344,7 @@ def _found(block: RowBlock, row: int, rule: Rule, rows: int, features: Sequence[
 
 
 def _text(block: RowBlock, row: int, rule: Rule) -> str:
-    """The row as in the input; as parsed, if the input is gone or its row has other documents too."""
+    """The row as in the input; as parsed if the input is gone or its row has other documents too."""
     line = int(block.lines_N[row])
     if block.texts is None:
         return _parsed(block, row, rule)
@@ -367,8 +367,8 @@ def _parsed(block: RowBlock, row: int, rule: Rule) -> str:
 def to_table(groups: Groups, first_gid: int) -> pa.Table:
     """Groups as rows of the data set directory, numbered from `first_gid`; features are not copied.
 
-    Positions, clicks, weights and gains of a group are null if none of its documents has one, else NaN where a
-    document lacks it.
+    Positions, clicks, weights and gains of a group are null if none of its documents has one, else NaN for documents
+    without one.
     """
     rows, offsets_Q1 = groups.rows, groups.offsets_Q1
     lengths_Q = np.diff(offsets_Q1)
@@ -395,6 +395,6 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
 
 
 def _any_valid(values_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each group has any value that is not null."""
+    """True for groups with any value that is not null."""
     valid_N = values_N.is_valid().to_numpy(zero_copy_only=False)
     return np.logical_or.reduceat(valid_N, offsets_Q1[:-1])

@@ -91,7 +91,7 @@ class DASALCConfig(ContextSettings):
     """Dimensions of the embedding of each categorical feature in the attention's input."""
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """See `DASALC`."""
+        """A `DASALC` with fresh weights."""
         return DASALC(self, width, numeric_F, cardinalities)
 
 
@@ -129,7 +129,7 @@ class DASALC(ListContext):
         self.cross = config.cross
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
-        """See `ListContext.forward`."""
+        """Embeddings of documents in their lists."""
         a_ND = self.input(self.features(x_NF)).relu()
         a_ND = self.project(map_slots(self._attend, a_ND, groups.offsets_Q1, quadratic=True))
         if not self.cross:
@@ -169,7 +169,7 @@ class RankFormerConfig(ContextSettings):
         return self
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """See `RankFormer`."""
+        """A `RankFormer` with fresh weights."""
         return RankFormer(self, width, numeric_F, cardinalities)
 
 
@@ -227,7 +227,7 @@ class RankFormer(ListContext):
         self.layers = nn.ModuleList(TransformerLayer(config, inner) for _ in range(config.layers))
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
-        """See `ListContext.forward`."""
+        """Embeddings of documents in their lists, and of the lists."""
         x_ND, offsets_Q1, group_N = self.input(h_ND), groups.offsets_Q1, group_index(groups.offsets_Q1, h_ND.shape[0])
         lists_Q = torch.arange(groups.n_groups, device=offsets_Q1.device)
         # A list's token follows its documents.
@@ -281,11 +281,11 @@ class SetRankConfig(ContextSettings):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether they are the initial ranking."""
+        """Whether shown positions are the initial ranking."""
         return self.initial_rank == "positions"
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """See `SetRank`."""
+        """A `SetRank` with fresh weights."""
         return SetRank(self, width, numeric_F, cardinalities)
 
 
@@ -373,7 +373,7 @@ class SetRank(ListContext):
         )
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
-        """See `ListContext.forward`."""
+        """Embeddings of documents in their lists."""
         x_ND = self.input(h_ND)
         if self.ranks is not None:
             x_ND = x_ND + self.ranks(self._ranks(groups).clamp(max=self.config.ranks - 1)).to(x_ND.dtype)

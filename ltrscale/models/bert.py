@@ -1,10 +1,10 @@
-"""BERT's encoder over ragged token sequences, and its sizes and weights under the names that Hugging Face gives them.
+"""BERT's encoder over ragged token sequences, and the mapping of its sizes and weights to Hugging Face's names.
 
-There is no padding outside of the attention's buckets of similar lengths. What concerns Hugging Face are pure functions
-of what `config.json` and `model.safetensors` hold; `ltrscale.training.network` reads the files.
+Only attention pads, in buckets of similar lengths. The functions for Hugging Face take the contents of `config.json`
+and `model.safetensors`; `ltrscale.training.network` reads the files.
 
-Shapes: T tokens, S sequences, S1 = S + 1 offsets, D embedding, H heads, E width of a head; in a bucket of M sequences,
-L slots each.
+Shapes: T tokens, S sequences, S1 = S + 1 offsets, D embedding, H heads, E width of a head; M sequences of a bucket, L
+slots of each.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ from ltrscale.models.context import PAIRS_PER_CHUNK
 from ltrscale.models.layers import Dropout, Layers, Size, Stack
 
 VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None
-"""Whether this torch has attention over ragged sequences, which takes half precision on a GPU alone."""
+"""Whether this torch has attention over ragged sequences; it takes only half precision on a GPU."""
 
 
 class BertConfig(Config):
@@ -60,7 +60,7 @@ class BertConfig(Config):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the sequences of a batch begin and end, and how attention cuts them into buckets, once for all layers."""
+    """The offsets of a batch's sequences, and their buckets for attention, computed once for all layers."""
 
     offsets_S1: Tensor
 
@@ -71,12 +71,12 @@ class Sequences:
 
     @cached_property
     def chunks(self) -> Chunks:
-        """All sequences in buckets; on a CPU their padded matrices of attention stay within `PAIRS_PER_CHUNK` each."""
+        """All sequences in buckets; on a CPU `PAIRS_PER_CHUNK` bounds the padded attention matrices of each."""
         return length_chunks(self.offsets_S1, budget=PAIRS_PER_CHUNK)
 
     @cached_property
     def masks(self) -> list[Tensor | None]:
-        """Of each bucket the slots that hold a token, [M, L]; None if all its sequences are equally long."""
+        """For each bucket, True where a slot [M, L] holds a token; None if its sequences are equally long."""
         ends = [m for m, _ in self.chunks.shapes]
         lengths_S = np.sort(layout(self.offsets_S1).lengths_Q)  # chunks begin with the shortest
         of_chunks = np.split(lengths_S[len(lengths_S) - sum(ends) :], np.cumsum(ends)[:-1])
@@ -159,10 +159,10 @@ class BertLayer(nn.Module):
 
 
 class Bert(Stack):
-    """BERT without a head (Devlin et al. 2019), on sequences of any lengths, end to end.
+    """BERT without a head (Devlin et al. 2019), on concatenated sequences of any lengths.
 
-    A sequence's output depends on that sequence only. All layers but the attention work on tokens, so their cost does
-    not depend on how lengths differ.
+    A sequence's output depends on that sequence only. All layers except attention work on single tokens, so their cost
+    does not depend on how lengths differ.
 
     Example:
         >>> bert = Bert(BertConfig(layers=1, width=8, heads=2), vocabulary=30)
@@ -255,7 +255,7 @@ def bert_config(
     """The sizes of a `config.json`, with the given dropout and pooler, and the size of its vocabulary.
 
     Raises:
-        InputError: it is no BERT, or one of another architecture, or a size is missing.
+        InputError: it is not a BERT of this architecture, or a size is missing.
 
     Example:
         >>> bert_config({"model_type": "roberta"}, where="config.json", dropout=0.1, pooler="cls")
@@ -306,7 +306,7 @@ def bert_weights(
 
 
 def _shapes(config: BertConfig, vocabulary: int) -> dict[str, dict[str, tuple[int, ...]]]:
-    """For each of our tensors, the names and shapes of those in the file, which are concatenated."""
+    """For each of our tensors, the names and shapes of the file's tensors that it concatenates."""
     d, hidden = config.width, config.feedforward or 4 * config.width
     rows = {"tokens": vocabulary, "positions": config.positions, "types": 2}
     names: dict[str, dict[str, tuple[int, ...]]] = {

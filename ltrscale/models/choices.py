@@ -21,7 +21,7 @@ FeatureEncoderConfig = Annotated[
 ]
 """Encoders of dense features."""
 EncoderConfig = Annotated[FeatureEncoderConfig | CrossEncoderConfig, Field(discriminator="kind")]
-"""All encoders, those of text too."""
+"""All encoders, including those of text."""
 ContextConfig = Annotated[
     DASALCConfig | RankFormerConfig | SetRankConfig | DLCMConfig | GSFConfig, Field(discriminator="kind")
 ]
@@ -33,7 +33,7 @@ class NetworkConfig(Config):
 
     transform: TransformConfig = TransformConfig()
     numbers: NumbersConfig = PlainConfig()
-    """How numeric features enter the encoder, whichever it is; `plain` as they are."""
+    """How numeric features enter any encoder; `plain` leaves them as they are."""
     encoder: EncoderConfig = ResNetConfig()
     """Maps a document's features, and its text, to an embedding."""
     initial: str | None = None

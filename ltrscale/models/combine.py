@@ -111,12 +111,12 @@ def combine_rankers(parts: Sequence[Ranker], *, how: How, dropout: float) -> Mea
 
 
 def side_by_side(ranker: AnyRanker) -> Sequence[AnyRanker]:
-    """The rankers that learn at the same time, each for itself: the parts of a mean, or the ranker alone."""
+    """The rankers that train at the same time but independently: the parts of a mean, or the ranker itself."""
     return _rankers(ranker.parts) if isinstance(ranker, MeanRanker) else [ranker]
 
 
 def rankers_in(ranker: AnyRanker) -> list[Ranker]:
-    """The single rankers that a network is made of; of one, itself."""
+    """The single rankers in a network, itself included."""
     return _rankers(ranker.modules())
 
 

@@ -48,7 +48,7 @@ class ContextSettings(Config):
     embeds_lists: ClassVar[bool] = False
     """Whether it also embeds whole lists, as a loss of whole lists requires."""
     beyond_graphs: ClassVar[str] = ""
-    """What it does that no fixed graph of operations can express; empty where one can."""
+    """What it does that a fixed graph of operations cannot express; empty if there is no such thing."""
 
     @property
     def reads_positions(self) -> bool:
@@ -76,7 +76,7 @@ def map_lists(
         offsets_Q1: offsets of their lists. Empty lists are skipped; if there are no documents at all, the function is
             called once, with no list.
         quadratic: whether the work grows with the square of a list's length. If so, `PAIRS_PER_CHUNK` bounds a chunk,
-            otherwise `SLOTS_PER_CHUNK` does. A list above the bound is a chunk by itself.
+            otherwise `SLOTS_PER_CHUNK` does. A list above the bound is its own chunk.
 
     Returns:
         The documents' outputs [N, D'].
@@ -86,7 +86,7 @@ def map_lists(
         >>> map_lists(lambda x, mask: x - x.sum(1, keepdim=True), x_ND, offsets, quadratic=False).flatten().tolist()
         [0.0, -7.0, -6.0, -5.0]
     """
-    if len(offsets_Q1) == 2 and x_ND.shape[0] > 0:  # one list, without a look at the values of the offsets
+    if len(offsets_Q1) == 2 and x_ND.shape[0] > 0:  # one list: no need to read the offsets
         return layer(x_ND[None], x_ND.new_ones(1, x_ND.shape[0], dtype=torch.bool))[0]
     # Without documents there is one chunk without lists: only the layer knows the width of its output.
     chunks = _chunks(offsets_Q1, quadratic=quadratic)
@@ -100,7 +100,7 @@ def _chunks(offsets_Q1: Tensor, *, quadratic: bool) -> Chunks:
 
 
 class Lists(NamedTuple):
-    """Where the slots of padded lists lie that are end to end, in one chunk after the other."""
+    """The layout of padded lists whose slots are concatenated, chunk after chunk."""
 
     shapes: Sequence[tuple[int, int]]
     """Lists and slots (M, L) of each chunk."""
@@ -113,10 +113,10 @@ class Lists(NamedTuple):
 
 
 def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1: Tensor, *, quadratic: bool) -> Tensor:
-    """`map_lists` for a function of slots [S, D], end to end, and of the lists that they make up.
+    """`map_lists` for a function of concatenated slots [S, D] and the lists that they make up.
 
-    On a GPU a single call has all chunks: what a layer does to each slot by itself is then one operation for all. On a
-    CPU each chunk is a call by itself, and stays in the cache.
+    A GPU gets all chunks in one call, so that what a layer does slot by slot is one operation. A CPU gets one chunk per
+    call, which stays in the cache.
 
     Example:
         >>> def less_the_sum(x_SD, lists):

@@ -1,8 +1,8 @@
 """What each feature adds to the difference of two documents' scores: `f(A) - f(B)`, for two documents of one list.
 
-A network is followed along a path (`along_path`), any other scorer is asked for the scores of lists in which the two
-documents have swapped features (`by_swaps`). Either way the parts add up to the difference, a feature that both
-documents have alike adds nothing, and from B to A every part has the opposite sign.
+For a network, it integrates gradients along a path (`along_path`); for any other scorer, it scores lists in which the
+two documents have swapped features (`by_swaps`). Either way, the parts add up to the difference, a feature with equal
+values adds nothing, and exchanging A and B flips the sign of every part.
 
 Shapes: P pairs, N documents, F features, C categorical features, E dimensions of an embedding, M points of paths.
 """
@@ -24,21 +24,20 @@ from ltrscale.models.layers import FeatureEmbedding
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _PANELS = (2, 8, 32, 64)
-"""Parts into which a path is cut, until its sum is near enough to the difference."""
+"""Parts that a path is cut into; more and more until the sum is close enough to the difference."""
 _ENOUGH = 1e-3
 _AT_ONCE, _TEXTS_AT_ONCE = 4096, 256
-"""Documents in one call of a network: without texts, and with them."""
+"""Documents per call of a network, without and with texts."""
 _ORDERS = 4
-"""Random orders of the features, each of them also backwards."""
+"""Random orders of the features; each is also used in reverse."""
 
 
 class Contributions(NamedTuple):
-    """The parts of the differences of some pairs' scores, in float64."""
+    """The parts of each pair's score difference, in float64."""
 
     features_PF: Tensor
     beside_P: Tensor
-    """What is left if the two documents have the same features: their texts, the positions at which they were shown,
-    and the order in which a context reads them."""
+    """What remains if both documents have the same features: from texts, shown positions, and the order of the list."""
 
     @property
     def total_P(self) -> Tensor:
@@ -47,7 +46,7 @@ class Contributions(NamedTuple):
 
 
 class _Lists(NamedTuple):
-    """The list of each pair, or its two documents alone where others do not matter, and their rows."""
+    """The list of each pair (only its two documents if others do not matter), and the rows of both."""
 
     groups: QueryGroups
     pairs_P2: Tensor
@@ -78,24 +77,23 @@ def _lists(groups: QueryGroups, pairs_P2: Tensor, *, whole: bool) -> _Lists:
 
 
 def along_path(ranker: AnyRanker, groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
-    """Integrated gradients along the joint path of two documents, from the middle between them to themselves.
+    """Integrated gradients along the joint path of two documents, from the midpoint between them to themselves.
 
-    With D(u, v) = the difference of both scores while A has the inputs u and B has v in their list, with the middle m =
-    (x_A + x_B) / 2 and h = (x_A - x_B) / 2, and D_a = D(m + a h, m - a h),
+    Let D(u, v) be the difference of both scores if A has inputs u and B has inputs v in their list. With the midpoint
+    m = (x_A + x_B) / 2, h = (x_A - x_B) / 2 and D_a = D(m + a h, m - a h),
 
         phi_j = h_j integral from 0 to 1 of (dD/du_j - dD/dv_j) da,      sum_j phi_j = D_1 - D_0.
 
-    (Sundararajan et al. 2017, equation 1, for two documents.) D_1 is the difference. D_0, of two documents with the
-    same features, is `beside`: 0 but for texts, positions and the order in which a context reads its list. If a score
-    depends on its own document alone, this is the integrated gradient of f from B to A.
+    (Sundararajan et al. 2017, equation 1, for two documents.) D_1 is the difference. D_0, with equal features, is
+    `beside`: 0 except for texts, positions and the order in which a context reads its list. If a score depends on its
+    own document alone, this is the integrated gradient of f from B to A.
 
-    Inputs are those behind the feature transform, so that a missing value moves from what stands for it, and those
-    behind the embeddings of categories, whose dimensions are summed. The integral is a Gauss-Legendre sum of 32 to
-    1,024 points, as many as bring it to a thousandth of the difference; what is still lacking is spread over the
-    features by their sizes.
+    Inputs are taken after the feature transform, with missing values imputed; those of categories after the embedding,
+    summed over its dimensions. The integral is a Gauss-Legendre sum of 32 to 1,024 points, until the error is at most a
+    thousandth of the difference. The remaining error is spread over the features in proportion to their sizes.
 
     Args:
-        ranker: in inference mode; its parameters lose their gradients.
+        ranker: in inference mode; gradients of its parameters are switched off.
         groups: with the features that it reads.
         pairs_P2: rows of A and B, which are in the same list.
 
@@ -152,7 +150,7 @@ def _followed(ranker: AnyRanker, lists: _Lists, pair_M: Tensor, point_M: Tensor)
 
 @dataclass(frozen=True)
 class _Input:
-    """What a layer reads of the documents, with A and B moved: a leaf of the graph, and half of their distance."""
+    """A layer's input with A and B moved along their path: a leaf of the graph, and half of their distance."""
 
     leaf: Tensor
     half: Tensor
@@ -160,7 +158,7 @@ class _Input:
     n_features: int
 
     def by_feature(self, slope: Tensor) -> Tensor:
-        """The products with half of the distance, summed over the dimensions of embeddings, [M, F]."""
+        """The slope times half of the distance, summed over the dimensions of embeddings, [M, F]."""
         products_MC = (slope.double() * self.half.double()).flatten(2 if slope.dim() > 2 else 1)
         products_MC = products_MC.sum(2) if products_MC.dim() > 2 else products_MC
         slope_MF = products_MC.new_zeros(len(slope), self.n_features)
@@ -169,7 +167,7 @@ class _Input:
 
 @contextmanager
 def _moved(ranker: AnyRanker, a_M: Tensor, b_M: Tensor, point_M: Tensor) -> Iterator[list[_Input]]:
-    """Inside, every part of a network reads A and B at points of their paths; yields what it has read."""
+    """A context in which a network reads A and B at points of their paths; yields the inputs that it reads."""
     inputs: list[_Input] = []
 
     def move(columns: Sequence[int], n_features: int, moves: Tensor, *call: Any) -> Tensor:
@@ -183,7 +181,7 @@ def _moved(ranker: AnyRanker, a_M: Tensor, b_M: Tensor, point_M: Tensor) -> Iter
     with ExitStack() as hooks:
         for part in rankers_in(ranker):
             transform, n = part.transform, len(part.transform.kinds)
-            numbers_F = transform.numeric_F.to(point_M)  # categories are numbers of rows, whose embeddings move
+            numbers_F = transform.numeric_F.to(point_M)  # 0 for categories: their embeddings move instead
             _hook(hooks, transform, partial(move, range(n), n, numbers_F))
             for module in part.modules():
                 if isinstance(module, FeatureEmbedding) and module.table is not None:
@@ -196,16 +194,16 @@ def _hook(stack: ExitStack, module: nn.Module, function: Callable[..., Tensor]) 
 
 
 def by_swaps(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
-    """Shapley values of swapped features, of any scorer: its lists are scored with A and B in each other's features.
+    """Shapley values of swapped features, for any scorer: it scores lists in which A and B have swapped features.
 
-    With D(S) = the difference of both scores if A and B keep the features S and have swapped all others,
+    Let D(S) be the difference of both scores if A and B keep the features S and swap all others. Then
 
         phi_j = half of the mean, over orders of the features, of D(those before j, and j) - D(those before j),
 
-    so `sum_j phi_j = (D(all) - D(none)) / 2`, which is the difference; `beside` is what this leaves, half of D(all) +
-    D(none). (Shapley 1953; Strumbelj and Kononenko 2014, algorithm 1, for two documents.) The mean is over four random
-    orders and their reverses: the sum is exact, single parts are estimates where features act together. It takes eight
-    scores of the list for every feature in which the two differ.
+    so `sum_j phi_j = (D(all) - D(none)) / 2`; `beside` is the rest of the difference D(all), `(D(all) + D(none)) / 2`
+    (Shapley 1953; Strumbelj and Kononenko 2014, algorithm 1, for two documents). The mean is over four random orders
+    and their reverses: the sum is exact, and single parts are estimates if features interact. Every feature in which
+    the two differ costs eight scores of the list.
 
     Example:
         >>> groups = QueryGroups(torch.tensor([[3.0, 1.0, 7.0], [1.0, 5.0, 7.0]]), torch.tensor([0, 2]))
@@ -233,7 +231,7 @@ def by_swaps(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups, pairs
 def _as_swapped_back(
     scorer: Callable[[QueryGroups], Tensor], one: QueryGroups, a: int, b: int, order_K: Tensor
 ) -> Tensor:
-    """D with all of K features swapped, with the first one back in its place, and so on to none swapped, [K + 1]."""
+    """D with all K features swapped, with the first one swapped back, and so on until none is swapped, [K + 1]."""
     n, copies = one.n_documents, len(order_K) + 1
     differences = []
     for first in range(0, copies, max(1, _AT_ONCE // n)):

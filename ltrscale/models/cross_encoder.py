@@ -1,4 +1,4 @@
-"""The cross-encoder: a transformer over query and document, beside the dense features.
+"""The cross-encoder: a transformer over query and document, joined with the dense features.
 
 Shapes: N documents, Q groups, F features, D embedding, P pieces of all sequences, T tokens of them.
 """
@@ -21,12 +21,12 @@ from ltrscale.models.bert import Bert, BertConfig
 from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Size, Sizes, TokenFields, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
-"""Tokens that are embedded together at inference, so that memory does not grow with a batch of scores."""
+"""Tokens that are embedded together at inference, so that memory does not grow with the batch."""
 
 FieldNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 _IDS = 1 << 31
-"""Numbers of tokens are int32."""
+"""Token ids are int32."""
 
 
 class TokenNumbers(Config):
@@ -65,8 +65,8 @@ class CrossEncoderConfig(EncoderSettings):
     document: FieldNames = ("title", "body")
     """Token fields of the document, in order."""
     max_tokens: int = Field(128, ge=4, le=1_000_000)
-    """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. What is over is cut from the end of the
-    last field, then of the one before, and of the query last; the special tokens stay."""
+    """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. Longer pairs are cut from the end of the
+    last field, then of the field before it, and of the query last; the special tokens stay."""
     features: Sizes | None = (64,)
     """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
     embedding: Size = 8
@@ -87,11 +87,11 @@ class CrossEncoderConfig(EncoderSettings):
 
     @property
     def reads_tokens(self) -> TokenFields:
-        """Its fields."""
+        """The token fields of query and document."""
         return TokenFields(self.query, self.document)
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `CrossEncoder`."""
+        """A `CrossEncoder` with fresh weights."""
         return CrossEncoder(self, numeric_F, cardinalities)
 
 
@@ -109,8 +109,7 @@ class Pairs(NamedTuple):
 def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     """The sequences `[CLS] query [SEP] title [SEP] body [SEP]` of all documents, one [SEP] after each field.
 
-    Fields get their room in order: what is above `max_tokens` is cut from the end of the last one first. An empty field
-    leaves its [SEP].
+    Text above `max_tokens` is cut from the end of the last field first. An empty field keeps its [SEP].
 
     Raises:
         InputError: the batch lacks a token field.
@@ -130,7 +129,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     """
     assert config.vocabulary is not None
     n, device = groups.n_documents, groups.offsets_Q1.device
-    # The pieces are laid out on the CPU, which knows all lengths: a GPU is not asked how many tokens there are.
+    # The pieces are laid out on the CPU, which knows all lengths, so a GPU need not synchronise.
     group_N = np.arange(groups.n_groups).repeat(layout(groups.offsets_Q1).lengths_Q)
     zeros_N, ones_N = np.zeros(n, np.int64), np.ones(n, np.int64)
     left_N = zeros_N + config.max_tokens - 1 - len(config.query) - len(config.document)
@@ -193,7 +192,7 @@ class CrossEncoder(Encoder):
             self.width += config.features[-1]
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        """Not defined: see `embed`."""
+        """Not supported; call `embed`."""
         raise NotImplementedError("a cross-encoder reads the tokens of a batch; call embed")
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:
@@ -208,7 +207,7 @@ class CrossEncoder(Encoder):
         return torch.cat([text_ND, self.wide(self.features(x_NF))], dim=1)
 
     def pairs(self, groups: QueryGroups) -> Pairs:
-        """See `pairs_of`."""
+        """The token sequences of all documents."""
         return pairs_of(groups, self.config)
 
     def _embed_text(self, pairs: Pairs) -> Tensor:
@@ -222,7 +221,7 @@ class CrossEncoder(Encoder):
 
 
 def _cuts(offsets_N1: NDArray[np.int64]) -> list[int]:
-    """Numbers of documents between which the sequences have at most `TOKENS_AT_ONCE` tokens, or are one.
+    """Bounds of runs of documents, each of at most `TOKENS_AT_ONCE` tokens or a single document.
 
     Example:
         >>> _cuts(np.array([0, 40_000, 80_000, 90_000])), _cuts(np.array([0]))

@@ -36,7 +36,7 @@ class IdentityConfig(EncoderSettings):
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `Identity`."""
+        """An `Identity` for these features."""
         return Identity(self, numeric_F, cardinalities)
 
 
@@ -82,7 +82,7 @@ class MLPConfig(EncoderSettings):
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `MLP`."""
+        """An `MLP` with fresh weights."""
         return MLP(self, numeric_F, cardinalities)
 
 
@@ -137,7 +137,7 @@ class IndustrialMLPConfig(EncoderSettings):
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `IndustrialMLP`."""
+        """An `IndustrialMLP` with fresh weights."""
         return IndustrialMLP(self, numeric_F, cardinalities)
 
 
@@ -201,7 +201,7 @@ class ResNetConfig(EncoderSettings):
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `ResNet`."""
+        """A `ResNet` with fresh weights."""
         return ResNet(self, numeric_F, cardinalities)
 
 

@@ -1,4 +1,4 @@
-"""Readings of examples: what an in-context ranker keeps of labelled lists, and the scores that follow.
+"""Readings of examples: what an in-context ranker keeps of labelled lists, and its scores.
 
 Shapes: N documents, Q groups, F features, X features that a reading uses.
 """
@@ -18,7 +18,7 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.models.in_context import InContextNetwork, Reading
 
-_VALUES = 1 << 18  # features of documents that are scored at once
+_VALUES = 1 << 18  # feature values that are scored at once
 
 
 class ReadingConfig(Config):
@@ -29,13 +29,13 @@ class ReadingConfig(Config):
     documents: int = Field(1000, ge=1, le=100_000)
     """Most documents of a sample. The network knows at most some 2,000."""
     longest: int = Field(40, ge=1, le=100_000)
-    """Most documents of a list in a sample; of longer lists it has some, at random, one of them relevant if any is."""
+    """Most documents of a list in a sample; longer lists are sampled, with a relevant document if there is one."""
     seed: int = Field(0, ge=0)
     """Seed of the samples."""
 
 
 class Learned(NamedTuple):
-    """One reading of a data set's examples: numbers of the features used, what replaces missing values, the rest."""
+    """One reading of a data set's examples: indices of the features used, their medians, the network's reading."""
 
     columns_X: Tensor
     median_X: Tensor
@@ -55,7 +55,7 @@ class InContextRanker:
 
     Args:
         network: pretrained weights.
-        samples: groups with labels, read one sample after the other, such as those of `drawn_samples`.
+        samples: groups with labels for each reading, such as those of `drawn_samples`.
 
     Raises:
         InputError: no example has a relevant document, or no numeric feature varies among the examples.
@@ -88,7 +88,7 @@ class InContextRanker:
 
 
 def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
-    """Let the network read examples, all of them at once.
+    """Let the network read all examples at once.
 
     Raises:
         InputError: no example has a relevant document, or no numeric feature varies among the examples.
@@ -109,7 +109,7 @@ def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
 
 
 def drawn_samples(examples: QueryGroups, config: ReadingConfig) -> list[QueryGroups]:
-    """The examples that are read one sample after the other; a list with a relevant document is among them.
+    """The samples of the examples, one for each reading; each has a list with a relevant document.
 
     Raises:
         InputError: no example has a relevant document.
@@ -131,7 +131,7 @@ def _check(examples: QueryGroups) -> Tensor:
 
 
 def _sample(examples: QueryGroups, judged_Q: Tensor, config: ReadingConfig, number: int) -> QueryGroups:
-    """Groups in random order, as many as fit, of which the first one has a relevant document."""
+    """As many groups as fit, in random order; the first one has a relevant document."""
     order_Q = permutation(examples.n_groups, config.seed, "reading", number)
     first = int(judged_Q.numpy()[order_Q].argmax())
     order_Q = np.concatenate([order_Q[first : first + 1], np.delete(order_Q, first)])

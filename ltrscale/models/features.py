@@ -1,7 +1,7 @@
 """FeatureTransform: raw features to network inputs, fitted in one streaming pass over the training data.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C categorical ones, K quantiles, B1 edges of B bins, V
-vocabulary codes of all categorical features whose codes are known.
+vocabulary codes of all categorical features that are not hashed.
 """
 
 import math
@@ -19,7 +19,7 @@ from ltrscale.models.fitting import N_CODES, FeatureStatistics, Wanted, quantile
 
 FeatureKind = Literal["numeric", "categorical"]
 _PRIME, _SHIFTS = N_CODES + 43, (11_400_715, 7_046_029)
-"""Of the hash of a code: a prime above all codes, without 3 among the factors of `_PRIME - 1`."""
+"""For hashing codes: a prime above all codes such that 3 does not divide `_PRIME - 1`."""
 _END = 1 - 2e-7  # |2p - 1| is cut here: float32 distinguishes it from 1, and it maps to 5.2 standard deviations
 
 
@@ -80,8 +80,8 @@ class FeatureTransform(nn.Module):
         kinds: kind of each feature as the network sees it: categorical for a discrete numeric one.
         cardinalities: rows that an embedding of each categorical feature needs: vocabulary size, or rows of hashes,
             plus 1 for unknown.
-        hashed: the categorical features whose codes are hashed, as places among the features.
-        bins: how many bins of each feature it knows the edges of, between quantiles of its transformed values.
+        hashed: indices of the categorical features whose codes are hashed.
+        bins: bins of each feature to store the edges of, between quantiles of its transformed values.
 
     Example:
         >>> batch = torch.tensor([[1.0, 30.0], [3.0, 10.0], [float("nan"), 30.0]])
@@ -118,7 +118,7 @@ class FeatureTransform(nn.Module):
         self.hashed = tuple(hashed)
         pairs = zip(self.categorical, self.cardinalities, strict=True)
         self.known = tuple(0 if i in self.hashed else rows - 1 for i, rows in pairs)
-        """Codes of each categorical feature's vocabulary; 0 for one that is hashed."""
+        """Size of each categorical feature's vocabulary; 0 if its codes are hashed."""
         n_features, n_codes = len(self.kinds), sum(self.known)
         n_quantiles = config.quantiles if config.numeric == "quantile_normal" else 0
         numeric_F = torch.tensor([kind == "numeric" for kind in kinds], dtype=torch.bool)
@@ -196,7 +196,7 @@ class FeatureTransform(nn.Module):
         )
 
     def numbers(self, x_NF: Tensor) -> Tensor:
-        """Raw features as numeric inputs, before they are standardised within groups; rising with each feature."""
+        """Raw features as numeric inputs, before standardisation within groups; non-decreasing in each feature."""
         config = self.config
         if config.numeric == "quantile_normal":
             return _to_normal(x_NF, self.quantiles_FK)
@@ -216,7 +216,7 @@ def wanted(
     Args:
         kinds: kind of each feature in the data.
         config: the transform.
-        bins: bins of each feature whose edges it should know.
+        bins: bins of each feature to store the edges of.
         documents: number of documents in the training data, if known.
     """
     maps_quantiles = config.numeric == "quantile_normal"
@@ -232,7 +232,7 @@ def wanted(
 
 
 def make_transform(statistics: FeatureStatistics, config: TransformConfig, *, bins: int = 0) -> FeatureTransform:
-    """The transform that fits the documents of these statistics, with the edges of so many bins of each feature.
+    """The transform fitted to these statistics, with the edges of this many bins of each feature.
 
     Raises:
         InputError: the statistics contain no document.
@@ -275,10 +275,10 @@ def fit_transform(
 
 
 def hashed_row(codes: Tensor, rows: int) -> Tensor:
-    """The row of each category's code, from 1 to `rows`; 0 for what is no code: missing, negative, or too large.
+    """The row of each category's code, from 1 to `rows`; 0 if the code is missing, negative or too large.
 
-    A code is mixed by `(x + b)^3 mod p`, twice; as no two codes are mixed into one, only the remainder by `rows` lets
-    codes share a row. All integers are below 2^53: every machine, device and exported graph computes the same.
+    A code is mixed twice by `(x + b)^3 mod p`, which is one-to-one, so codes share a row only through the remainder by
+    `rows`. All integers are below 2^53: every machine, device and exported graph computes the same.
 
     Example:
         >>> hashed_row(torch.tensor([0.0, 7.0, 16777215.0, float("nan")]), 1000).tolist()
@@ -295,8 +295,8 @@ def hashed_row(codes: Tensor, rows: int) -> Tensor:
 def expected_sharing(codes: int, rows: int) -> float:
     """The expected share of this many hashed codes that share their row with another one.
 
-    About `1 - (1 - 1/R)^(n - 1)`, which it reaches for R far below 2^24. A row is that of k or k + 1 of the p mixed
-    codes, where k is the quotient of p by R, and each of the others is there with probability `(n - 1) / (p - 1)`.
+    About `1 - (1 - 1/R)^(n - 1)`, the limit for R far below 2^24. A row belongs to k or k + 1 of the p mixed codes,
+    where k is the quotient of p by R. Each of the other codes occurs with probability `(n - 1) / (p - 1)`.
 
     Example:
         >>> round(expected_sharing(100_000, 1_000_000), 3), round(expected_sharing(1_000_000, 10_000), 3)
@@ -309,17 +309,13 @@ def expected_sharing(codes: int, rows: int) -> float:
 
 
 def sharing(codes_V: Tensor, rows: int) -> float:
-    """The measured share of these different codes that share their row with another one of them."""
+    """The measured share of these different codes that share their row with another one."""
     row_V = hashed_row(codes_V, rows).long()
     return float((torch.bincount(row_V)[row_V] > 1).float().mean())
 
 
 def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:
-    """The normal quantile of each value's place among its feature's quantiles; missing becomes 0, the median.
-
-    Places are interpolated linearly. A value that ties with several quantiles takes the middle of their block: without
-    this, a feature that is mostly 0 would map its zeros to the end of the scale.
-    """
+    """The normal quantile of each value's place among its feature's quantiles; missing becomes 0, the median."""
     x_FN = x_NF.T.contiguous()  # searchsorted looks up rows, one feature each
     last = quantiles_FK.shape[1] - 1
     next_FN = torch.searchsorted(quantiles_FK, x_FN)
@@ -327,6 +323,7 @@ def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:
     below_FN = quantiles_FK.gather(1, (next_FN - 1).clamp(min=0))
     share_FN = (x_FN / 2 - below_FN / 2) / (above_FN / 2 - below_FN / 2)  # differences of halves cannot overflow
     between_FN = next_FN - 1 + share_FN.nan_to_num(0.5, 0.5, 0.5)  # division by 0 where both quantiles are equal
+    # ties take the middle of their block: otherwise a feature that is mostly 0 would map its zeros to the scale's end
     first_FK = torch.searchsorted(quantiles_FK, quantiles_FK)
     middle_FK = (first_FK + torch.searchsorted(quantiles_FK, quantiles_FK, right=True) - 1) / 2
     tied_FN = middle_FK.gather(1, next_FN.clamp(max=last))
@@ -344,10 +341,7 @@ def _index(codes_N: Tensor, codes_V: Tensor) -> Tensor:
 
 
 def _indices(codes_NC: Tensor, codes_V: Tensor, known_C: Tensor) -> Tensor:
-    """`_index` of all categorical features at once, for a device on which each operation costs the same.
-
-    Codes are looked up in a single sorted vocabulary of pairs (feature, code).
-    """
+    """`_index` of all categorical features at once, for a GPU: one sorted vocabulary of pairs (feature, code)."""
     if len(codes_V) == 0:
         return torch.zeros_like(codes_NC)
     ends_C, features_C = known_C.cumsum(0), torch.arange(len(known_C), device=codes_V.device)
@@ -359,7 +353,7 @@ def _indices(codes_NC: Tensor, codes_V: Tensor, known_C: Tensor) -> Tensor:
 
 
 def _keys(feature: Tensor, codes: Tensor) -> Tensor:
-    """Integers in the order of pairs (feature, float32 code)."""
+    """Integers that sort like pairs (feature, float32 code)."""
     bits = (codes.float() + 0.0).view(torch.int32)  # -0 + 0 is 0
-    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of a negative number they rise as it falls
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # bits of negative numbers rise as the numbers fall
     return (feature << 32) + bits

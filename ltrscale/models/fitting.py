@@ -21,7 +21,7 @@ from ltrscale.arrays import Moments
 from ltrscale.draws import splitmix64
 
 N_CODES = 1 << 24
-"""Codes of categories are integers below this: float32 has them exactly."""
+"""Codes of categories are integers below this, which float32 represents exactly."""
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 
@@ -36,7 +36,7 @@ class ValueCounts:
 
     Codes of categories are integers below 2**24, so memory holds at most 2**24 codes of 12 bytes whatever the number of
     documents (200 MB a feature, and about 1 GB while one feature's parts are merged). Dropping rare codes early would
-    need less memory, but the result would depend on the order of the parts. `at_most` bounds it.
+    need less memory, but the result would depend on the order of the parts. `at_most` bounds the memory.
 
     Args:
         at_most: if there are more different values than this, none is kept and `codes` returns None.
@@ -58,7 +58,7 @@ class ValueCounts:
 
     def add(self, values_N: NDArray[np.float32]) -> None:
         """Count one column of some documents."""
-        if not self._over and self._at_most is not None:  # a few values show for most features that there are too many
+        if not self._over and self._at_most is not None:  # for most features, a few values show it
             self._over = len(_value_counts(values_N[:_GLANCE])[0]) > self._at_most
         if not self._over:
             self._take([_value_counts(values_N)])
@@ -83,7 +83,7 @@ class ValueCounts:
         return self._known
 
     def _take(self, counted: list[Counted]) -> None:
-        """Collect more counts, and merge them once they outnumber the merged ones, so that each moves only rarely."""
+        """Collect more counts, and merge them once they outnumber the merged ones, which keeps merges rare."""
         self._new += [part for part in counted if len(part[0])]
         if sum(len(codes_V) for codes_V, _ in self._new) > len(self._known[0]):
             self._settle()
@@ -110,7 +110,7 @@ def merged_counts(values: NDArray[ScalarT], counts: NDArray[np.int64]) -> tuple[
 
 
 class SeenCodes:
-    """The set of different codes of a category, a bit for each possible one: 2 MiB whatever their number.
+    """The set of a category's codes, as a bitmap of 2 MiB.
 
     Example:
         >>> seen, more = SeenCodes(), SeenCodes()
@@ -125,7 +125,7 @@ class SeenCodes:
         self._bits = np.zeros(N_CODES // 8, np.uint8)
 
     def add(self, values_N: NDArray[np.float32]) -> None:
-        """Add the codes of some documents; what is no code is left out."""
+        """Add the codes of some documents; other values are ignored."""
         codes_V = np.unique(values_N[(values_N >= 0) & (values_N < N_CODES)]).astype(np.int64)
         np.bitwise_or.at(self._bits, codes_V >> 3, np.left_shift(1, codes_V & 7).astype(np.uint8))
 
@@ -134,7 +134,7 @@ class SeenCodes:
         self._bits |= other._bits
 
     def codes(self) -> NDArray[np.float32]:
-        """The codes, rising."""
+        """The codes, sorted."""
         places = np.flatnonzero(self._bits)
         bits = np.unpackbits(self._bits[places, None], axis=1, bitorder="little")
         of_eight = bits.nonzero()
@@ -228,7 +228,7 @@ _SAMPLED_VALUES = 1 << 26
 
 
 def sampled_documents(wanted: int, n_features: int) -> int:
-    """So many documents to sample, or as many as hold 2^26 values (256 MiB) where these are fewer.
+    """The number of documents to sample: `wanted`, but at most 2^26 values (256 MiB).
 
     Example:
         >>> sampled_documents(100_000, 136), sampled_documents(100_000, 5000)
@@ -242,7 +242,7 @@ def _hashes(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _bound(size: int, documents: int) -> int:
-    """A hash with at least `size` of that many documents below it: eight standard deviations above the expectation."""
+    """A bound with at least `size` hashes of documents below it, with a margin of eight standard deviations."""
     share = (size + 8 * math.sqrt(size) + 64) / documents
     return _HIGHEST if share >= 1 else int(share * _HIGHEST)
 
@@ -273,7 +273,7 @@ class Wanted:
         moments: whether to gather means and deviations.
         sample: documents to sample for quantiles; 0 for none.
         discrete_up_to: also count the values of a numeric feature that has at most this many different ones.
-        most_codes: of a category with more different codes only the set of these is kept, to be hashed.
+        most_codes: a category with more different codes is hashed, and only the set of its codes is kept.
         documents: number of documents in all parts together, if known.
     """
 
@@ -312,7 +312,7 @@ class FeatureStatistics:
         self.seen = {column: SeenCodes() for column, numeric in enumerate(wanted.numeric) if limited and not numeric}
 
     def add(self, first: int, features_NF: NDArray[np.float32]) -> None:
-        """Add documents, which are numbered from `first`."""
+        """Add documents numbered from `first`."""
         assert features_NF.shape[1] == len(self.wanted.numeric)
         self.documents += len(features_NF)
         if self.wanted.sample:

@@ -1,8 +1,7 @@
 """A ranker that learns from examples by reading them: no gradient, no setting to tune (in-context learning).
 
-The network has been pretrained on synthetic problems (`ltrscale/simulate/problems.py`), as prior-data fitted networks
-are (Müller et al. 2022; Hollmann et al. 2025). There it has learnt what to conclude from labelled lists. Its tokens are
-features, which know no order and any number. In each layer
+The network is pretrained on synthetic problems (`ltrscale/simulate/problems.py`), like prior-data fitted networks
+(Müller et al. 2022; Hollmann et al. 2025). Its tokens are features, any number of them in any order. In each layer
 
     a feature reads the examples       t_f += W [1 / M, 1 / sqrt(M)] sum_m p_k(x_mf) v(h_m)                       (1)
     features read each other           attention, with the features' rank correlations                            (2)
@@ -11,8 +10,8 @@ features, which know no order and any number. In each layer
     a document looks at its list       the mean of h and the softmax of s there; for an example, how far this is
                                        from its labels                                                            (5)
 
-where p_k are functions of a feature's value (`functions_of`). Examples never read the lists to rank. So `read` takes
-the examples once, and a score depends on them and on the document's own list alone.
+where p_k are functions of a feature's value (`functions_of`). Examples never read the lists to rank, so `read` takes
+the examples once, and a score depends only on them and on the document's own list.
 
 Shapes: B problems whose lists have the same lengths, Q lists, N documents, M documents of the examples, F features, K
 functions of a feature, X = F * K, T a feature's token, D state of a document, V what an example shows features, H
@@ -35,7 +34,7 @@ from ltrscale.ranking.losses import softmax
 from ltrscale.ranking.metrics import exponential_gain
 
 _KEYS = 32  # A
-_HIGHEST = 4.0  # grade: the gain of higher ones is that of this
+_HIGHEST = 4.0  # grades above this have its gain
 
 
 class InContextSizes(Config):
@@ -69,10 +68,10 @@ def _list_softmax(scores_BN: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 class Documents(NamedTuple):
-    """What a network knows of documents: functions of their features, their lists, and labels if they are examples.
+    """The inputs of a network: functions of documents' features, their lists, and labels if they are examples.
 
     `grades_BN` are 0 to 1, `targets_BN` shares of the list's gain, `judged_BN` is 1 in a list with a relevant document
-    and 0 elsewhere. All three are 0 where labels are to be found.
+    and 0 elsewhere. All three are 0 for lists to rank.
     """
 
     functions_BNX: Tensor
@@ -96,7 +95,7 @@ class Documents(NamedTuple):
 
     @property
     def root_lengths_N(self) -> Tensor:
-        """The square root of each document's list's length, a scale for probabilities within lists."""
+        """The square root of the length of each document's list, a scale for probabilities within lists."""
         return lengths_N(self.offsets_Q1).float().sqrt()
 
 
@@ -108,7 +107,7 @@ class DocumentState(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """What a layer keeps of examples: weights of the functions, keys and values of the documents, if it reads these."""
+    """What a layer keeps of examples: weights of the functions, and keys and values of documents if it reads them."""
 
     writes_BXd: Tensor
     keys_BMA: Tensor | None
@@ -155,7 +154,7 @@ class Layer(nn.Module):
         shown_BMV = shown_BMV - shown_BMV.mean(1, keepdim=True)
         sums_BXV = examples.functions_BNX.transpose(1, 2) @ shown_BMV
         sums_BFx = sums_BXV.unflatten(1, (n_features, -1)).flatten(2)
-        # what chance gives grows with the root of the number of examples, what there is to find with the number
+        # noise grows with the root of the number of examples, the signal with the number
         both_BFx = torch.cat([sums_BFx * (0.5 / math.sqrt(n_examples)), sums_BFx * (4 / n_examples)], -1)
         token_BFT = token_BFT + self.read_examples(both_BFx)
         normal_BFT = self.norm_attention(token_BFT)
@@ -180,7 +179,7 @@ class Layer(nn.Module):
         return writes_BFx.reshape(n_problems, n_features * FUNCTIONS, -1) / math.sqrt(n_features)
 
     def memory(self, state: DocumentState, writes_BXd: Tensor) -> LayerMemory:
-        """What documents will read: of the features, and of the examples."""
+        """What documents will read from the features and the examples."""
         if self.attention is None:
             return LayerMemory(writes_BXd, None, None)
         normal_BMD = self.norm_state(state.h_BND)
@@ -192,7 +191,7 @@ class Layer(nn.Module):
         return DocumentState(state.h_BND + self.written(written_BNd[..., 1:]), state.scores_BN + written_BNd[..., 0])
 
     def examples(self, state: DocumentState, memory: LayerMemory, own_NM: Tensor | None) -> DocumentState:
-        """Documents read examples: formula (4), in a layer that does."""
+        """Documents read examples, if this layer does that: formula (4)."""
         if self.attention is None:
             return state
         assert memory.keys_BMA is not None
@@ -223,10 +222,10 @@ class ExampleAttention(nn.Module):
         self.value, self.out = nn.Linear(state, state), nn.Linear(state, state)
 
     def forward(self, normal_BND: Tensor, keys_BMA: Tensor, values_BMD: Tensor, own_NM: Tensor | None) -> Tensor:
-        """What to add to the states; `own_NM` is True where an example is in the document's own list, None if no is."""
+        """The change of states; `own_NM` is True where an example is in the document's own list, None if none is."""
         logits_BNM = self.query(normal_BND) @ keys_BMA.transpose(1, 2) / math.sqrt(_KEYS)
         if own_NM is not None:
-            logits_BNM = logits_BNM.masked_fill(own_NM, -1e9)  # finite, for a single list has no others to read
+            logits_BNM = logits_BNM.masked_fill(own_NM, -1e9)  # finite, because a single list has no others to read
         shares_BNM = logits_BNM.softmax(-1)
         shares_BNM = shares_BNM if own_NM is None else shares_BNM.masked_fill(own_NM, 0)
         added_BND: Tensor = self.out(shares_BNM @ values_BMD)
@@ -255,11 +254,11 @@ class InContextNetwork(nn.Module):
         self.layers = nn.ModuleList(Layer(sizes, reads_documents=i % 2 == 1) for i in range(sizes.layers))
 
     def read(self, x_BMF: Tensor, labels_BM: Tensor, offsets_Q1: Tensor) -> Reading:
-        """What to keep of labelled lists.
+        """Read labelled lists.
 
         Args:
             x_BMF: features, all finite.
-            labels_BM: grades, of which some document has one above 0; those above 4 count as 4 in gains.
+            labels_BM: grades, at least one of them above 0; those above 4 count as 4 in gains.
             offsets_Q1: offsets of the lists in each problem.
         """
         scale = Scale.of(x_BMF, offsets_Q1)
@@ -278,7 +277,7 @@ class InContextNetwork(nn.Module):
         return Reading(scale, rate_B1, tuple(memories))
 
     def forward(self, reading: Reading, x_BNF: Tensor, offsets_Q1: Tensor) -> list[Tensor]:
-        """Scores [B, N] of lists after each layer; the last ones are to be used, the others are for the loss."""
+        """Scores [B, N] of lists after each layer; the last ones rank, the others are for the loss."""
         documents = Documents.of(functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
         state, scores = self._state(documents, reading.rate_B1, is_example=False), []
         for layer, memory in zip(self._layers(), reading.memories, strict=True):
@@ -293,7 +292,7 @@ class InContextNetwork(nn.Module):
             yield layer
 
     def _token(self, functions_BMFK: Tensor, rate_B1: Tensor) -> Tensor:
-        """Tokens [B, F, T] that know how features are distributed, and the sizes of the problem."""
+        """The first tokens [B, F, T], from the distributions of features and the sizes of the problem."""
         _, n_examples, n_features, _ = functions_BMFK.shape
         std_BFK = functions_BMFK.square().mean(1).sqrt().float()
         n_examples_B1 = torch.full_like(rate_B1, math.log(n_examples) - 5)
@@ -303,7 +302,7 @@ class InContextNetwork(nn.Module):
         return token_BFT
 
     def _state(self, documents: Documents, rate_B1: Tensor, *, is_example: bool) -> DocumentState:
-        """States that know the label of an example, and the length of the list; scores are 0."""
+        """The first states, from the labels of examples and the lengths of lists; scores are 0."""
         root_N, zeros_BN = documents.root_lengths_N, torch.zeros_like(documents.grades_BN)
         known = float(is_example)
         values_BN6 = torch.stack(
@@ -321,7 +320,7 @@ class InContextNetwork(nn.Module):
 
 
 def loss_of_layers(scores: Sequence[Tensor], labels_BN: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Softmax cross entropy of the layers' scores [B, N] with shares of gain, a weighted sum; late layers weigh more.
+    """The weighted sum of the layers' softmax cross entropies with shares of gain; later layers weigh more.
 
     The mean is over lists with a relevant document. Equal scores give the value 0.
     """

@@ -47,7 +47,7 @@ class DeepFMConfig(EncoderSettings):
     the first-order term and the MLP, as plain numbers, like in common CTR libraries."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `DeepFM`."""
+        """A `DeepFM` with fresh weights."""
         return DeepFM(self, numeric_F, cardinalities)
 
 
@@ -121,11 +121,7 @@ class DeepFM(Encoder):
         return torch.cat([first_N[:, None], second_N[:, None], h_NH], dim=1)
 
     def _first_weight(self) -> Tensor:
-        """Weights of the MLP's first layer, rewritten to act on the numbers x_i instead of their vectors x_i v_i.
-
-        Since `sum_i W_i (x_i v_i) = sum_i x_i (W_i v_i)`, one product W_i v_i serves all documents, and vectors of E
-        dimensions cost no more than plain numbers. Without numeric fields the weights do not change.
-        """
+        """Weights of the MLP's first layer for numbers, not vectors: `sum_i W_i (x_i v_i) = sum_i x_i (W_i v_i)`."""
         numeric = self.vectors_PE.numel()
         weight_HPE = self.first.weight[:, :numeric].reshape(len(self.first.weight), *self.vectors_PE.shape)
         return torch.cat([(weight_HPE * self.vectors_PE).sum(2), self.first.weight[:, numeric:]], dim=1)
@@ -157,7 +153,7 @@ class DCNv2Config(EncoderSettings):
     """Dimensions of the embedding of each categorical feature (HOU24: 8)."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `DCNv2`."""
+        """A `DCNv2` with fresh weights."""
         return DCNv2(self, numeric_F, cardinalities)
 
 

@@ -21,11 +21,11 @@ from ltrscale.layout import send
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Activation = Literal["relu", "gelu", "elu"]
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
-"""Of a layer or of a part of one."""
+"""Size of a layer or of a part of one."""
 Layers = Annotated[int, Field(ge=1, le=1000)]
-"""Their number, each of which takes time to build."""
+"""Number of layers; bounded, because each takes time to build."""
 Sizes = Annotated[tuple[Size, ...], Field(min_length=1, max_length=1000)]
-"""Of consecutive layers."""
+"""Sizes of consecutive layers."""
 
 
 class TokenFields(NamedTuple):
@@ -38,14 +38,14 @@ class TokenFields(NamedTuple):
 class Encoder(nn.Module):
     """The base of encoders, which map transformed features [N, F] to embeddings [N, width], document by document.
 
-    An encoder is made of its config, the mask `numeric_F` of the numeric features, and the rows of each categorical
+    An encoder is built from its config, the mask `numeric_F` of the numeric features, and the rows of each categorical
     feature's embedding.
     """
 
     config: Config
     width: int
     members: int = 1
-    """Networks side by side in this one: each has an equal part of the embedding, a head and a loss of its own."""
+    """Networks side by side in this one: each has an equal part of the embedding, and its own head and loss."""
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:  # noqa: ARG002
         """Embeddings [N, width] of a batch's documents."""
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         return self.width // self.members
 
     def each(self, layers: nn.Module, h_ND: Tensor) -> Tensor:
-        """Apply layers that the members share to each member's part of embeddings, [N, width] to [N, members * D']."""
+        """Apply shared layers to each member's part of the embeddings, [N, width] to [N, members * D']."""
         if self.members == 1:
             shared_ND: Tensor = layers(h_ND)
             return shared_ND
@@ -71,7 +71,7 @@ class Stack(nn.Module):
 
 
 class InputLayer(nn.Module):
-    """A part of an encoder that reads features: with the others of its kind it is the first layer."""
+    """A part of an encoder that reads features; all such parts together are the first layer."""
 
 
 class EncoderSettings(Config):
@@ -81,7 +81,7 @@ class EncoderSettings(Config):
 
     @property
     def reads_tokens(self) -> TokenFields:
-        """The token fields that it reads; none, except for an encoder of text."""
+        """The token fields that it reads; only an encoder of text has some."""
         return TokenFields()
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
@@ -90,10 +90,9 @@ class EncoderSettings(Config):
 
 
 def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
-    """The parameters of an encoder by layer, from the input on.
+    """The parameters of an encoder by layer, starting at the input.
 
-    The first layer embeds the features, where they are embedded. A residual block is one layer, and a norm belongs to
-    the layer before it.
+    Embeddings of features are the first layer. A residual block is one layer; a norm belongs to the layer before it.
 
     Example:
         >>> [len(layer) for layer in depths(hidden_layers(6, [5, 4], activate="relu", batch_norm=True))]
@@ -146,9 +145,8 @@ class MicroBatchNorm(nn.Module):
     """BatchNorm that is exact under gradient accumulation and over workers.
 
     In training it normalises by the current micro-batch and remembers its mean and variance; once a step, `moments` and
-    `update_running_statistics` move the running statistics of all norms, as if all documents had been one batch. At
-    inference it normalises with the running statistics, and so it does for a micro-batch of one document, which has no
-    variance.
+    `update_running_statistics` move the running statistics of all norms, as if all documents had been one batch. It
+    uses the running statistics at inference, and for a micro-batch of one document, which has no variance.
 
     Args:
         width: features D.
@@ -202,11 +200,12 @@ class MicroBatchNorm(nn.Module):
 
 
 def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
-    """What the norms have seen since the last call, as sums: those of micro-batches and of workers can be added.
+    """What the norms have seen since the last call, as sums that can be added over workers.
+
+    All norms share a few operations, because on a GPU each costs the same however short its vectors are.
 
     Returns:
-        float64, for n norms of width D in all: n numbers of documents, D sums, and D sums of squares. All norms take
-        part in the same few operations, because on a GPU each costs the same however short its vectors are.
+        float64, for n norms of total width D: n numbers of documents, D sums, and D sums of squares.
     """
     device = norms[0].running_mean.device
     counts = send(np.array([sum(n for n, _ in norm.seen) for norm in norms], np.float64), device)
@@ -232,7 +231,7 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
 def update_running_statistics(
     norms: Sequence[MicroBatchNorm], moments: Tensor, *, momentum: float | None = None
 ) -> None:
-    """Move the running statistics of norms towards those of moments, as `moments` returns them or their sum.
+    """Move the running statistics of norms towards a result of `moments`, or a sum of results.
 
     The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only the
     mean; moments of no document change nothing.
@@ -240,7 +239,7 @@ def update_running_statistics(
     Args:
         norms: in the order of the moments.
         moments: of all documents of a step.
-        momentum: in place of the norms' own; 1 sets the statistics.
+        momentum: used instead of the norms' own; 1 sets the statistics.
     """
     widths, device = [len(norm.running_mean) for norm in norms], moments.device
     norm_D = send(np.arange(len(norms)).repeat(widths), device)
@@ -257,7 +256,7 @@ def update_running_statistics(
 
 
 class Dropout(nn.Module):
-    """Dropout that takes its mask on a CPU from random bytes, 2.5 times faster than torch's.
+    """Dropout; on a CPU its mask comes from random bytes, 2.5 times faster than torch's.
 
     On a CPU the probability is rounded to a multiple of 1/256, and outputs are scaled by the rounded rate. Randomness
     comes from torch's default generator.
@@ -334,7 +333,7 @@ class FeatureEmbedding(InputLayer):
 
 
 class SeparateLinear(nn.Module):
-    """A linear layer of each of S parts (features, members), [N, S, A] to [N, S, B], with nothing shared.
+    """A separate linear layer for each of S parts (features, members), [N, S, A] to [N, S, B].
 
     Example:
         >>> SeparateLinear(3, 4, 2)(torch.zeros(5, 3, 4)).shape

@@ -64,11 +64,11 @@ class DLCMConfig(ContextSettings):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether they are the initial ranking."""
+        """Whether shown positions are the initial ranking."""
         return self.initial_rank == "positions"
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """See `DLCM`."""
+        """A `DLCM` with fresh weights."""
         return DLCM(self, width, numeric_F, cardinalities)
 
 
@@ -102,7 +102,7 @@ class DLCM(ListContext):
         self.compare = nn.Linear(config.state, config.state * config.units)
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
-        """See `ListContext.forward`."""
+        """Embeddings of documents in their lists."""
         config = self.config
         if self.features is not None:
             h_ND = torch.cat([self.features(x_NF), h_ND], dim=1)
@@ -147,7 +147,7 @@ class GSFConfig(ContextSettings):
     all ordered pairs if the size is 2."""
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """See `GSF`."""
+        """A `GSF` with fresh weights."""
         return GSF(self, width, numeric_F, cardinalities)
 
 
@@ -186,7 +186,7 @@ class GSF(ListContext):
         self.network = nn.Sequential(activate, dropout, *hidden, blocks)
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
-        """See `ListContext.forward`."""
+        """Embeddings of documents in their lists."""
         offsets_Q1, config = groups.offsets_Q1, self.config
         if self.training:
             keys_N = torch.rand(len(h_ND), device=h_ND.device)
@@ -242,9 +242,9 @@ class _Windows(NamedTuple):
         return self.first_W + (self.row_W - self.first_W + place * self.stride_W) % self.length_W
 
 
-@lru_cache(maxsize=4096)  # the test of all strides is slow Python, and lengths repeat from batch to batch
+@lru_cache(maxsize=4096)  # testing all strides is slow, and lengths repeat from batch to batch
 def stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...]:
-    """Evenly spread distances between the documents of a group that repeat no document, for lists of one length.
+    """Evenly spread strides for lists of one length, chosen so that no group repeats a document.
 
     A stride s gives the groups (p, p + s, p + 2 s, ..) for every p, wrapping around the end of the list. With a `size`
     of 2, all strides together are all ordered pairs. In a list shorter than `size`, a group must repeat documents, but

@@ -1,4 +1,4 @@
-"""Embeddings of numbers, in front of an encoder: each numeric feature becomes a vector, whichever the encoder is.
+"""Embeddings of numbers, in front of any encoder: each numeric feature becomes a vector.
 
 Shapes: N documents, F features, P numeric features, B bins, B1 = B + 1 edges, K frequencies, E dimensions of an
 embedding, D embedding of a document.
@@ -38,7 +38,7 @@ class NumberSettings(Config):
 class NumberEmbedding(InputLayer):
     """The inputs of an encoder: embeddings of the numeric features, then the categorical ones as they are.
 
-    Between them come, if so set, the numeric features standardised within each list.
+    With `within_lists`, the numeric features standardised within each list come between them.
 
     Args:
         config: the settings.
@@ -77,7 +77,7 @@ class PlainConfig(NumberSettings):
     kind: Literal["plain"] = "plain"
 
     def build(self, transform: FeatureTransform) -> NumberEmbedding | None:
-        """See `NumberEmbedding`; None if there is nothing to add either."""
+        """A `NumberEmbedding` if the config sets `within_lists`, otherwise None."""
         return NumberEmbedding(self, transform) if self.within_lists else None
 
 
@@ -98,11 +98,11 @@ class PLEConfig(NumberSettings):
 
     @property
     def fitted_bins(self) -> int:
-        """All of them."""
+        """The bins of each feature."""
         return self.bins
 
     def build(self, transform: FeatureTransform) -> NumberEmbedding:
-        """See `PiecewiseLinear`."""
+        """A `PiecewiseLinear` with fresh weights."""
         return PiecewiseLinear(self, transform)
 
 
@@ -110,12 +110,12 @@ class PiecewiseLinear(NumberEmbedding):
     """Piecewise-linear encoding of numbers (Gorishniy et al. 2022, equation 1), and a linear layer with ReLU.
 
     With the edges b_0 < .. < b_B, component t of x is `(x - b_(t-1)) / (b_t - b_(t-1))`, at least 0 except in the first
-    bin and at most 1 except in the last. There the paper sets no bound; here it is the transform's `clip`, as of plain
-    numbers, for the last bin may be so narrow that a new value is a million widths away. The edges are the transform's,
-    of transformed values. A bin between equal edges has component 0, so a constant feature has zeros only.
+    bin and at most 1 except in the last. There the paper sets no bound; here it is the transform's `clip`, as for plain
+    numbers, because the last bin may be so narrow that a new value is a million widths away. The edges come from the
+    transform, for transformed values. A bin between equal edges has component 0, so a constant feature has only zeros.
 
     Raises:
-        ValueError: the transform has no edges of so many bins.
+        ValueError: the transform has edges for another number of bins.
 
     Example:
         >>> from ltrscale.models.features import TransformConfig, fit_transform
@@ -171,7 +171,7 @@ class PLRConfig(NumberSettings):
     """Dimensions of the embedding of each feature."""
 
     def build(self, transform: FeatureTransform) -> NumberEmbedding:
-        """See `Periodic`."""
+        """A `Periodic` with fresh weights."""
         return Periodic(self, transform)
 
 
@@ -202,7 +202,7 @@ class Periodic(NumberEmbedding):
 
 
 class InFront(Encoder):
-    """An encoder behind an embedding of numbers, which reads the views of pretraining as it reads documents."""
+    """An encoder behind an embedding of numbers."""
 
     def __init__(self, numbers: NumberEmbedding, encoder: Encoder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Heads, the layers on top of an encoder for scores and for pretraining, and the ranker that has all parts.
+"""Heads on top of an encoder, for scores and for pretraining, and the ranker that has all parts.
 
 Shapes: N documents, Q groups, M members, D embedding, P projection, C grades.
 """
@@ -37,14 +37,14 @@ class HeadConfig(Config):
 def mlp_head(
     config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | None = None, members: int = 1
 ) -> nn.Sequential:
-    """A head from embeddings [N, width] to scores [N, outputs]; of several members, from [N, M * width] to [N, M, ..].
+    """A head from embeddings [N, width] to scores [N, outputs]; for several members, from [N, M * width] to [N, M, ..].
 
     Args:
         config: layers and their size.
         width: size of the embedding, or of a member's part of it.
         outputs: scores of a document.
         hidden: size of the hidden layers if the config sets none; `width` by default.
-        members: networks that share an encoder; each has a head of its own.
+        members: networks that share an encoder; each has its own head.
 
     Example:
         >>> import torch
@@ -155,10 +155,10 @@ class RankerScores(NamedTuple):
     scores_N: Tensor
     grades_QC: Tensor | None
     members_NM: Tensor | None = None
-    """Scores of each member, whose mean is the score; None if there is one."""
+    """Scores of each member, whose mean is the score; None with a single member."""
 
     def of_members(self) -> list["RankerScores"]:
-        """The scores that are trained, each with a loss of its own."""
+        """The scores to train, each with its own loss."""
         if self.members_NM is None:
             return [self]
         return [RankerScores(scores_N, self.grades_QC) for scores_N in self.members_NM.unbind(1)]
@@ -167,8 +167,8 @@ class RankerScores(NamedTuple):
 class Ranker(nn.Module):
     """Scores documents: transform, encoder, inner layers of a projector, list context, head.
 
-    Unless the architecture reads lists, a score at inference depends only on its document. The members of an encoder
-    have heads of their own, and their mean score ranks; a list context reads all members at once, and has one head.
+    Unless the architecture reads lists, a score at inference depends only on its document. Each member of an encoder
+    has its own head, and scores are averaged over members; a list context reads all members at once and has one head.
 
     Raises:
         ValueError: the architecture has no head, a list head without a context that makes list embeddings, or a part
@@ -223,7 +223,7 @@ class Ranker(nn.Module):
         return RankerScores(scores, grades_QC) if scores.dim() == 1 else RankerScores(scores.mean(1), grades_QC, scores)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
-        """The input of the last linear layer, shape [N, D]; that of each member side by side."""
+        """The input of the last linear layer, shape [N, D], with members side by side."""
         last_ND: Tensor = self.head[:-1](self.embed(groups).documents_ND).flatten(1)
         return last_ND
 

@@ -1,4 +1,4 @@
-"""Embedding tables in the host's memory: a device gets the rows of a batch, and the gradient is that of these rows.
+"""Embedding tables in the host's memory: a device gets only the rows of a batch, and their gradients.
 
 Shapes: N documents, C categorical features, E dimensions of an embedding, U different rows.
 """
@@ -15,18 +15,17 @@ from ltrscale.models.layers import FeatureEmbedding
 
 
 class Lent(NamedTuple):
-    """Rows of a table that a computation used: their numbers, rising, on the CPU, and a copy that gets a gradient."""
+    """Rows of a table that a computation used: their sorted ids on the CPU, and a copy that gets a gradient."""
 
     ids_U: Tensor
     rows_UE: Tensor
 
 
 class HostTable(nn.Module):
-    """An embedding whose weight stays on the CPU, wherever the network goes.
+    """An embedding whose weight stays on the CPU, wherever the network moves.
 
-    A lookup that needs a gradient lends rows: a copy on the device, whose gradient never becomes one of the whole
-    weight. Which rows these are must be known on the CPU. `planned` says so beforehand; without it a lookup waits for
-    the numbers to come from the device.
+    A lookup that needs a gradient lends rows: a copy on the device gets the gradient, the whole weight never does. The
+    CPU must know the ids of these rows. `planned` gives them in advance; otherwise a lookup waits for the device.
 
     Example:
         >>> table = HostTable(torch.arange(8.0).view(4, 2))
@@ -39,18 +38,18 @@ class HostTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight.detach())
         self.lent: list[Lent] = []
-        """What lookups have used; whoever takes the gradients empties it."""
+        """Rows that lookups have used; the code that takes the gradients empties it."""
         self._plan: Tensor | None = None
         self._planned: tuple[Tensor, Tensor] | None = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002
-        """Follow the network to another type of numbers, but not to another device."""
+        """Follow the network to another dtype, but not to another device."""
         self.weight.data = self.weight.data.to(fn(self.weight.data[:0]).dtype)
         return self
 
     @contextmanager
     def planned(self, ids_U: Tensor | None) -> Iterator[None]:
-        """Inside, lookups find all their rows among these; a row that is missing there becomes NaN."""
+        """A context in which lookups use only rows with these ids; any other row becomes NaN."""
         self._plan = ids_U
         try:
             yield
@@ -58,7 +57,7 @@ class HostTable(nn.Module):
             self._plan = self._planned = None
 
     def forward(self, ids_NC: Tensor) -> Tensor:
-        """The rows [N, C, E] of these numbers, on their device."""
+        """The rows [N, C, E] with these ids, on the device of the ids."""
         if torch.compiler.is_exporting():
             return F.embedding(ids_NC, self.weight)
         if not (self.weight.requires_grad and torch.is_grad_enabled()):
@@ -86,12 +85,12 @@ class HostTable(nn.Module):
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device, without waiting for it."""
+    """Copy a CPU tensor to a device without waiting."""
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def keep_on_host(network: nn.Module, rows: int | None) -> None:
-    """Keep the embedding tables of a network that have more than this many rows on the host; None keeps none."""
+    """Keep embedding tables of a network with more than this many rows on the host; None keeps none there."""
     for module in network.modules() if rows is not None else ():
         table = module.table if isinstance(module, FeatureEmbedding) else None
         if isinstance(table, nn.Embedding) and table.num_embeddings > (rows or 0):
@@ -104,6 +103,6 @@ def host_tables(network: nn.Module) -> list[HostTable]:
 
 
 def device_of(network: nn.Module) -> torch.device:
-    """The device of a network, where all of it is that may be on one."""
+    """The device of a network, apart from its host tables."""
     on_host = {id(table.weight) for table in host_tables(network)}
     return next(p.device for p in network.parameters() if id(p) not in on_host)

@@ -1,4 +1,4 @@
-"""TabM: several networks in one, which share almost all weights, learn each for itself and rank by their mean score.
+"""TabM: several networks in one that share almost all weights, learn independently and rank by their mean score.
 
 Shapes: N documents, F features, M members, A and B inputs and outputs of a layer, D embedding of all members.
 """
@@ -34,8 +34,8 @@ class TabMConfig(EncoderSettings):
 
     kind: Literal["tabm"] = "tabm"
     members: int = Field(16, ge=1, le=1000)
-    """Networks in one, each with a head and a loss of its own; 32 in the paper. Time and memory of a step grow with
-    their number, weights hardly."""
+    """Networks in one, each with its own head and loss; 32 in the paper. Time and memory of a step grow with their
+    number, the size of the weights hardly does."""
     structure: Literal["full", "mini"] = "full"
     """Which parts of the MLP each member has for itself: `full` factors of inputs and outputs and the bias of every
     layer, `mini` factors of the first inputs only."""
@@ -51,7 +51,7 @@ class TabMConfig(EncoderSettings):
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """See `TabM`."""
+        """A `TabM` with fresh weights."""
         return TabM(self, numeric_F, cardinalities)
 
 
@@ -59,8 +59,8 @@ class TabM(Encoder):
     """TabM (Gorishniy et al. 2025, section 3) before its last linear layers: `[h_1, .., h_M]` of M members.
 
     A layer of member m is `s_m * (W (r_m * x)) + b_m`, where W is shared. The factors r of the first layer start as
-    random signs, and all others as 1: at first members differ in their inputs only. `mini` keeps these signs, and all
-    layers are shared.
+    random signs, and all others as 1: at first members differ in their inputs only. `mini` has only the factors of the
+    first inputs; all layers are shared.
 
     Example:
         >>> encoder = TabM(TabMConfig(members=4, hidden=(16, 8)), torch.tensor([True, True, False]), [5])
@@ -97,14 +97,14 @@ class Signs(InputLayer):
         self.r_MA = nn.Parameter(torch.randint(0, 2, (members, width)) * 2.0 - 1)
 
     def forward(self, x_NA: Tensor) -> Tensor:
-        """Multiply."""
+        """Multiply the inputs by each member's factors."""
         return x_NA[:, None] * self.r_MA
 
 
 class AdaptedLinear(nn.Module):
     """A shared linear layer of members [N, M, A] with factors of each (BatchEnsemble): `s_m * (W (r_m * x)) + b_m`.
 
-    Members start with one bias; `scales_inputs` is false where what is before has multiplied the inputs already.
+    Members start with the same bias; `scales_inputs` is false if the inputs are multiplied by factors already.
     """
 
     def __init__(self, members: int, inputs: int, outputs: int, *, scales_inputs: bool) -> None:

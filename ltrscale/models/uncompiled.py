@@ -1,7 +1,7 @@
 """Work that compiled code leaves to Python.
 
-Apart from the other models, because `torch.compiler.disable` loads the compiler: a second, for which only those who
-train should wait, and not every process that reads a log or scores it.
+A separate module, because `torch.compiler.disable` loads the compiler, which takes a second: only training should wait
+for that, not every process that reads or scores a log.
 """
 
 from collections.abc import Callable
@@ -14,5 +14,5 @@ T = TypeVar("T")
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def call(function: Callable[..., T], *args: Any) -> T:
-    """Call a function that keeps something: compiled code would come to depend on what is kept."""
+    """Call a function with state outside compiled code, which would otherwise depend on the state."""
     return function(*args)

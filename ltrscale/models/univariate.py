@@ -17,7 +17,7 @@ FUNCTIONS = 7
 
 
 class Scale(NamedTuple):
-    """What functions of features need to know: the examples' values, sorted, their moments, the functions' means."""
+    """What functions of features need: the examples' sorted values, their moments, and the functions' means."""
 
     sorted_BFM: Tensor
     mean_B1F: Tensor
@@ -49,7 +49,7 @@ def functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
     n_values = 2 * scale.sorted_BFM.shape[2]
     below_BFN = _twice_the_rank(scale.sorted_BFM, values_BFN)
     u_BNF = below_BFN.transpose(1, 2) / n_values
-    # whole numbers sort by list first, and exactly so, however many lists there are
+    # integer keys sort by list first, exactly for any number of lists
     group_N = group_index(offsets_Q1)
     keys_BFN = below_BFN + group_N * (n_values + 1)
     rank_BFN = _twice_the_rank(keys_BFN.sort(-1).values, keys_BFN) / 2 - offsets_Q1[group_N]

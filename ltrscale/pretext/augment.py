@@ -38,7 +38,7 @@ class Draw(NamedTuple):
     """The micro-batch as it was read, for objectives on its tokens and encoders that read lists."""
 
     def masked(self, view: Tensor) -> Tensor:
-        """A view, or several, [..., F], in which entries are 0 independently at the rates of their features.
+        """Set entries of one or several views [..., F] to 0, independently, each at the rate of its feature.
 
         0 is the centre of a normalised numeric feature and the index of the unknown category.
 
@@ -61,7 +61,7 @@ class Augmentation(Config):
 
     @property
     def needs_marginals(self) -> bool:
-        """Whether it draws from the training marginals, so that a view needs a sample of documents."""
+        """Whether it draws from the training marginals; a view then needs a sample of documents."""
         return False
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
@@ -95,7 +95,7 @@ class ZeroingConfig(Augmentation):
     """Share of the entries that are set to 0."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `random_entries`."""
+        """The documents with random entries set to 0."""
         return x_NF.masked_fill(random_entries(x_NF, self.probability, draw.generator), 0.0)
 
 
@@ -112,7 +112,7 @@ class GaussianConfig(Augmentation):
     """Standard deviation of the noise, in units of the normalised features."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `add_noise`."""
+        """The documents with noise on their numeric features."""
         return add_noise(x_NF, draw.numeric_F, scale=self.scale, generator=draw.generator)
 
 
@@ -130,7 +130,7 @@ class SwapInGroupConfig(Augmentation):
     """Share of the entries that are replaced; HOU23 tries .2 and .7, and .6 was best in docs/results/study-news.md."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `swap_in_group`."""
+        """The documents with values of others from their group."""
         return swap_in_group(x_NF, draw.offsets_Q1, probability=self.probability, generator=draw.generator)
 
 
@@ -142,7 +142,7 @@ class SwapInBatchConfig(Augmentation):
     """Share of the entries that are replaced."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `swap_in_group`."""
+        """The documents with values of others from the micro-batch."""
         return swap_in_group(x_NF, one_list(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
 
 
@@ -169,7 +169,7 @@ def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, gener
     first_N1, length_N1 = offsets_Q1[group_N, None], offsets_Q1.diff()[group_N, None]
     place_N1 = torch.arange(len(x_NF), device=x_NF.device)[:, None] - first_N1
     hit_NF = random_entries(x_NF, probability, generator)
-    # one tensor of integers, in place: of wide data it is the largest of a step
+    # in place: with many features, this is the largest tensor of a step
     source_NF = random_below((length_N1 - 1).clamp(min=1), x_NF.shape, generator)
     source_NF.add_(place_N1 + 1).remainder_(length_N1).add_(first_N1)
     return torch.where(hit_NF, x_NF.gather(0, source_NF), x_NF)
@@ -185,7 +185,7 @@ class MarginalConfig(Augmentation):
     """Corrupt the same number of features of every document, as SCARF does, instead of drawing each independently."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `corrupt_from_marginals`."""
+        """The documents with values drawn from the training marginals."""
         if draw.marginals_SF is None:
             raise ValueError("the marginal augmentation needs marginals_SF, a sample of the training documents")
         return corrupt_from_marginals(
@@ -252,7 +252,7 @@ class MixupConfig(Augmentation):
     """Ways to mix, one drawn for each document: all three are DACL+, `linear` alone is DACL."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `mixup`."""
+        """The documents mixed with others of the micro-batch."""
         return mixup(x_NF, draw.numeric_F, amount=self.amount, forms=self.forms, generator=draw.generator)
 
 
@@ -358,7 +358,7 @@ class ComposeConfig(Augmentation):
     """Applied in this order, each to the view made by the step before it."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Apply the steps in their order."""
+        """Apply the steps in order."""
         for step in self.steps:
             x_NF = step.view(x_NF, draw)
         return x_NF
@@ -384,10 +384,9 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 class MaskConfig(Config):
     """Rates at which values of a view are masked, after the augmentation, each entry independently.
 
-    A masked category becomes the unknown one, a masked number the centre of its feature, 0. A feature has the rate of
-    its name in `columns`, otherwise the highest of the patterns there that it matches, otherwise that of its kind:
-    `numbers` or `categories`, and for a category that identifies a document the higher one of `categories` and
-    `identifying`.
+    A masked category becomes the unknown one, a masked number the centre of its feature, 0. A feature's rate is that of
+    its name in `columns`, otherwise the highest rate of the patterns there that match it, otherwise that of its kind:
+    `numbers` or `categories`. A category that identifies a document has the higher of `categories` and `identifying`.
     """
 
     numbers: Rate = 0.0

@@ -26,4 +26,4 @@ FeatureMethodConfig = Annotated[
 ]
 """Objectives on dense features."""
 MethodConfig = Annotated[FeatureMethodConfig | MaskedLanguageConfig, Field(discriminator="kind")]
-"""All objectives, those on text too."""
+"""All objectives, including those on text."""

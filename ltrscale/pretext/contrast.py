@@ -1,7 +1,7 @@
 """Contrastive pretext objectives over documents: SimCLR-Rank, SimCLR, SCARF and DACL+, one value per document.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, D embedding; in a chunk of M groups, U = 2L views a group, those of
-a document side by side; a tile holds the similarities of R rows and C columns.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, D embedding; M groups of a chunk with U = 2L views each, the views of
+a document side by side; R rows and C columns of a tile of similarities.
 """
 
 import math
@@ -48,7 +48,7 @@ class Contrastive(Siamese):
         return Parts(projector=Projector(encoder.member_width, self.projector))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """See `simclr_rank`; `simclr` is the same with all documents in one group."""
+        """The InfoNCE loss of each document."""
         return simclr_rank(z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
@@ -64,7 +64,6 @@ class _TwoViews(Contrastive):
     codes include it, HOU23's section D.1 leaves it out."""
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """See `simclr_rank`."""
         return simclr_rank(
             z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature, with_positive=self.with_positive
         )
@@ -194,7 +193,7 @@ class ScarfConfig(Contrastive):
         return x_NF, draw.masked(corruption.view(x_NF, draw))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """See `scarf`."""
+        """The SCARF loss of each document."""
         return scarf(z0_NP, z1_NP, temperature=self.temperature)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
@@ -210,8 +209,8 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
     document's own, and in one direction only: this is neither `simclr` nor the mean of both directions. The algorithm
     takes the mean over k, which only subtracts log N; with the sum, a single document has loss 0.
 
-    Time is O(N^2), memory O(N D): similarities are computed in tiles, and again for the gradient. They are float32 (or
-    float64) even for half precision input and under autocast.
+    Time is O(N^2), memory O(N D): similarities are computed in tiles, and recomputed for the gradient. They are float32
+    (or float64) even for half precision input and under autocast.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -252,13 +251,7 @@ class DaclConfig(Contrastive):
 
 
 class _GroupLogSumExp(torch.autograd.Function):
-    """`log sum over v of exp(<u, v> / tau)` of each view u over the other views v of its group, shape [N, 2].
-
-    Takes the views of each document side by side, [N, 2, D]. Without the positive, the other view of the same document
-    is left out too, and a document alone has -inf. Similarities are symmetric, so a tile above the diagonal also serves
-    as the tile below it. Backward computes them again: with P_ij the softmax of row i and g the incoming gradient, the
-    gradient of u_i is `sum over j of (g_i P_ij + g_j P_ji) u_j / tau`.
-    """
+    """`log sum over v of exp(<u, v> / tau)` of each view u over the other views v of its group, [N, 2, D] to [N, 2]."""
 
     @staticmethod
     def forward(ctx: Any, views_N2D: Tensor, offsets_Q1: Tensor, temperature: float, with_positive: bool) -> Tensor:
@@ -273,10 +266,11 @@ class _GroupLogSumExp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N2: Tensor) -> tuple[Tensor, None, None, None]:
+        # gradient of u_i, with P the softmax and g the incoming gradient: sum over j of (g_i P_ij + g_j P_ji) u_j / tau
         views_N2D, offsets_Q1, total_N2 = ctx.saved_tensors
         chunks, scale = _view_chunks(offsets_Q1), ctx.similar.scale
-        total_N2 = total_N2.masked_fill(total_N2 == -torch.inf, torch.inf)  # a sum of nothing: its softmax row is 0
-        # in padding the total is infinite, which makes softmax rows 0, and so is the gradient
+        total_N2 = total_N2.masked_fill(total_N2 == -torch.inf, torch.inf)  # an empty sum: its softmax row is 0
+        # in padding, an infinite total makes softmax rows 0, and the gradient is 0
         total_S2, grad_S2 = chunks.pad(total_N2, torch.inf), chunks.pad(grad_N2 * scale)
         with torch.autocast(views_N2D.device.type, enabled=False):
             parts = [
@@ -298,11 +292,7 @@ def _by_document(values_MU: Tensor) -> Tensor:
 
 
 class _Similarities(NamedTuple):
-    """The exponentials of a chunk's similarities, tile by tile.
-
-    Cosines are at most 1, so `exp(x - scale)` does not overflow. Where it cannot underflow either, no maximum is
-    needed, and one exponential serves both sides of the gradient.
-    """
+    """The exponentials of a chunk's similarities, tile by tile; cosines are at most 1, so `exp(x - scale)` is too."""
 
     scale: float
     """1 / tau."""
@@ -310,18 +300,18 @@ class _Similarities(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether `exp(-2 scale)`, the least exponential, is a normal number of float32."""
+        """True if `exp(-2 scale)`, the least exponential, is a normal float32: then no maximum is subtracted."""
         return 2 * self.scale < _LARGEST_EXPONENT
 
     def views(self, chunks: Chunks, views_N2D: Tensor, *slots: Tensor) -> Iterator[list[Tensor]]:
-        """Of each chunk the views [M, U, D], what is added to their logits [M, U], and values of slots [S, 2]."""
+        """Yield the views [M, U, D], what is added to their logits [M, U], and values of slots, each in chunks."""
         barred_S2 = views_N2D.new_full((len(chunks.mask_S), 2), -self.shift)
         barred_S2.masked_fill_(~chunks.mask_S[:, None], -torch.inf)
         for values in (chunks.pad(views_N2D), barred_S2, *slots):
             yield [part.flatten(1, 2) for part in chunks.split(values)]
 
     def totals(self, views_MUD: Tensor, barred_MU: Tensor) -> Tensor:
-        """Log-sum-exp of each view over the other views of its group, shape [M, U]; any value in padding."""
+        """Log-sum-exp of each view over the other views of its group, shape [M, U]; arbitrary in padding."""
         total_MU = torch.full_like(barred_MU, 0.0 if self.bounded else -torch.inf)
         for r, c in _tiles(views_MUD):
             logits_MRC = self.logits(views_MUD, barred_MU, r, c)
@@ -364,11 +354,8 @@ class _Similarities(NamedTuple):
 
 
 def _left_out(tile_MRC: Tensor, r: slice, c: slice, *, with_positive: bool) -> Iterator[Tensor]:
-    """The entries of a tile whose column is not contrasted with its row: the view itself and, if so set, its positive.
-
-    Views of the same document are neighbours, and slices begin with a first view.
-    """
-    if r == c:
+    """The entries of a tile that are not contrasted: a view with itself and, without the positive, with that."""
+    if r == c:  # views of the same document are neighbours, and slices begin with a first view
         yield tile_MRC.diagonal(0, 1, 2)
         if not with_positive:
             yield tile_MRC.diagonal(1, 1, 2)[:, ::2]
@@ -403,7 +390,7 @@ class _CrossLogSumExp(torch.autograd.Function):
 
 
 def _tiles(views_MUD: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of the square tiles on and above the diagonal; a chunk of several groups is a single tile."""
+    """Rows and columns of the square tiles on and above the diagonal; by symmetry they also serve those below it."""
     slices = _slices(views_MUD.shape[1], views_MUD.device)
     assert len(slices) == 1 or len(views_MUD) == 1  # only a chunk of one group, which has no padding, has several tiles
     return combinations_with_replacement(slices, 2)

@@ -41,7 +41,7 @@ class MaskedLanguageConfig(Objective):
         return Parts(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
 
     def summed(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """The summed loss of the hidden tokens, and their number, see `masked_language`."""
+        """The summed loss of the hidden tokens, and their number."""
         encoder = net.encoder
         assert isinstance(encoder, CrossEncoder)
         assert isinstance(net.decoder, TokenDecoder)
@@ -62,7 +62,7 @@ class TokenDecoder(nn.Module):
         self.dense.apply(initialise)
 
     def forward(self, h_MD: Tensor, tokens_VD: Tensor) -> Tensor:
-        """Logits [M, V] of tokens; `tokens_VD` is the encoder's embedding, which learns from both of its uses."""
+        """Logits [M, V] of tokens; `tokens_VD` is the encoder's embedding (tied weights)."""
         logits_MV: Tensor = F.linear(self.norm(F.gelu(self.dense(h_MD))), tokens_VD, self.bias)
         return logits_MV
 
@@ -74,14 +74,14 @@ class Hidden(NamedTuple):
     rows_M: Tensor
     """Places of the tokens to restore."""
     there_M: Tensor
-    """True where there is such a token; all are, except on a GPU."""
+    """True where there is such a token; only a GPU has spare places."""
 
 
 def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> Hidden:
     """Hide tokens of the sequences, each independently.
 
-    [CLS] and [SEP] are never chosen. The number of draws depends on the number of tokens alone. A GPU is not asked how
-    many tokens it has chosen: it has eight standard deviations of places more than it needs on average.
+    [CLS] and [SEP] are never chosen. The number of draws depends only on the number of tokens. A GPU has eight standard
+    deviations more places than the expected number of tokens, so that it need not report the actual number.
 
     Args:
         pairs: the sequences.
@@ -99,7 +99,7 @@ def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, 
         return Hidden(ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool))
     n = len(hidden_T)
     places = min(n, math.ceil(n * rate + 8 * math.sqrt(n * rate)) + 8)
-    number_T = torch.where(hidden_T, hidden_T.cumsum(0) - 1, places).clamp_(max=places)  # what has no place is last
+    number_T = torch.where(hidden_T, hidden_T.cumsum(0) - 1, places).clamp_(max=places)  # without a place: last
     rows_M = torch.zeros(places + 1, dtype=torch.int64, device=hidden_T.device)
     rows_M = rows_M.scatter_(0, number_T, torch.arange(n, device=hidden_T.device))[:-1]
     return Hidden(ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum())
@@ -108,7 +108,7 @@ def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, 
 def masked_language(
     encoder: CrossEncoder, decoder: TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
 ) -> tuple[Tensor, Tensor]:
-    """The cross entropy of each hidden token, shape [M] (Devlin et al. 2019, section 3.1), and where there is one."""
+    """Cross entropies of hidden tokens [M] (Devlin et al. 2019, section 3.1), and True where a place has a token."""
     assert encoder.config.vocabulary is not None
     ids_T, rows_M, there_M = hide(pairs, encoder.config.vocabulary, generator, rate=rate)
     h_TD = encoder.bert(ids_T, pairs.types_T, pairs.offsets_N1)

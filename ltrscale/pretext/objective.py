@@ -39,9 +39,9 @@ class Objective(Config):
     contrasts_batch: ClassVar[bool] = False
     """Whether it contrasts a document with the whole batch; published settings use small batches for that."""
     reads_tokens: ClassVar[bool] = False
-    """Whether it learns from token fields, as an encoder of text reads them, instead of from views of features."""
+    """Whether it learns from token fields instead of views of features."""
     if_solved: ClassVar[str] = ""
-    """What a solved contrast means, and the remedy, for the warning; empty if it has no contrast."""
+    """Text for the warning about a solved contrast: meaning and remedy; empty if it has no contrast."""
 
     @property
     def projector_layers(self) -> int:
@@ -60,7 +60,7 @@ class Objective(Config):
         """Check that the encoder reads what this objective learns from.
 
         Raises:
-            ValueError: the one reads text, and the other features.
+            ValueError: the encoder reads text and the objective features, or the reverse.
         """
         if self.reads_tokens != any(encoder.reads_tokens):
             kind, input_name = kind_of(type(self)), "text" if self.reads_tokens else "features"
@@ -74,7 +74,7 @@ class Objective(Config):
         raise NotImplementedError
 
     def summed(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor | float]:
-        """The summed loss of a micro-batch, and what divides it: by default the number of its documents."""
+        """The summed loss of a micro-batch and its divisor, by default the number of documents."""
         losses_N = self.losses(net, x_NF, draw)
         return losses_N.sum(), float(len(losses_N))
 
@@ -86,8 +86,7 @@ class Pretrainer(nn.Module):
         transform: fitted on the training data.
         network: config of the encoder.
         method: the objective.
-        augmentation: makes the views of SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam; the other methods make their
-            own.
+        augmentation: makes the views of SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam; other methods make their own.
         marginals_SF: a uniform sample of transformed training documents; see `Objective.needs_marginals`.
         rates_F: rate at which each feature is masked in the views; None masks nothing.
 
@@ -112,9 +111,9 @@ class Pretrainer(nn.Module):
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
         self.watch = CollapseWatch()
-        # Not part of the weights: a resumed run finds them in its data again.
+        # Not saved with the weights: a resumed run reads them from its data again.
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
-        # None where no feature is masked: the views then draw no random numbers for it.
+        # None if no feature is masked: views then draw no random numbers for masks.
         self.register_buffer("rates_F", rates_F if rates_F is not None and rates_F.any() else None, persistent=False)
         self.encoder = network.build(transform)
         parts = method.parts(self.encoder, transform.numeric_F, transform.cardinalities)
@@ -147,7 +146,7 @@ class Pretrainer(nn.Module):
         return self.encoder.embed(x_NF, draw.groups)
 
     def project(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Projections [N, P] of the same, those of several members side by side."""
+        """Projections [N, P] of the same documents, with several members side by side."""
         return self.projected(self.embed(x_NF, draw))
 
     def projected(self, h_ND: Tensor) -> Tensor:

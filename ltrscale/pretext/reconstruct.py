@@ -60,7 +60,7 @@ def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinal
     decoded_NO, x_NF = at_least_float32(decoded_NO), at_least_float32(x_NF)
     if not classes:
         return (decoded_NO - x_NF).square()
-    order_F = (~numeric_F).int().argsort(stable=True)  # numbers, then categories: a sort asks the device for nothing
+    order_F = (~numeric_F).int().argsort(stable=True)  # numbers, then categories; a sort needs no synchronisation
     n_numeric = len(numeric_F) - len(classes)
     numbers_NF, targets_NF = x_NF.index_select(-1, order_F).tensor_split([n_numeric], -1)
     errors_NF = (decoded_NO[..., :n_numeric] - numbers_NF).square()
@@ -69,7 +69,7 @@ def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinal
 
 
 def _cross_entropies(logits_NO: Tensor, targets_NC: Tensor, classes: tuple[int, ...]) -> Tensor:
-    """The cross entropy of each category, shape [N, C]; on a GPU all take part in the same few operations."""
+    """The cross entropy of each category, shape [N, C]; a GPU computes all of them in a few operations."""
     if logits_NO.device.type == "cpu":
         of_each = zip(torch.split(logits_NO, list(classes), -1), targets_NC.unbind(-1), classes, strict=True)
         return torch.stack([_cross_entropy(logits, targets % n) for logits, targets, n in of_each], -1)
@@ -106,9 +106,7 @@ class DecoderConfig(Config):
 
 
 class FeatureDecoder(nn.Module):
-    """Reconstructs all features from an embedding: numbers, and logits of the classes of categories.
-
-    `feature_errors` reads its outputs.
+    """Reconstructs all features from an embedding, for `feature_errors`: numbers, then logits of categories.
 
     Example:
         >>> decoder = FeatureDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])
@@ -210,7 +208,7 @@ class VimeConfig(Objective):
         return Parts(decoder=VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `vime`."""
+        """The VIME loss of each document."""
         corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=self.rate, generator=draw.generator)
         decoded_NO, mask_logits_NF = net.decoder(net.embed(corrupted_NF, draw))
         cardinalities = net.transform.cardinalities

@@ -29,7 +29,7 @@ class Siamese(Objective):
     )
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Whether the augmentation needs them, if it makes the views."""
+        """Whether the configured augmentation makes the views and needs marginals."""
         return self.draws_views and augmentation.needs_marginals
 
     def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
@@ -42,19 +42,19 @@ class Siamese(Objective):
         raise NotImplementedError
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
-        """Offsets of the documents that are told apart: the query groups, or the whole micro-batch as one group."""
+        """Offsets of the groups to contrast documents within: query groups, or the micro-batch as one group."""
         return one_list(offsets_Q1) if self.contrasts_batch else offsets_Q1
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
         """The loss of a document, shape [N], if all similarities are equal; 0 if the objective has no contrast.
 
         Args:
-            negatives_N: number of other documents that each document is told apart from.
+            negatives_N: number of other documents that each document is contrasted with.
         """
         return torch.zeros_like(negatives_N, dtype=torch.float32)
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Draw the views and compare their projections, member by member; `net.watch` sees them in training."""
+        """Draw the views and compare their projections, member by member; in training, `net.watch` records them."""
         first_NF, second_NF = self.views(net, x_NF, draw)
         z0_NP, z1_NP = net.project(first_NF, draw), net.project(second_NF, draw)
         losses = []
@@ -71,7 +71,7 @@ class Siamese(Objective):
 
 
 def each_member(net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The projections of both views by each member of the encoder, which contrasts documents for itself."""
+    """The projections of both views, member by member: each member of the encoder has its own contrast."""
     n = net.encoder.members
     return zip(z0_NP.chunk(n, 1), z1_NP.chunk(n, 1), strict=True)
 
@@ -148,5 +148,5 @@ class SimSiamConfig(Siamese):
         )
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """See `simsiam`."""
+        """The SimSiam loss of each document."""
         return simsiam(net.predictor(z0_NP), net.predictor(z1_NP), z0_NP, z1_NP)

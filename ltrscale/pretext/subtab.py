@@ -28,10 +28,9 @@ def feature_subsets(n_features: int, *, subsets: int, overlap: float, device: to
     """SubTab's subsets of neighbouring features, a mask of shape [K, F].
 
     The features are cut into K blocks of `ceil(F / K)`, evenly spaced; subset k is block k with the
-    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). Before the first feature comes the last
-    one, so every subset has the same size; the authors' code extends the first subset forward instead. Every feature
-    is in a subset (the authors' code leaves out the last F mod K). With fewer features than subsets, some subsets are
-    equal.
+    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). Features wrap around, so every subset has
+    the same size; the authors' code extends the first subset forward instead. Every feature is in a subset (the
+    authors' code leaves out the last F mod K). With fewer features than subsets, some subsets are equal.
 
     Args:
         n_features: F, at least 1.
@@ -70,8 +69,8 @@ def subtab_views(
     """The noisy subsets that SubTab encodes, shape [K, N, F]: features outside a subset are 0.
 
     In the paper the encoder has one input for each feature of a subset, and at test time the subsets' embeddings are
-    averaged. Here the encoder has an input for every feature, which is 0 (a number's centre, the unknown category) for
-    a feature outside the subset, because finetuning uses whole documents. This is our reading of HOU24.
+    averaged. Here the encoder has an input for every feature, because finetuning uses whole documents. Features outside
+    the subset are 0 (a number's centre, the unknown category). This is our reading of HOU24.
 
     Args:
         x_NF: normalised features.
@@ -153,7 +152,7 @@ def subtab(
     for first in range(0, len(pairs), at_once):
         a_RNP, b_RNP = map(torch.stack, zip(*pairs[first : first + at_once], strict=True))
         loss_RN = distance * (a_RNP - b_RNP).square().sum(2)
-        if contrast > 0:  # as if each pair's documents were groups of their own
+        if contrast > 0:  # the documents of each pair form separate groups
             among = repeated(offsets_Q1, at_once)
             info = simclr_rank(a_RNP.flatten(0, 1), b_RNP.flatten(0, 1), among, temperature=temperature)
             loss_RN = loss_RN + contrast * info.view_as(loss_RN) / 2  # simclr_rank sums over both views
@@ -205,7 +204,7 @@ class SubTabConfig(Objective):
         return Parts(projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `subtab`."""
+        """The SubTab loss of each document."""
         subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
         views_KNF = subtab_views(
             x_NF,
@@ -235,5 +234,5 @@ class SubTabConfig(Objective):
                 of_views = collapse_measures(
                     a_NP, b_NP, among_Q1, negatives=NEGATIVES if self.within_groups else len(x_NF)
                 )
-                net.watch.add(of_views, losses_N, torch.zeros_like(losses_N))  # a part of the loss is no contrast
+                net.watch.add(of_views, losses_N, torch.zeros_like(losses_N))  # the loss is not contrast alone
         return losses_N

@@ -1,6 +1,6 @@
 """Watching pretraining: how well the projections of two views tell documents apart, and whether that is too easy.
 
-An encoder that recognises a document by a unique value, or maps all documents to one point, has a fine loss and has
+An encoder that recognises a document by a unique value, or maps all documents to one point, has a good loss but has
 learnt nothing. Both show in the geometry of the projections.
 
 Shapes: N documents, D projection, Q1 = Q + 1 offsets; A anchors, which are compared with C documents.
@@ -14,12 +14,12 @@ from torch import Tensor
 from ltrscale.batch import at_least_float32
 
 ANCHORS = 64
-"""Documents of a micro-batch that are looked at: few, for all would cost as much as the loss."""
+"""Documents of a micro-batch that are measured; all of them would cost as much as the loss."""
 NEGATIVES = 256
-"""Documents of a micro-batch with which anchors are compared, if they are contrasted within their groups."""
+"""Documents of a micro-batch that anchors are compared with, if the contrast is within groups."""
 
 _SOLVED, _COLLAPSED = 0.9, -0.05
-"""Bounds of a warning. Accuracy speaks alike at every temperature, which the share of the loss does not: at 1 the loss
+"""Bounds of the warnings. Accuracy means the same at every temperature, unlike the share of the loss: at 1 the loss
 cannot fall to a quarter, at .01 it may rise while the encoder learns."""
 
 MIN_NORM = 1e-8
@@ -71,11 +71,11 @@ class Geometry(NamedTuple):
     accuracy: float | None
     """Share of the documents whose other view is the closest of all views of the group."""
     loss_left: float | None
-    """The loss as a share of that of an encoder that knows nothing; None if contrast is not the whole loss."""
+    """The loss divided by that of an encoder that knows nothing; None if contrast is not the whole loss."""
 
     @classmethod
     def of(cls, sums: Sums) -> Self:
-        """The figures that follow from sums.
+        """Compute the figures from sums.
 
         Example:
             >>> Geometry.of(Sums(2, 1, 8, 4, 2, 1, 6, 12))
@@ -88,7 +88,7 @@ class Geometry(NamedTuple):
 
 
 def warning_of(epoch: Geometry, if_solved: str) -> str | None:
-    """What is wrong with an epoch, with the remedy; None if nothing is.
+    """The warning about an epoch, with the remedy; None if nothing is wrong.
 
     Example:
         >>> warning_of(Geometry(alignment=0.5, uniformity=-2.5, accuracy=0.6, loss_left=0.3), "") is None
@@ -119,8 +119,8 @@ def collapse_measures(
     Args:
         z0_ND: projections of the first view.
         z1_ND: projections of the second view.
-        offsets_Q1: offsets of the groups within which documents are told apart.
-        anchors: documents to look at.
+        offsets_Q1: offsets of the groups to contrast documents within.
+        anchors: documents to measure.
         negatives: documents to compare with.
 
     Example:
@@ -154,18 +154,18 @@ def collapse_measures(
 
 
 class CollapseWatch:
-    """Sums over the micro-batches of an epoch, or of the part since a resume; they stay on the device until taken."""
+    """Sums over the micro-batches of an epoch, or since a resume; they stay on the device until taken."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
 
     def add(self, of_views: Tensor, losses_N: Tensor, uninformed_N: Tensor) -> None:
-        """Add a micro-batch: what `collapse_measures` has found, and the losses of its documents."""
+        """Add a micro-batch: its `collapse_measures` and the losses of its documents."""
         losses = torch.stack([losses_N.detach().double().sum(), uninformed_N.double().sum()])
         sums = torch.cat([of_views, losses])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def take(self) -> Tensor:
-        """The sums so far on the CPU, shape [8], zeros before the first micro-batch; starts again at zero."""
+        """The sums so far on the CPU, shape [8], zeros before the first micro-batch; resets them."""
         sums, self._sums = self._sums, None
         return torch.zeros(len(Sums._fields), dtype=torch.float64) if sums is None else sums.cpu()

@@ -1,7 +1,7 @@
-"""Each feature alone: how well it ranks by itself, and what its mere presence says of the label.
+"""Each feature alone: how well it ranks by itself, and what its presence says about the label.
 
-A feature that is known only after users have acted ranks almost as the labels do, or is there for relevant documents
-only. Nothing else that was measured comes near: see docs/own-data.md.
+A feature that is known only after users have acted ranks almost as well as the labels, or is present for relevant
+documents only. No other measured feature comes close: see docs/own-data.md.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, V values of a feature.
 """
@@ -19,16 +19,15 @@ from ltrscale.config import Config
 from ltrscale.ranking.metrics import ndcg
 
 FEWEST = 30
-"""Lists with a relevant document, fewer of which say nothing of an order."""
+"""Minimum number of lists with a relevant document; fewer say nothing about an order."""
 LIFT, CERTAIN = 0.75, 0.9
-"""From here on a feature is suspicious. Of the data of docs/own-data.md, honest features reach
-.65 and .49, leaks .80 and .92."""
+"""A feature is suspicious from here on. In docs/own-data.md, honest features reach .65 and .49, leaks .80 and .92."""
 LIKE_CHANCE, MANY = 0.05, 300
-"""Up to here the lift of a feature is that of chance, where so many lists have a relevant document."""
+"""A lift up to the first number is chance, if at least this many lists have a relevant document."""
 _SHAPES = 16
-"""Bins of equal count by which a number may rank in another shape than rising or falling."""
+"""Bins of equal count, to find relations to the label that are not monotonic."""
 NAMES = 0.5
-"""Values per list, from which on a feature that is equal within every list names the query."""
+"""A feature that is constant within every list names the query from this many distinct values per list on."""
 _Z = 1.96
 
 
@@ -51,7 +50,7 @@ class There(Config):
 
     @property
     def stated(self) -> str:
-        """In words."""
+        """The description in words."""
         state = str(self.how)
         if self.usual is not None:
             is_code = self.usual == round(self.usual) and abs(self.usual) < 1 << 24
@@ -81,7 +80,7 @@ class SingleFeature(Config):
 
     @property
     def lift(self) -> float:
-        """The way from the random order, 0, to the best order, 1.
+        """NDCG rescaled so that the random order is 0 and the best order 1.
 
         Example:
             >>> SingleFeature(name="age", k=5, ndcg=0.75, random=0.5, lists=100, varies=1.0, there=None).lift
@@ -91,28 +90,28 @@ class SingleFeature(Config):
 
     @property
     def names_query(self) -> bool:
-        """Whether it is equal within every list and nearly unique to it, as a user or a session is."""
+        """True if it is equal within every list and nearly unique to it, like a user or a session."""
         return not self.varies and self.lists >= FEWEST and self.distinct >= NAMES * self.lists
 
     @property
     def like_chance(self) -> bool:
-        """Whether it says nothing by itself, in any shape, of the order of lists in which it differs."""
+        """True if it says nothing, in any shape, about the order of lists in which it varies."""
         best = self.replace(ndcg=max(self.ndcg, self.shaped))
         return self.lists >= MANY and self.varies > 0 and best.lift <= LIKE_CHANCE
 
     @property
     def ranks(self) -> bool:
-        """Whether the feature alone ranks too well to be true."""
+        """True if the feature alone ranks too well to be true."""
         return self.lists >= FEWEST and self.lift >= LIFT
 
     @property
     def marks(self) -> bool:
-        """Whether the feature is there, or missing, for hardly any documents but relevant ones."""
+        """True if the feature is present, or missing, almost only for relevant documents."""
         return self.there is not None and self.there.certain >= CERTAIN
 
     @property
     def suspicious(self) -> bool:
-        """Whether one should ask if the feature is known when the list is shown."""
+        """True if the user should check that the feature is known when the list is shown."""
         return self.ranks or self.marks
 
 
@@ -126,10 +125,10 @@ def alone(
     k: int = 5,
     relevant_from: float = 1.0,
 ) -> list[SingleFeature]:
-    """Look at each feature alone, in their order.
+    """Examine each feature alone, in the given order.
 
     Numbers rank by their value. Codes of categories have no order: they rank by the mean label of their code in the
-    other half of the lists, and a code that is not there by the mean of all.
+    other half of the lists, unseen codes by the overall mean.
 
     Args:
         features_NF: on the CPU; NaN where missing.
@@ -168,7 +167,7 @@ def alone(
 
 
 def _mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> tuple[float, int]:
-    """The mean over the groups that define it, 0 for none, and their number."""
+    """The mean over the groups that define NDCG (0 if none do), and their number."""
     values_Q = ndcg(scores_N, labels_N, offsets_Q1, k=k)
     defined_Q = ~values_Q.isnan()
     return float(values_Q[defined_Q].sum() / defined_Q.sum().clamp(min=1)), int(defined_Q.sum())
@@ -180,7 +179,7 @@ def _both_ways(x_N: Tensor) -> list[Tensor]:
 
 
 def _binned(x_N: Tensor) -> Tensor:
-    """The number of each value's bin among bins of equal count, NaN where missing."""
+    """The bin number of each value, with bins of equal count; NaN where missing."""
     known = x_N[x_N.isfinite()].numpy()
     edges = np.unique(np.quantile(known, np.linspace(0, 1, _SHAPES + 1)[1:-1])) if len(known) else known
     bins_N = torch.from_numpy(np.searchsorted(edges, x_N.numpy(), side="right")).to(x_N.dtype)
@@ -202,7 +201,7 @@ def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
 
 
 def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
-    """The documents that are known, missing, or not as most are, where these differ from the rest."""
+    """The documents with a known, missing or unusual value, where these differ from the rest."""
     present_N = ~x_N.isnan()
     values_V, count_V = np.unique(x_N[present_N].numpy(), return_counts=True)
     usual = float(values_V[count_V.argmax()]) if len(values_V) else None
@@ -234,7 +233,7 @@ def _distinct(x_N: Tensor) -> int:
 
 
 def _varies(x_N: Tensor, offsets_Q1: Tensor) -> float:
-    """The share of the groups, of those of at least two documents, in which not all values are equal."""
+    """The share of the groups of at least two documents whose values are not all equal."""
     lengths_Q = offsets_Q1.diff()
     several_Q = lengths_Q > 1
     first_N = offsets_Q1[:-1].repeat_interleave(lengths_Q)

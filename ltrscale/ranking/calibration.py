@@ -1,8 +1,8 @@
 """Calibration of scores that are logits of clicks: do documents get clicked as often as their scores say?
 
-A ranking metric sees the order of the scores only. Where a pointwise loss makes the sigmoid of a score a probability,
-it can be checked against the clicks: by the log loss, and by the error of the mean probability over bins. Both come
-from sums that add up over batches in any cut.
+A ranking metric sees only the order of the scores. If a pointwise loss makes the sigmoid of a score a probability, it
+can be checked against the clicks, by the log loss and by the error of the mean probability over bins. Both come from
+sums that add up over batches, however the data are split.
 
 Shapes: N documents, B fine bins of the score, b bins, C sums.
 """
@@ -39,7 +39,7 @@ def tally(scores_N: Tensor, clicks_N: Tensor) -> Tensor:
     """Sums over documents by fine bin of the score, shape [C, B], float64; tallies of several batches add up.
 
     The sums are the number of documents, their clicks, their probabilities and their log losses. A fine bin is 1/64 of
-    a logit wide, so that probabilities in it differ by less than 2%; those beyond 30 share the last one.
+    a logit wide, so probabilities in it differ by less than 2%; scores beyond 30 share the last one.
 
     Args:
         scores_N: finite logits.
@@ -55,9 +55,9 @@ def tally(scores_N: Tensor, clicks_N: Tensor) -> Tensor:
 def calibration(tally_CB: Tensor, *, bins: int = 10) -> Calibration:
     """Log loss and expected calibration error over bins of equal count (Naeini et al. 2015; Nguyen and O'Connor 2015).
 
-    `sum over bins of n_b / N |mean p - mean y|`. Bins have N / `bins` documents each, as far as documents of the same
-    fine bin stay together: a fine bin belongs where the middle of its documents lies. So ties never depend on the
-    order of the input. Clicks are few, so that the error is above 0 where probabilities are right: see `reference`.
+    `sum over bins of n_b / N |mean p - mean y|`. Bins have about N / `bins` documents each. Documents of a fine
+    bin stay together, in the bin where their middle lies, so the order of the input never matters. As clicks are few,
+    the error is above 0 even for correct probabilities: see `reference`.
 
     Raises:
         ValueError: there is no document.
@@ -88,10 +88,7 @@ def calibration(tally_CB: Tensor, *, bins: int = 10) -> Calibration:
 
 
 def _mean_deviation(counts_b: Tensor, probabilities_b: Tensor) -> Tensor:
-    """The mean of `|X - n p|` of a binomial X, `2 v (1 - p) P(X = v)` with v = floor(n p) + 1 (De Moivre 1730).
-
-    Diaconis and Zabell 1991. The documents of a bin differ little in their probabilities, and count as n of their mean.
-    """
+    """The mean of `|X - n p|`, X binomial: `2 v (1 - p) P(X = v)`, v = floor(n p) + 1 (Diaconis and Zabell 1991)."""
     n_b = counts_b.clamp(min=1)
     p_b = (probabilities_b / n_b).clamp(0.0, 1.0)
     v_b = (n_b * p_b).floor() + 1

@@ -62,7 +62,7 @@ _BY_KIND: dict[str, type[Metric]] = _BY_NAME | by_kind(LetorMetricConfig | GainN
 
 
 def _spelled(cls: type[Metric]) -> str:
-    """How to write the name of a metric, with the defaults of its own keys."""
+    """How to write a metric's name, with the defaults of its own keys."""
     keys = tuple((key, str(cls.model_fields[key].default)) for key in cls.own_keys())
     cutoff = "@K" if cls.needs_cutoff() else "[@K]" if "k" in cls.model_fields else ""
     return f"{Name(kind_of(cls), keys)}{cutoff}"
@@ -110,11 +110,11 @@ def metric_named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metri
 
 
 MetricName = Annotated[str, AfterValidator(lambda name: metric_named(name).name)]
-"""The name of a metric, in the one way in which figures are stored under it."""
+"""The canonical name of a metric, under which figures are stored."""
 
 
 def metric_class(name: str) -> type[Metric]:
-    """The config of the metric with a given name, with its cut-off or without; those that no name selects included.
+    """The config class for a metric name, with or without cut-off; includes metrics that `metric_named` cannot select.
 
     Example:
         >>> metric_class("letor_precision@5").__name__
@@ -124,7 +124,7 @@ def metric_class(name: str) -> type[Metric]:
 
 
 def metric_label(name: str) -> str:
-    """The name of a metric in tables and in the log; metrics under LETOR's policy are marked.
+    """The name of a metric in tables and in the log; marks metrics under LETOR's policy.
 
     Example:
         >>> metric_label("ndcg@5"), metric_label("precision@10"), metric_label("map")

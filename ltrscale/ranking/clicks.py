@@ -56,9 +56,9 @@ class PropensityModel(nn.Module):
 def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator) -> QueryGroups:
     """The groups with random documents of the batch's other groups appended to each (Sun et al. 2023, section 2.2).
 
-    A negative has the features and tokens of its document, beside the query of its new group: label 0, no position
-    (NaN), so that the dual learning algorithm gives it propensity 1, and weight 1. Each draw is uniform over the
-    documents of the other groups, independently of the others. A group that has the batch for itself stays as it is.
+    A negative keeps the features and tokens of its document and gets the query of its new group, label 0, weight 1 and
+    no position (NaN), so the dual learning algorithm gives it propensity 1. Each draw is independent and uniform over
+    the documents of the other groups. A group that is alone in its batch stays as it is.
 
     Args:
         groups: labelled groups.
@@ -75,7 +75,7 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
     n, offsets_Q1 = groups.n_documents, groups.offsets_Q1
     others_Q = n - groups.lengths_Q
     drawn_QK = torch.rand(groups.n_groups, number, generator=generator, device=offsets_Q1.device, dtype=torch.float64)
-    place_QK = (drawn_QK * others_Q[:, None]).long()  # among the others, that is, without the group's own documents
+    place_QK = (drawn_QK * others_Q[:, None]).long()  # index among documents of other groups
     rows_QK = place_QK + groups.lengths_Q[:, None] * (place_QK >= offsets_Q1[:-1, None])
     own_M, place_M = layout(offsets_Q1).get("sources", number)
     negative_M = own_M < 0

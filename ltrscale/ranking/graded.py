@@ -16,7 +16,7 @@ from ltrscale.ranking.metrics import NDCGConfig, exponential_gain, gain_ndcg, id
 from ltrscale.ranking.ranked import rankings, survival, undefined
 
 Gains = Literal["column"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
-"""The gain of labels 0, 1, 2, ..., or the documents' own, of the column `gains`."""
+"""The gains of labels 0, 1, 2, ..., or those in the column `gains`."""
 
 
 class DCGConfig(Metric):
@@ -33,7 +33,7 @@ class DCGConfig(Metric):
     k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `dcg`."""
+        """The value of each group, shape [Q]."""
         return dcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
 
@@ -101,16 +101,16 @@ class ERRConfig(Metric):
     """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `err`."""
+        """The value of each group, shape [Q]."""
         return err(scores_N, labels_N, offsets_Q1, k=self.k, grades=self.grades)
 
 
 def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grades: int = 4) -> Tensor:
     """Expected reciprocal rank of the first k ranks, shape [Q] (Chapelle et al. 2009, equation 4).
 
-    `sum over ranks r <= k of 1/r R_r prod over i < r of (1 - R_i)` with `R = (2^y - 1) / 2^grades`. The chance that p
-    documents of a tied block of e, in random order, satisfy nobody is `E_p / C(e, p)`, where E_p is the elementary
-    symmetric polynomial of degree p of their 1 - R; so the value is the expectation over the orders of the block.
+    `sum over ranks r <= k of 1/r R_r prod over i < r of (1 - R_i)` with `R = (2^y - 1) / 2^grades`. Ties take the
+    expectation over their orders: the chance that p of e tied documents satisfy nobody is `E_p / C(e, p)`, where E_p is
+    the elementary symmetric polynomial of degree p of their 1 - R.
 
     Args:
         scores_N: not NaN.
@@ -152,7 +152,7 @@ class RBPConfig(Metric):
     """The chance that a user goes on to the next rank: .95 if patient, .5 if not."""
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `rbp`."""
+        """The value of each group, shape [Q]."""
         return rbp(scores_N, labels_N, offsets_Q1, k=self.k, persistence=self.persistence, threshold=self.threshold)
 
 
@@ -197,14 +197,14 @@ class GainNDCGConfig(Metric):
 
     @property
     def policy(self) -> str:
-        """As that of NDCG, with its own gains."""
+        """The policy of NDCG, with other gains."""
         of_ndcg = NDCGConfig(k=self.k).policy
         table = "" if self.gains == "column" else f"{', '.join(f'{g:g}' for g in self.gains)} by label"
         text = table or "of the column `gains`, 0 where it has none"
         return of_ndcg.replace("gain 2^y - 1", f"gain {text}").replace("without relevance", "without gain")
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `gain_ndcg`; needs a table of gains."""
+        """The value of each group, shape [Q]; needs a table of gains."""
         assert self.gains != "column", "gains of documents come with groups: call of_groups"
         return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
@@ -214,7 +214,7 @@ class GainNDCGConfig(Metric):
         return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """See `gain_ndcg`; a document without its own gain has 0, where these are chosen.
+        """The value of each group, shape [Q]; in the column of gains, a missing gain counts as 0.
 
         Raises:
             ValueError: the groups have no gains, one is negative, or a label is not in the table.
@@ -247,11 +247,11 @@ class ClickNDCGConfig(Metric):
 
     @property
     def policy(self) -> str:
-        """As that of NDCG, for clicks."""
+        """The policy of NDCG, for clicks."""
         return NDCGConfig(k=self.k).policy.replace("gain 2^y - 1", "gain 1 of a click").replace("relevance", "click")
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `metrics.ndcg`; the labels are clicks, NaN where nothing is known."""
+        """NDCG of each group, shape [Q]; the labels are clicks, NaN where unknown."""
         return ndcg(scores_N, (labels_N > 0).double(), offsets_Q1, k=self.k)
 
 

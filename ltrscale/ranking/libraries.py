@@ -1,11 +1,11 @@
-"""What other programs compute under the name of a metric: their rules, any metric under any rules, and LETOR's script.
+"""What other programs compute under a metric's name: their rules, any metric under any rules, and LETOR's script.
 
-Each rule was read off the program's documentation or source, and the tests compare every policy of a program that is
-installed with the program itself. Versions: LightGBM 4.7, XGBoost 3.2, CatBoost 1.2, pytrec_eval-terrier 0.5,
-scikit-learn 1.9, ranx 0.3, LETOR 4.0's script of 2009-04-24, allRank 1.4.3.
+Rules come from the documentation or source of the programs; the tests compare them with each program that is installed.
+Versions: LightGBM 4.7, XGBoost 3.2, CatBoost 1.2, pytrec_eval-terrier 0.5, scikit-learn 1.9, ranx 0.3, LETOR 4.0's
+script of 2009-04-24, allRank 1.4.3.
 
 LETOR's script has its own functions, for comparison with published figures only. Its policy differs from that of
-`ltrscale.ranking.metrics` in five ways, each of which changes the mean:
+`ltrscale.ranking.metrics` in five ways, all of which change the mean:
 - a group without a relevant document counts as 0;
 - documents with equal scores keep the order of the input;
 - the discount of NDCG is 1 at ranks 1 and 2, and 1 / log2(r) at every later rank r;
@@ -112,9 +112,9 @@ def under(
 ) -> Tensor:
     """A metric under the given rules, shape [Q], float64; NaN where a group is left out.
 
-    Under `Rules()` it is the metric itself. A tie that the rules break becomes an order of distinct scores, so that one
-    kernel computes all. A document that was not retrieved counts in the ideal and in the number of relevant documents
-    and stands at no rank, as in trec_eval: the length of a list is that of what was retrieved.
+    Under `Rules()` it is the metric itself. Ties that the rules break become distinct scores, so that one kernel
+    computes all. As in trec_eval, a document that was not retrieved counts in the ideal and in the number of relevant
+    documents, but has no rank: the length of a list is the number of retrieved documents.
 
     Args:
         rules: what the formula leaves open; `ties: block` is for average precision only.
@@ -151,23 +151,20 @@ def under(
         lengths_Q, k = lists.diff(), int(metric.model_dump()["k"])
         if rules.short == "zero":
             values_Q = torch.where((lengths_Q < k) & ~values_Q.isnan(), 0.0, values_Q)
-        elif rules.short == "padded" and metric.kind == "precision":  # NDCG: what is filled up has no gain
+        elif rules.short == "padded" and metric.kind == "precision":  # padding has no gain in NDCG
             values_Q = values_Q * lengths_Q.clamp(max=k) / k
     return values_Q if rules.undefined == "left_out" else values_Q.nan_to_num(nan=float(rules.undefined == "one"))
 
 
 def _worth(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """The gain of each document for NDCG, and 1 of a relevant one for other metrics, shape [N], float64."""
+    """Gains for NDCG; for other metrics 1 if relevant, else 0. Shape [N], float64."""
     if not isinstance(metric, NDCGConfig):
         return _relevant(rules, metric, labels_N, offsets_Q1).double()
     return exponential_gain(labels_N) if rules.gain == "exponential" else labels_N.double()
 
 
 def _of_relevant(rules: Rules, metric: Metric, lists: tuple[Tensor, Tensor, Tensor], relevant_Q: Tensor) -> Tensor:
-    """A metric of relevant documents, from scores, relevance and offsets of what was retrieved.
-
-    Of `relevant_Q` relevant documents some may not be among them.
-    """
+    """A metric of relevant documents, from scores, relevance and offsets of the retrieved; `relevant_Q` counts all."""
     if metric.kind == "map" and rules.ties == "block":
         values_Q = _block_precision(*lists)
     else:
@@ -179,7 +176,7 @@ def _of_relevant(rules: Rules, metric: Metric, lists: tuple[Tensor, Tensor, Tens
 
 
 def _ordered(rules: Rules, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, names_N: Tensor | None) -> Tensor:
-    """Distinct scores, shape [N], in the order that the rules give to documents: minus their rank, from 0."""
+    """Distinct scores in the order that the rules give to documents: minus the rank, counted from 0; shape [N]."""
     if scores_N.isnan().any():
         raise ValueError("scores contain NaN, so that no ranking is defined")
     keys = [-scores_N, group_index(offsets_Q1)]
@@ -190,7 +187,7 @@ def _ordered(rules: Rules, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tenso
             raise ValueError("ties: item needs the names of the items")
         keys.insert(0, -names_N)
     order_N = torch.arange(len(scores_N), device=scores_N.device)
-    for key_N in keys:  # the last key counts most, and a stable sort keeps what the keys before it did
+    for key_N in keys:  # stable sort: the last key counts most
         order_N = order_N[key_N[order_N].argsort(stable=True)]
     places_N = torch.arange(len(scores_N), device=scores_N.device) - offsets_Q1[group_index(offsets_Q1)]
     return torch.empty(len(scores_N), dtype=torch.float64, device=scores_N.device).scatter_(
@@ -210,10 +207,7 @@ def _relevant(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor
 
 
 def _ndcg_under(rules: Rules, k: int, lists: tuple[Tensor, Tensor, Tensor], pool: tuple[Tensor, Tensor]) -> Tensor:
-    """NDCG at k with the discount and the ideal of the rules.
-
-    From scores, gains and offsets of what was retrieved, and gains and offsets of all documents.
-    """
+    """NDCG@k under the rules; `lists` are scores, gains, offsets of the retrieved, `pool` gains, offsets of all."""
     discounts = rank_discounts if rules.discount == "log2" else _letor_discounts
     scores_N, gains_N, offsets_Q1 = lists
     dcg_Q = gain_dcg(scores_N, gains_N, offsets_Q1, k=k, discounts=discounts)
@@ -235,7 +229,7 @@ def _block_precision(scores_N: Tensor, relevant_N: Tensor, offsets_Q1: Tensor) -
     """Average precision where each document of a tied block counts at the block's last rank, shape [Q]."""
     groups_N = group_index(offsets_Q1)
     order_N = scores_N.argsort(descending=True, stable=True)
-    order_N = order_N[groups_N[order_N].argsort(stable=True)]  # groups are in the order of their rows again
+    order_N = order_N[groups_N[order_N].argsort(stable=True)]  # restore the order of groups
     ranked_scores_N = scores_N[order_N]
     new_N = (ranked_scores_N[1:] != ranked_scores_N[:-1]) | (groups_N.diff() != 0)
     sizes_B = torch.cat([new_N.nonzero().flatten() + 1, torch.tensor([len(scores_N)])]).diff(prepend=torch.tensor([0]))
@@ -260,7 +254,7 @@ class LetorNDCGConfig(Metric):
     k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `letor_ndcg`."""
+        """The value of each group, shape [Q]."""
         return letor_ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
 
@@ -296,7 +290,7 @@ class LetorMeanNDCGConfig(Metric):
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal")
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `letor_mean_ndcg`."""
+        """The value of each group, shape [Q]."""
         return letor_mean_ndcg(scores_N, labels_N, offsets_Q1)
 
 
@@ -326,7 +320,7 @@ class LetorMAPConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `letor_average_precision`."""
+        """The value of each group, shape [Q]."""
         return letor_average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
 
@@ -366,7 +360,7 @@ class LetorPrecisionConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `letor_precision`."""
+        """The value of each group, shape [Q]."""
         return letor_precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
 
@@ -391,7 +385,7 @@ def letor_precision(
 def _ndcg_at_all_ranks(
     scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields group numbers, NDCG at each rank (0 past the end of a list) and mask, for groups of similar length."""
+    """Yields group numbers, NDCG at each rank (0 past the end) and mask, for groups of similar length."""
     for groups_M, gains_ML, mask_ML in _ranked(exponential_gain(labels_N), scores_N, offsets_Q1):
         discounts_L = _letor_discounts(gains_ML.shape[1]).to(gains_ML.device)
         ideal_ML = (gains_ML.sort(descending=True).values * discounts_L).cumsum(-1)
@@ -400,10 +394,7 @@ def _ndcg_at_all_ranks(
 
 
 def _ranked(values_N: Tensor, scores_N: Tensor, offsets_Q1: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields group numbers, values by falling score (0 past the end of a list) and mask, for groups of similar length.
-
-    The sort is stable: equal scores keep the order of the input, and padding stays behind documents with score -inf.
-    """
+    """Yields group numbers, values by falling score (stable; 0 past the end) and mask, for groups of similar length."""
     if scores_N.isnan().any():
         raise ValueError("scores contain NaN, so that no ranking is defined")
     for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):

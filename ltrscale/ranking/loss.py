@@ -1,4 +1,4 @@
-"""The base class of ranking losses, the tests for groups that have something to rank, and the pointwise losses.
+"""The base class of ranking losses, checks for groups with something to rank, and the pointwise losses.
 
 A loss gives one value per ragged group, which the training loop reduces. All losses take finite scores, labels that are
 finite and not negative unless they say so, and offsets of the groups. On a CPU, those with gains 2^y - 1 raise
@@ -41,11 +41,11 @@ class Loss(Config):
 
     kind: str
     weighted: ClassVar[bool] = False
-    """Whether the loss takes document weights."""
+    """True if the loss takes document weights."""
     dual: ClassVar[bool] = False
-    """Whether the dual learning algorithm is defined for it."""
+    """True if the dual learning algorithm is defined for it."""
     needs_relevance: ClassVar[bool] = False
-    """Whether it asks for a relevant document in a group, and not for two different labels."""
+    """True if a group needs a relevant document, instead of two different labels."""
 
     def of(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]; 0 for a group that `counted` excludes."""
@@ -57,7 +57,7 @@ class Loss(Config):
 
 
 def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """True for groups that hold two documents with different labels, shape [Q]; other groups ask for no order.
+    """True for groups with two different labels, shape [Q]; other groups have no order to learn.
 
     Example:
         >>> has_pairs(torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0]), torch.tensor([0, 2, 4, 4, 5]))
@@ -68,7 +68,7 @@ def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """True for groups that hold a document with a label above 0, shape [Q]; NDCG and softmax need one.
+    """True for groups with a label above 0, shape [Q]; NDCG and softmax need one.
 
     Example:
         >>> has_relevance(torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0, 2, 3, 3]))
@@ -78,7 +78,7 @@ def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 class Pointwise(Loss):
-    """A loss of each single document, summed over the group: any labels teach it, and it asks for no order."""
+    """A loss per document, summed over the group; it learns from any labels, not from their order."""
 
     weighted: ClassVar[bool] = True
 
@@ -99,7 +99,7 @@ class SigmoidConfig(Pointwise):
     """Labels are divided by this: 4 for grades from 0 to 4."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `sigmoid_cross_entropy`."""
+        """The loss of each group, shape [Q]."""
         return sigmoid_cross_entropy(*scored.lists, highest_label=self.highest_label, weights_N=scored.weights_N)
 
 
@@ -143,7 +143,7 @@ class SquaredErrorConfig(Pointwise):
     """Regress on labels standardised per query group, so that their zero and scale do not matter."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `squared_error`."""
+        """The loss of each group, shape [Q]."""
         return squared_error(*scored.lists, standardise=self.standardise, weights_N=scored.weights_N)
 
 

@@ -1,4 +1,4 @@
-"""Listwise ranking losses over ragged groups; `ltrscale.ranking.loss` says what all of them take and give.
+"""Listwise ranking losses over ragged groups; see `ltrscale.ranking.loss` for their inputs and results.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, C grades above the lowest, S samples; in a chunk of M groups, L
 slots a group, and a block of R rows compared with all L slots.
@@ -44,7 +44,7 @@ class SoftmaxConfig(Loss):
     needs_relevance: ClassVar[bool] = True
 
     def of(self, scored: Scored) -> Tensor:
-        """See `softmax`."""
+        """The loss of each group, shape [Q]."""
         return softmax(*scored.lists, weights_N=scored.weights_N)
 
 
@@ -76,7 +76,7 @@ class AttentionAllocationConfig(Loss):
     weighted: ClassVar[bool] = True
 
     def of(self, scored: Scored) -> Tensor:
-        """See `attention_allocation`."""
+        """The loss of each group, shape [Q]."""
         return attention_allocation(*scored.lists, weights_N=scored.weights_N)
 
 
@@ -89,11 +89,10 @@ def attention_allocation(
     e(y_j)`, where `e(y) = exp(y)` for y > 0 and 0 otherwise (Ai et al. 2018, the loss of DLCM and SetRank; Sun et al.
     2023, equation 1 with the logarithm that the printed one lacks). An irrelevant document deserves no attention:
     under a plain softmax of the labels, the many irrelevant documents of a long list would take most of the attention.
-    A group whose labels are all equal asks for no order and has loss 0, although the formula would pull its scores
-    together.
+    A group of equal labels has no order to learn and gets loss 0, although the formula would pull its scores together.
 
-    Use `softmax` for labels that are targets already and sum to 1, such as clicks refined by a feature (Sun et al.
-    2023, section 2.2); this loss would level them.
+    Use `softmax` for labels that already are targets summing to 1, such as clicks refined by a feature (Sun et al.
+    2023, section 2.2); this loss would flatten them.
 
     Labels of 0 and below mean irrelevant.
 
@@ -127,7 +126,7 @@ class ListNetConfig(Loss):
     """Standardise labels per query group first, so that their scale does not matter."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `list_net`."""
+        """The loss of each group, shape [Q]."""
         settings = self.model_dump(exclude={"kind"})
         return list_net(*scored.lists, **settings)
 
@@ -139,8 +138,7 @@ def list_net(
 
     `-sum over documents of t_i log(exp(s_i) / sum over j of exp(s_j))` with targets `t = softmax(y / T)` (Cao et al.
     2007, section 4). Scores equal to the labels over T have the least loss, so a student learns its teacher's
-    distribution over the list. A group whose labels are all equal asks for no order and has loss 0, as in
-    `attention_allocation`.
+    distribution over the list. A group of equal labels has loss 0, as in `attention_allocation`.
 
     Labels may be negative. T is in units of the labels, or of their standard deviation with `standardise`.
 
@@ -173,7 +171,7 @@ class ListMLEConfig(Loss):
     kind: Literal["list_mle"] = "list_mle"
 
     def of(self, scored: Scored) -> Tensor:
-        """See `list_mle`."""
+        """The loss of each group, shape [Q]."""
         return list_mle(*scored.lists)
 
 
@@ -181,9 +179,9 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """ListMLE: likelihood of the order of the labels under the Plackett-Luce model, shape [Q].
 
     `-sum over documents of log(exp(s_i) / (exp(s_i) + sum over j with y_j < y_i of exp(s_j)))` (Xia et al. 2008).
-    On labels without ties, which the paper assumes, this is its loss. Tied documents do not compete here: each should
-    stand before all documents with lower labels (Zhu and Klabjan 2020). Breaking ties at random would ask for an
-    arbitrary order, and the loss would depend on the order of the input.
+    Without ties, as the paper assumes, this is its loss. Tied documents do not compete here: each should precede all
+    documents with lower labels (Zhu and Klabjan 2020). Random tie-breaking would demand an arbitrary order, and the
+    loss would depend on the order of the input.
 
     Time is O(sum of L log L).
 
@@ -215,7 +213,7 @@ class ApproxNDCGConfig(Loss):
     """Temperature of the sigmoids, in units of the scores."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `approx_ndcg`."""
+        """The loss of each group, shape [Q]."""
         return approx_ndcg(*scored.lists, temperature=self.temperature)
 
 
@@ -261,7 +259,7 @@ class GumbelApproxNDCGConfig(Loss):
     """Factor of the Gumbel noise."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `gumbel_approx_ndcg`."""
+        """The loss of each group, shape [Q]."""
         return gumbel_approx_ndcg(
             *scored.lists,
             temperature=self.temperature,
@@ -348,7 +346,6 @@ def ordinal(logits_QC: Tensor, grades_Q: Tensor) -> Tensor:
 
 
 def _log_softmax(scores_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Logarithm of the softmax over each group, shape [N]."""
     groups_N = group_index(offsets_Q1)
     # Without the group's largest score, exp would overflow; it cancels out, so it needs no gradient.
     top_Q = scores_N.new_full((len(offsets_Q1) - 1,), -torch.inf).scatter_reduce(0, groups_N, scores_N.detach(), "amax")
@@ -362,7 +359,7 @@ def _cross_entropy(scores_N: Tensor, targets_N: Tensor, offsets_Q1: Tensor) -> T
 
 
 def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
-    """ListMLE of the groups of a chunk, from running sums over documents sorted by rising label."""
+    """ListMLE by running sums over documents sorted by rising label."""
     labels_ML, order_ML = torch.where(chunk.mask_ML, labels_N[chunk.rows_ML].double(), torch.inf).sort()
     scores_ML = scores_N[chunk.rows_ML.gather(1, order_ML)]
     lower_ML = torch.searchsorted(labels_ML, labels_ML)  # number of documents with lower labels
@@ -377,7 +374,7 @@ def _approx_ndcg(lists: RankedLists, temperature: float, with_slope: bool) -> tu
     relevant = most((lists.gains_ML > 0).sum(-1), lists.gains_ML.shape[1])
     gains_ML = over_ideal(lists.gains_ML, lists.discounts_L).clamp(min=0).to(lists.scores_ML.dtype)
     scaled_ML = lists.scores_ML / temperature
-    above_ML = torch.where(lists.mask_ML, scaled_ML, -torch.inf)  # padding stands above nothing
+    above_ML = torch.where(lists.mask_ML, scaled_ML, -torch.inf)  # padding ranks above nothing
     loss_M = lists.gains_ML[:, 0].gt(0).to(scaled_ML.dtype)
     slope_ML = torch.zeros_like(scaled_ML)
     for block in row_blocks(scaled_ML, relevant):

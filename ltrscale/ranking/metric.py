@@ -1,8 +1,8 @@
-"""The base class of metrics: a metric's name, and the rules that its formula leaves open.
+"""The base class of metrics, their names, and the rules that a formula leaves open.
 
-Two programs that both report NDCG@5 rarely agree, because a formula leaves much open: what equal scores mean, what a
-group without a relevant document counts, which gain and discount there are. `Rules` has one field for each such
-choice. `ltrscale.ranking.libraries` says which rules other programs follow, and computes a metric under any rules.
+Two programs that both report NDCG@5 rarely agree, because a formula leaves much open: how to treat ties and groups
+without a relevant document, and which gain and discount to use. `Rules` has one field for each such choice.
+`ltrscale.ranking.libraries` lists the rules of other programs and computes a metric under any rules.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -32,7 +32,7 @@ class Name(NamedTuple):
 
     kind: str
     keys: tuple[tuple[str, str], ...] = ()
-    """Keys of the metric's own that differ from their defaults, with their values."""
+    """The metric's own keys that differ from their defaults, with their values."""
     k: int | None = None
     """The cut-off."""
 
@@ -41,7 +41,7 @@ class Name(NamedTuple):
         """The parts of a name.
 
         Raises:
-            ValueError: the text has not the form of a name, or states a key twice.
+            ValueError: the text is not a valid name, or states a key twice.
         """
         match = _FORM.fullmatch(text)
         if match is None:
@@ -135,7 +135,7 @@ _TEXTS: dict[str, dict[str, str]] = {
         "one": "groups without relevance count 1",
     },
 }
-"""Each value of each rule in a few words; empty for what goes without saying."""
+"""Each value of each rule in a few words; empty where the default needs no mention."""
 
 
 FirstRanks = Annotated[int, Field(ge=1, description="Cut-off: the first ranks that count.")]
@@ -156,36 +156,36 @@ class Metric(Config):
     definition: ClassVar[str] = ""
     """One sentence that defines the metric in reports, without the policy that all metrics share."""
     normalised: ClassVar[bool] = True
-    """Whether the best order has value 1 whatever the labels."""
+    """True if the best order always has value 1."""
     cut_as_precision: ClassVar[bool] = False
-    """Whether an evaluation takes it at the cut-offs of precision, not at those of NDCG."""
+    """True if an evaluation uses the cut-offs of precision, not those of NDCG."""
     rules: ClassVar[Rules] = Rules()
     """The choices that the metric's formula leaves open."""
     ruled_by: ClassVar[tuple[str, ...]] = ()
-    """The rules that matter to it, besides those for ties, undefined groups and, if it has a threshold, relevance."""
+    """Rules that affect it, besides ties, undefined groups and, if it has a threshold, relevance."""
 
     @classmethod
     def made(
         cls, *, k: int | None = None, threshold: float = 1.0, grades: int = 4, own: Iterable[tuple[str, str]] = ()
     ) -> Self:
-        """Creates the metric; a value that it has no field for is ignored, except for its own keys."""
+        """Create the metric; values without a field are ignored, except for its own keys."""
         values = {"k": k, "threshold": threshold, "grades": grades}
         known_values = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
         return cls.model_validate(known_values | dict(own))
 
     @classmethod
     def needs_cutoff(cls) -> bool:
-        """Whether the metric is always cut off, as `ndcg@5` is."""
+        """True if the metric always has a cut-off, as in `ndcg@5`."""
         return "k" in cls.model_fields and cls.model_fields["k"].default is not None
 
     @classmethod
     def own_keys(cls) -> tuple[str, ...]:
-        """The keys that the name of the metric states: those that an evaluation does not set for all metrics."""
+        """The keys stated in the metric's name: those that an evaluation does not set for all metrics."""
         return tuple(key for key in cls.model_fields if key not in _SET_FOR_ALL)
 
     @property
     def name(self) -> str:
-        """The kind, with those of its own keys that differ from their defaults, and the cut-off if the metric has one.
+        """The kind, its own keys that differ from their defaults, and the cut-off if there is one.
 
         Example:
             >>> from ltrscale.ranking.metrics import MRRConfig, NDCGConfig
@@ -205,7 +205,7 @@ class Metric(Config):
 
     @property
     def policy(self) -> str:
-        """What the formula leaves open, in one line; it stands beside every figure that is stored.
+        """The rules in one line, stored with every figure.
 
         Example:
             >>> from ltrscale.ranking.metrics import MRRConfig
@@ -221,14 +221,13 @@ class Metric(Config):
         raise NotImplementedError
 
     def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """As `of`, for labelled groups; a metric may read more than their labels."""
+        """Like `of`, for labelled groups; a metric may read more than their labels."""
         assert groups.labels_N is not None
         return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The part of the formula by which all relevant documents of a group divide, shape [Q]; 0 if there is none.
+        """The normaliser that depends on all relevant documents of a group, shape [Q]; 0 if there are none.
 
-        It is 1 for a metric that counts no relevant document but those that it meets. `Judged` exchanges that of a list
-        for that of all judged documents.
+        It is 1 for a metric without such a normaliser. `Judged` replaces the list's by that of all judged documents.
         """
         return (~self.of(labels_N, labels_N, offsets_Q1).isnan()).double()

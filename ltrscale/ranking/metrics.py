@@ -34,7 +34,7 @@ class NDCGConfig(Metric):
     k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `ndcg`."""
+        """The value of each group, shape [Q]."""
         return ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -105,14 +105,14 @@ class MRRConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `mrr`."""
+        """The value of each group, shape [Q]."""
         return mrr(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
 
 def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
     """Reciprocal rank of the first document with label >= threshold, shape [Q].
 
-    Among tied documents, the chance that rank p holds the first relevant one follows from drawing without replacement:
+    With ties, documents are drawn without replacement: rank p holds the first relevant one with chance
     `h_p = r / (documents of the block not yet drawn)`, r of them relevant, given that no relevant one came before.
 
     Example:
@@ -139,7 +139,7 @@ class MAPConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `average_precision`."""
+        """The value of each group, shape [Q]."""
         return average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class PrecisionConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `precision`."""
+        """The value of each group, shape [Q]."""
         return precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
 
@@ -218,7 +218,7 @@ class RecallConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `recall`."""
+        """The value of each group, shape [Q]."""
         return recall(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class RecallConfig(Metric):
 def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
     """Share of the documents with label >= threshold that are among the first k ranks, shape [Q].
 
-    A group with more than k of them stays below 1 in every order.
+    It stays below 1 for a group with more than k of them.
 
     Example:
         >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
@@ -256,15 +256,15 @@ class SuccessConfig(Metric):
     threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """See `success`."""
+        """The value of each group, shape [Q]."""
         return success(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
 
 def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
     """1 for a document with label >= threshold among the first k ranks, else 0, shape [Q].
 
-    With ties, the chance of it: of a block of e documents, r of them relevant, m enter the first k ranks, and none of
-    these m is relevant with probability `C(e - r, m) / C(e, m)`.
+    With ties it is the probability of such a document. If m of a block of e documents, r of them relevant, enter the
+    first k ranks, none of these m is relevant with probability `C(e - r, m) / C(e, m)`.
 
     Example:
         >>> success(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3]), k=2)  # 1 - C(2, 2) / C(3, 2)
@@ -273,7 +273,7 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
     values_Q = undefined(offsets_Q1)
     for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
         relevant_ML = (ranking.values_ML >= threshold).double()
-        # The whole list, for the block at rank k may end beyond it.
+        # the whole list, because the block at rank k may end beyond k
         hazard_MK = hazard(ranking, relevant_ML)[:, :k]
         values_Q[ranking.groups_M] = torch.where(
             ranking.best_ML[:, 0] >= threshold, 1 - (1 - hazard_MK).prod(-1), torch.nan
@@ -282,7 +282,7 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
 
 
 HIGHEST_LABEL = 1000
-"""The gain of a larger label, or a sum of some, is beyond float64: infinite, and NDCG undefined."""
+"""The gains of larger labels, or their sum, overflow float64: NDCG would be undefined."""
 
 
 def exponential_gain(labels_N: Tensor, *, waits: bool = True) -> Tensor:
@@ -290,8 +290,8 @@ def exponential_gain(labels_N: Tensor, *, waits: bool = True) -> Tensor:
 
     Args:
         labels_N: at most 1,000.
-        waits: check labels on a GPU too, for which the host waits. A training step does not: its labels are those of a
-            data set, for which `prepare` has checked them.
+        waits: check labels on a GPU too, which makes the host wait. Training steps skip this, because `prepare` has
+            checked the labels of the data set.
 
     Raises:
         ValueError: a label is above 1,000.

@@ -1,4 +1,4 @@
-"""NeuralSort: the relaxed sort of lists, as the entries that it puts at the first ranks.
+"""NeuralSort: the relaxed sort of lists; returns the entries at the first ranks.
 
 Shapes: N documents, Q lists, Q1 = Q + 1 offsets, T entries at the first ranks of all lists; in a chunk of M lists, L
 slots a list, its first K ranks, and a block of R ranks compared with all L slots. An entry is a score with its gain,
@@ -72,7 +72,7 @@ def check_sort(temperature: float, k: int | None) -> None:
 
 
 class _SortEntries(torch.autograd.Function):
-    """Keeps the sorted lists for backward, which builds the permutations again."""
+    """Keeps the sorted lists for backward, which rebuilds the permutations."""
 
     @staticmethod
     def forward(
@@ -94,7 +94,7 @@ class _SortEntries(torch.autograd.Function):
             past_k = chunk.scores_ML.shape[1] - chunk.ranks
             parts.append(F.pad(torch.cat(blocks, 2), (0, past_k)).mT)
         ctx.temperature, ctx.k, ctx.mode, ctx.chunks, ctx.offsets_Q1 = temperature, k, mode, chunks, offsets_Q1
-        at_rank_N2 = chunks.ragged(parts)  # in place of each document, the entry at the rank of its place
+        at_rank_N2 = chunks.ragged(parts)  # in each document's row, the entry at that row's rank
         return at_rank_N2 if k is None else at_rank_N2.index_select(0, layout(offsets_Q1).get("kept_rows", k))
 
     @staticmethod
@@ -114,11 +114,7 @@ class _SortEntries(torch.autograd.Function):
 
 
 class _Lists(NamedTuple):
-    """Lists in falling order of their scores, padding last.
-
-    `scores_ML` are relative to the list's middle score, `middle_M1`, and the distances in `logits_ML` to that of the
-    middle score: the softmax does not change, and close scores keep rounding errors small.
-    """
+    """Lists by falling score, padding last; scores are relative to the middle score, to keep rounding errors small."""
 
     order_ML: Tensor
     middle_M1: Tensor
@@ -136,7 +132,7 @@ class _Lists(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Sorted lists of similar length, their entries, the scores as given, and the number of ranks that are filled."""
+    """Sorted lists of similar length, their entries, the given scores, and the number of ranks to fill."""
 
     lists: _Lists
     entries_M2L: Tensor
@@ -207,12 +203,9 @@ def _exact(lists: _Lists, block: slice) -> Tensor:
 
 
 def _chunk_gradient(chunk: _Chunk, grad_M2K: Tensor, temperature: float, mode: Mode) -> Tensor:
-    """Gradient of a chunk's entries: through the mean and, for the scores, through the permutation.
-
-    For the relaxed permutation P, the entries x and the gradient G of the result, the gradient of the logits is
-    `D_rl = P_rl (G_r x_l - G_r P_r x)`. The scores need only two sums of D over r, one plain and one weighted by
-    `n + 1 - 2r`: products of a few rows with P.
-    """
+    """Gradient of the entries, through the mean and, for the scores, through the permutation."""
+    # For permutation P, entries x and gradient G of the result, the gradient of the logits is
+    # D_rl = P_rl (G_r x_l - G_r P_r x). The scores need only two sums of D over r: plain, and weighted by n + 1 - 2r.
     lists, x_M2L = chunk.lists, chunk.entries_M2L
     grad_M2L, sums_M6L = torch.zeros_like(x_M2L), x_M2L.new_zeros(len(x_M2L), 6, x_M2L.shape[2])
     for block in chunk.blocks():

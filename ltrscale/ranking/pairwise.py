@@ -1,4 +1,4 @@
-"""Pairwise ranking losses over ragged groups; `ltrscale.ranking.loss` says what all of them take and give.
+"""Pairwise ranking losses over ragged groups; see `ltrscale.ranking.loss` for their inputs and results.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, and a block of R rows
 compared with all L slots; P relevant documents, each in T slots with its negatives.
@@ -29,7 +29,7 @@ PAIRS_PER_BLOCK = 1 << 16
 ROWS_PER_BLOCK = 10
 """Rows of a block: more meet fewer documents in vain, fewer leave more lists to a chunk."""
 _FAR_BELOW = -1e18
-"""A scaled score from which any margin has a logistic of 0, yet one that divides weights without underflow."""
+"""A scaled score so large that any margin has logistic 0, but small enough to divide weights without underflow."""
 
 
 class LambdaRankConfig(Loss):
@@ -48,7 +48,7 @@ class LambdaRankConfig(Loss):
     """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `lambdarank`."""
+        """The loss of each group, shape [Q]."""
         return lambdarank(*scored.lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
 
@@ -103,7 +103,7 @@ class RankNetConfig(Loss):
     """Steepness of the logistic."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `ranknet`."""
+        """The loss of each group, shape [Q]."""
         return ranknet(*scored.lists, sigma=self.sigma)
 
 
@@ -133,7 +133,7 @@ class HingeConfig(Loss):
     kind: Literal["hinge"] = "hinge"
 
     def of(self, scored: Scored) -> Tensor:
-        """See `hinge`."""
+        """The loss of each group, shape [Q]."""
         return hinge(*scored.lists)
 
 
@@ -168,7 +168,7 @@ class SoftmaxNegativesConfig(Loss):
     """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `softmax_negatives`."""
+        """The loss of each group, shape [Q]."""
         return softmax_negatives(
             *scored.lists,
             negatives=self.negatives,
@@ -199,8 +199,8 @@ def softmax_negatives(
     The paper draws one relevant document a query; the mean over all of them is the expectation of that draw.
 
     Each sample is uniform without replacement; a list with fewer than T - 1 irrelevant documents contributes them all.
-    One shuffle of a list serves all its relevant documents, each of which reads it from a random place. So samples of
-    one list overlap more evenly than independent ones would, and sampling costs only the documents drawn.
+    A list is shuffled once, and each of its relevant documents reads it from a random place. So samples of a list
+    overlap more evenly than independent ones would, and sampling costs only the documents drawn.
 
     `negatives` are the T - 1 documents drawn for each relevant one; Sun et al. take 2 of 0 to 4 as the threshold. A
     group without a relevant or without an irrelevant document has loss 0.
@@ -218,7 +218,7 @@ def softmax_negatives(
         raise ValueError(f"negatives must be at least 1, not {negatives}")
     scores_N, groups_N = at_least_float32(scores_N), group_index(offsets_Q1)
     relevant_N = labels_N >= threshold
-    # a GPU would keep the host waiting for their number: it compares all documents, and drops those that do not count
+    # their number would make the host wait for a GPU, so a GPU compares all documents and drops those that do not count
     rows_P = relevant_N.nonzero()[:, 0] if relevant_N.is_cpu else torch.arange(len(labels_N), device=labels_N.device)
     drawn_PT, mask_PT = _draw(relevant_N, rows_P, offsets_Q1, negatives, generator)
     others_PT = torch.where(mask_PT, scores_N.index_select(0, drawn_PT.flatten()).view_as(drawn_PT), -torch.inf)
@@ -233,12 +233,12 @@ def softmax_negatives(
 def _draw(
     relevant_N: Tensor, rows_P: Tensor, offsets_Q1: Tensor, negatives: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Irrelevant documents for some documents [P, T - 1], and a mask: False where the group had too few of them."""
+    """Irrelevant documents for some documents, shape [P, T - 1], and a mask: False where the group had too few."""
     groups_N = group_index(offsets_Q1)
     # float64: in a large batch, float32 keys would collide, and equal keys keep the order of the input.
     keys_N = torch.rand(len(groups_N), generator=generator, device=groups_N.device, dtype=torch.float64)
     shuffled_N = keys_N.masked_fill(relevant_N, torch.inf).argsort()
-    pool_N = shuffled_N[groups_N[shuffled_N].argsort(stable=True)]  # of each group, the irrelevant documents first
+    pool_N = shuffled_N[groups_N[shuffled_N].argsort(stable=True)]  # by group, irrelevant documents first
     size_Q = sum_by_group((~relevant_N).long(), offsets_Q1)
     size_P1, first_P1 = size_Q[groups_N[rows_P], None], offsets_Q1[groups_N[rows_P], None]
     slots_T = torch.arange(negatives, device=groups_N.device)
@@ -258,7 +258,7 @@ class RankedLists(NamedTuple):
     scores_ML: Tensor
     gains_ML: Tensor
     discounts_L: Tensor
-    """Of ranks 1 to L, float64."""
+    """Discounts of ranks 1 to L, float64."""
 
 
 Order = Literal["gains", "scores"]
@@ -274,8 +274,8 @@ def over_lists(
 ) -> Tensor:
     """The loss of each group, shape [Q], computed chunk by chunk together with its gradient.
 
-    `solve` can free its matrices of pairs after each block of rows: for backward, the whole batch keeps only one slope
-    per document. `solve` receives lists of similar length in falling order, and half precision scores in float32.
+    Backward needs only one slope per document, so `solve` can free its matrices of pairs after each block of rows. It
+    receives lists of similar length in falling order, and half precision scores in float32.
     """
     loss_Q: Tensor = _ListLoss.apply(at_least_float32(scores_N), gains_N, offsets_Q1, solve, order)  # type: ignore[no-untyped-call]
     return loss_Q
@@ -283,7 +283,7 @@ def over_lists(
 
 class _ListLoss(torch.autograd.Function):
     @staticmethod
-    @one_thread()  # its blocks are those of the cache of a core
+    @one_thread()  # its blocks are sized for the cache of one core
     def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, order: Order) -> Tensor:
         chunks, gains_N, losses, slopes = _chunks(offsets_Q1), gains_N.double(), [], []
         discounts_L = rank_discounts(max(length for _, length in chunks.shapes), scores_N.device)
@@ -299,7 +299,7 @@ class _ListLoss(torch.autograd.Function):
             slopes.append(torch.empty_like(slope_ML).scatter_(1, order_ML, slope_ML))
         ctx.save_for_backward(chunks.ragged(slopes), offsets_Q1)
         loss_Q = chunks.by_group(losses, len(offsets_Q1) - 1)
-        # a NaN score has no place in an order: its list has no loss, instead of that of another order
+        # a NaN score has no rank: the loss of its list is NaN, not that of some other order
         return loss_Q.masked_fill_(sum_by_group(scores_N.isnan().to(loss_Q.dtype), offsets_Q1) > 0, torch.nan)
 
     @staticmethod
@@ -315,7 +315,7 @@ def _chunks(offsets_Q1: Tensor) -> Chunks:
 
 
 def most(counts: Tensor, bound: int) -> int:
-    """The highest of these counts, or their bound on a device that the host would have to wait for."""
+    """The highest count on a CPU; elsewhere the bound, so that the host need not wait."""
     return int(counts.max()) if counts.is_cpu and counts.numel() else bound
 
 
@@ -327,7 +327,7 @@ def over_ideal(gains_ML: Tensor, discounts_L: Tensor, truncation: int | None = N
 
 
 def row_blocks(values_ML: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of the first `rows` rows; each spans a block of pairs of a row and a slot, or has one row."""
+    """Slices of the first `rows` rows; each spans one block of pairs, or a single row."""
     entries = PAIRS_PER_BLOCK if values_ML.is_cpu else block_entries(values_ML.device)
     step = max(1, entries // max(1, values_ML.numel()))
     for start in range(0, rows, step):
@@ -337,10 +337,7 @@ def row_blocks(values_ML: Tensor, rows: int) -> Iterator[slice]:
 def _swaps(
     lists: RankedLists, with_slope: bool, *, sigma: float, truncation: int | None, normalise: str
 ) -> tuple[Tensor, Tensor]:
-    """LambdaRank of lists by score: the loss of each, and its slope by the scores (0 unless `with_slope`).
-
-    Each document of a block of rows meets those below it, so that no margin or discount needs its size taken.
-    """
+    """LambdaRank of lists by score: the loss of each, and its slope by the scores (0 unless `with_slope`)."""
     dtype, length, by_lightgbm = lists.scores_ML.dtype, lists.scores_ML.shape[1], normalise == "lightgbm"
     # Padding has the lowest gain and is far below: to beat it costs 0.
     gains_ML = over_ideal(lists.gains_ML.clamp(min=-1), lists.discounts_L, truncation if by_lightgbm else None)
@@ -354,7 +351,7 @@ def _swaps(
     for rows in row_blocks(scores_ML, most(near_ML.sum(1), length)):
         below = slice(rows.start, length)
         leads_MRL = scores_ML[:, None, below] - scores_ML[:, rows, None]  # minus the distance
-        # The documents of a block also meet each other: a pair that has the lower one first gets distance and weight 0.
+        # pairs within a block occur twice: the one with the lower document first gets distance and weight 0
         leads_MRL[..., : rows.stop - rows.start].clamp_(max=0)
         weights_MRL = gains_ML[:, rows, None] - gains_ML[:, None, below]
         weights_MRL *= (upper_ML[:, rows, None] - discounts_ML[:, None, below]).clamp_(min=0)
@@ -380,10 +377,7 @@ def _swaps(
 
 
 def _discounts(scores_ML: Tensor, lists: RankedLists) -> tuple[Tensor, Tensor]:
-    """Discounts by falling scores, where tied documents share their block's mean, and the places of blocks' first.
-
-    Lists without ties have one row in common.
-    """
+    """Discounts by falling score, averaged over ties, and the place of the first document of each tied block."""
     length = scores_ML.shape[1]
     places_1L = torch.arange(length, device=scores_ML.device)[None]
     tied_ML = (scores_ML[:, 1:] == scores_ML[:, :-1]) & lists.mask_ML[:, 1:]
@@ -398,7 +392,7 @@ def _discounts(scores_ML: Tensor, lists: RankedLists) -> tuple[Tensor, Tensor]:
 
 
 class Penalty(NamedTuple):
-    """What a pair costs by its margin, the lead of the better document: a function of margins, and its derivative."""
+    """The cost of a pair as a function of its margin (the lead of the better document), and its derivative."""
 
     reward: Callable[[Tensor], Tensor]
     """The negative penalty of each margin, as a new tensor."""
@@ -421,9 +415,9 @@ def over_pairs(
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
-        gains_N: finite gains, of which only the order matters.
+        gains_N: finite gains; only their order matters.
         offsets_Q1: offsets of the groups. A group without a pair has loss 0.
-        penalty: of a pair.
+        penalty: cost of a pair.
         sigma: scale of the margins.
         mean: divide by the number of pairs.
 
@@ -443,7 +437,7 @@ def _pairs(
     # Places in the order of gains stand in for the gains: small integers are exact in any floating-point type.
     places_ML = torch.searchsorted(-lists.gains_ML, -lists.gains_ML).to(lists.scores_ML.dtype)
     beaten_ML = torch.where(lists.mask_ML, places_ML, 0)  # nothing beats padding
-    # Gains fall along a row, so only the first documents beat another one: their rows are enough.
+    # Gains fall along a row, so only the first documents beat another: their rows are enough.
     winners = most((places_ML < beaten_ML.amax(1, keepdim=True)).sum(1), places_ML.shape[1])
     scores_ML = sigma * lists.scores_ML
     loss_M, total_M = scores_ML.new_zeros(2, len(scores_ML))

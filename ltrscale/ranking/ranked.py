@@ -1,7 +1,7 @@
-"""The kernel of all metrics: groups in padded chunks, ranked once for all metrics, and what ranks hold over ties.
+"""The kernel of all metrics: groups in padded chunks, ranked once for all metrics, and expected values under ties.
 
-Documents with equal scores come in random order, so a rank holds an expectation. A metric that is linear in what the
-ranks hold needs no more; one that stops at a document needs the chance that none before it stopped.
+Documents with equal scores come in random order, so a rank holds an expectation. That is enough for a metric that is
+linear in the values at the ranks. One that stops at a document also needs the chance that none before it stopped.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, the first K ranks, and P =
 K + 1 numbers of documents.
@@ -22,7 +22,7 @@ from ltrscale.batch import length_chunks
 SLOTS_PER_CHUNK = 1 << 15
 """Padded documents ranked at once: the temporaries of a chunk then stay in the cache."""
 _KEPT = 1 << 18
-"""The ranking of a batch of at most this many documents is kept for the next metric; it takes about 50 bytes each."""
+"""The ranking of a batch up to this many documents is kept for the next metric; it takes about 50 bytes each."""
 
 
 def falling_order(keys_ML: Tensor, *, stable: bool = False) -> Tensor:
@@ -38,7 +38,7 @@ def falling_order(keys_ML: Tensor, *, stable: bool = False) -> Tensor:
 
 
 def best_first(values_ML: Tensor, k: int) -> Tensor:
-    """The k highest values of each row, or all if there are fewer, from the highest on.
+    """The k highest values of each row in falling order, or all if there are fewer.
 
     Example:
         >>> best_first(torch.tensor([[1.0, 3.0, 2.0]]), 2)
@@ -52,7 +52,7 @@ def best_first(values_ML: Tensor, k: int) -> Tensor:
 
 
 def _as_numpy(values: Tensor) -> np.ndarray:
-    """For NumPy's sort, whose vector instructions make it many times as fast as PyTorch's on a CPU."""
+    """As NumPy array: its vectorised sort is many times as fast as PyTorch's on a CPU."""
     return (values if values.dtype in (torch.float32, torch.float64) else values.double()).numpy()
 
 
@@ -80,7 +80,7 @@ class Ranking:
 
     @cached_property
     def best_ML(self) -> Tensor:
-        """The values from the highest to the lowest; those of padding, 0, are among the last if none is negative."""
+        """The values in falling order; padding (0) comes last if no value is negative."""
         return best_first(self.values_ML, self.values_ML.shape[1])
 
     @property
@@ -94,15 +94,15 @@ class Ranking:
         return self.end_ML - self.first_ML
 
     def expected_of(self, function: Callable[[Tensor], Tensor], k: int | None = None) -> Tensor:
-        """As `expected`, for a function of each of the ranked values, which gives 0 for 0."""
+        """Like `expected`, for a function of the ranked values that maps 0 to 0."""
         return self.expected(function(self.values_ML if self.tied else self.values_ML[:, :k]), k)
 
     def expected(self, values_ML: Tensor, k: int | None = None) -> Tensor:
         """The expected value at each of the first k ranks, or at all, shape [M, K]; 0 past the end of the list.
 
         Args:
-            values_ML: by rank as `values_ML`, of which it may be a function; 0 in padding.
-            k: number of ranks; longer than the lists is as long as they are.
+            values_ML: by rank, such as a function of the field `values_ML`; 0 in padding.
+            k: number of ranks, capped at the length of the lists.
         """
         if not self.tied:
             return values_ML[:, :k].contiguous()  # products with slices would differ in their last bits
@@ -125,8 +125,8 @@ def hazard(ranking: Ranking, relevant_ML: Tensor) -> Tensor:
 def survival(ranking: Ranking, stops_ML: Tensor, k: int) -> Tensor:
     """The expected chance that none of the first p documents stops a user, for p from 0 to k, shape [M, P].
 
-    A block of tied documents is built up document by document. `mean_MP` has the mean, over all choices of p of its
-    documents, of the product of their 1 - stop: with the n-th it is `((n - p) mean_p + p (1 - stop) mean_{p - 1}) / n`.
+    A block of tied documents is built up one by one. `mean_MP` is the mean of the product of 1 - stop over all choices
+    of p of its documents; adding the n-th gives `((n - p) mean_p + p (1 - stop) mean_{p - 1}) / n`.
     """
     width = min(k, stops_ML.shape[1])
     passes_ML = 1 - stops_ML
@@ -146,7 +146,7 @@ def survival(ranking: Ranking, stops_ML: Tensor, k: int) -> Tensor:
         longer_MP = ((n_M1 - p_P) * mean_MP + p_P * passes_M1 * F.pad(mean_MP[:, :-1], (1, 0))) / n_M1.clamp(min=1)
         mean_MP = torch.where(there_M1, longer_MP, mean_MP)  # padding may tie with documents of score -inf
         of_block_MP = mean_MP.gather(1, (p_P - first_M1).clamp(min=0).minimum(n_M1))
-        # Past its end the block's whole product stands, until the next block replaces it.
+        # past the block's end its whole product stays, until the next block replaces it
         survival_MP = torch.where(p_P > first_M1, before_M1 * of_block_MP, survival_MP)
     return survival_MP
 
@@ -156,9 +156,9 @@ _kept: list[tuple[tuple[Tensor, ...], list[Ranking]]] = []
 
 
 def rankings(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int = 1) -> Iterable[Ranking]:
-    """The groups, ranked by their scores, in chunks of similar length; empty groups are in none.
+    """The groups ranked by score, in chunks of similar length, without empty groups.
 
-    Metrics and cut-offs of one batch come one after the other, so a batch of usual size is ranked once for all.
+    The last ranking is kept, so consecutive metrics of one batch of usual size share it.
 
     Raises:
         ValueError: k is below 1, or a score is NaN.
@@ -172,7 +172,7 @@ def rankings(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int = 1)
         if all(map(_same, batch, kept)):
             return ranked
     ranked = list(_ranked(*batch))
-    _kept[:] = [(tuple(tensor.clone() for tensor in batch), ranked)]  # in one step, for other threads read it
+    _kept[:] = [(tuple(tensor.clone() for tensor in batch), ranked)]  # one assignment, because other threads read it
     return ranked
 
 
@@ -188,7 +188,7 @@ def _ranked(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor) -> Iterator[
     for groups_M, rows_ML, mask_ML in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
         padding_ML = ~mask_ML
         scores_ML = scores_N.take(rows_ML).masked_fill_(padding_ML, -torch.inf)
-        # Padding comes after documents of score -inf, so that the mask holds for ranks as for slots.
+        # Padding comes after documents of score -inf, so the mask is valid for ranks too.
         index_ML = falling_order(scores_ML, stable=lowest == -math.inf)
         scores_ML = scores_ML.gather(1, index_ML)
         values_ML = values_N.take(rows_ML.gather(1, index_ML)).masked_fill_(padding_ML, 0)

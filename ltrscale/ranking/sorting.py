@@ -35,7 +35,7 @@ class NeuralSortNDCGConfig(Loss):
     """Cut-off of the NDCG; empty for the whole list."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `neural_sort_ndcg`."""
+        """The loss of each group, shape [Q]."""
         return neural_sort_ndcg(*scored.lists, temperature=self.temperature, k=self.k)
 
 
@@ -49,7 +49,7 @@ def neural_sort_ndcg(
     not normalised: a document may count more or less than once, and the loss may fall below 0. This is `pirank` with
     depth 1.
 
-    With k, the first k ranks count only, in the best order too. A group without a relevant document has loss 0 and
+    With k, only the first k ranks count, in the best order too. A group without a relevant document has loss 0 and
     gradient 0.
 
     Raises:
@@ -82,7 +82,7 @@ class GumbelNeuralSortNDCGConfig(Loss):
     """Factor of the Gumbel noise."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `gumbel_neural_sort_ndcg`."""
+        """The loss of each group, shape [Q]."""
         return gumbel_neural_sort_ndcg(
             *scored.lists,
             temperature=self.temperature,
@@ -143,7 +143,7 @@ class PiRankConfig(Loss):
     """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
 
     def of(self, scored: Scored) -> Tensor:
-        """See `pirank`."""
+        """The loss of each group, shape [Q]."""
         return pirank(*scored.lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
 
 
@@ -169,16 +169,15 @@ def pirank(
     turns m runs (at first the single documents) into ceil(m / b): run c joins the new run floor(c ceil(m / b) / m). So
     no new run joins more than b, and a list of any length is split evenly. A run that joins no other is not sorted.
 
-    The order of the documents decides which of them share a run. It therefore matters to soft and straight-through
-    sorts of a depth above 1. Where a run's rank k cuts a block of ties, the exact sort may differ from NDCG@k.
+    The order of the documents decides which of them share a run, so it matters to soft and straight-through sorts with
+    a depth above 1. Where a run's rank k cuts a block of ties, the exact sort may differ from NDCG@k.
 
-    The mode is "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", with the value of the
-    exact sorts and the gradient of the relaxed ones. A group without a relevant document has loss 0 and gradient 0.
+    The mode "soft" relaxes the sorts, "hard" uses exact ones with gradient 0, and "straight_through" combines the value
+    of exact sorts with the gradient of relaxed ones. A group without a relevant document has loss and gradient 0.
 
-    The paper's public code differs in four ways. It divides the summed DCG of a batch by the summed ideal DCG; this is
-    a ratio for each list. Its ideal is that of the documents that survive the merges; this is that of the whole list.
-    Its straight-through sort is exact in the last merge alone; this is exact in all. Its defaults are a temperature of
-    5 and k = 15.
+    The paper's public code differs in four ways. It divides the summed DCG of a batch by the summed ideal DCG, not
+    list by list. Its ideal covers the documents that survive the merges, not the whole list. Its straight-through sort
+    is exact only in the last merge, not in all. Its defaults are a temperature of 5 and k = 15.
 
     Raises:
         ValueError: the temperature is not positive, or k or depth is below 1.
@@ -209,10 +208,7 @@ def pirank(
 
 
 class _RelevantLists(NamedTuple):
-    """The groups with a relevant document: scores, and gains divided by the group's IDCG@k.
-
-    On a GPU, which would keep the host waiting for their number, all groups; `relevant_G` says which count.
-    """
+    """Groups with a relevant document: scores, and gains divided by IDCG@k; on a GPU all groups, see `relevant_G`."""
 
     groups_G: Tensor
     offsets_G1: Tensor
@@ -239,12 +235,10 @@ def _relevant_lists(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: i
 
 
 def _merge_sort(lists: _RelevantLists, *, k: int | None, depth: int, temperature: float, mode: Mode) -> Tensor:
-    """The entries at the first k ranks of each list after `depth` rounds, shape [T, 2].
-
-    Which runs are joined follows from the lengths alone and is worked out on the CPU.
-    """
+    """The entries at the first k ranks of each list after `depth` rounds, shape [T, 2]."""
     entries_T2, runs_G = lists.entries_N2, torch.from_numpy(layout(lists.offsets_G1).lengths_Q)
     lengths_R = torch.ones(len(entries_T2), dtype=torch.int64)
+    # Runs are planned on the CPU, from the lengths alone.
     # The smallest integer whose power `depth` reaches the length. The root is rounded, then corrected: ceil of a root
     # that is an integer would be one too large wherever floating point puts it slightly above.
     branching_G = (runs_G.double() ** (1 / depth)).round()

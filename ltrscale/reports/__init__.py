@@ -1,1 +1,1 @@
-"""A report as data, and the forms in which it is written: Markdown with pictures, HTML with live charts, a terminal."""
+"""Reports as data, and their output: Markdown with pictures, HTML with live charts, terminal text."""

@@ -1,7 +1,7 @@
-"""Charts as Vega-Lite specifications, each defined once: pages embed them, and PNG pictures are drawn from them.
+"""Charts as Vega-Lite specifications, defined once for both pages and PNG pictures.
 
-A specification is plain data, as the JSON schema of Vega-Lite has it. Texts of users, such as names of methods and
-slices, stand in it as data and titles only, never in an expression.
+A specification is plain data by Vega-Lite's JSON schema. Users' texts, such as names of methods and slices, occur in it
+only as data and titles, never in an expression.
 """
 
 import itertools
@@ -18,15 +18,15 @@ VEGA_LITE_VERSION: Final = "6.4"
 _VEGA_LITE = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 WIDTH: Final = 640
-"""Pixels of a chart in a picture; in a page it takes the width of its container."""
+"""Width of a chart in a picture, in pixels; in a page it takes the width of its container."""
 _NARROW = 420
-"""Pixels of one of several charts in a picture."""
+"""Width of one of several charts in a picture, in pixels."""
 _LIMIT = 150
-"""Pixels of a label; a longer one is cut, and its tooltip is whole."""
+"""Maximum width of a label, in pixels; a longer one is cut, with its full text in the tooltip."""
 _SLANTED = 6
-"""Names below a chart that are slanted; more of them stand upright."""
+"""Maximum number of slanted names below a chart; more of them are vertical."""
 _FEW_COLOURS = 10
-"""Series of one chart; for more the scheme of twice as many colours is taken."""
+"""Maximum number of series for the scheme of 10 colours; more take the scheme of 20."""
 _LABEL_COLOURS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
 """Colours of labels from 0 up, readable on white and on black."""
 
@@ -48,7 +48,7 @@ class Estimated(Protocol):
 
 
 def theme(*, dark: bool) -> Spec:
-    """The config of charts on a light or a dark ground, which they leave transparent."""
+    """The Vega-Lite config of charts for a light or dark page; their background is transparent."""
     text, faint, grid = ("#e4e6ea", "#7c828c", "#353b45") if dark else ("#20242b", "#8a9099", "#e3e6ea")
     words = {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelLimit": _LIMIT}
     return {
@@ -74,7 +74,7 @@ def _chart_of(rows: ChartRows, **parts: Any) -> Spec:
 
 
 def _of(field: str, kind: str, title: str | None = None, **more: Any) -> Spec:
-    """The encoding of a field; without a title it has none."""
+    """The encoding of a field, untitled by default."""
     return {"field": field, "type": kind, "title": title, **more}
 
 
@@ -83,23 +83,17 @@ def _number(field: str, title: str | None = None, *, zero: bool = False, **scale
 
 
 def _in_order(rows: ChartRows, field: str) -> list[Any]:
-    """The values of a field in the order of the rows, which Vega would sort."""
+    """The values of a field in the order of the rows; Vega would sort them."""
     return list(dict.fromkeys(row[field] for row in rows))
 
 
 def _named(names: Sequence[str]) -> Spec:
-    """An axis across with a name for each place, which also on a telephone do not lie over each other.
-
-    Few names are read slanted; more of them stand upright, and where even these have no room, some are left out.
-    """
+    """A horizontal axis of names without overlaps: few are slanted, more are vertical, and too many are thinned out."""
     return {"labelAngle": -30} if len(names) <= _SLANTED else {"labelAngle": -90, "labelOverlap": "greedy"}
 
 
 def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
-    """Colours of the field `series`, whose legend is left out for a single one.
-
-    With the `order` of all series of a page, each has the same colour in all its charts.
-    """
+    """Colours of `series`, with a legend if several; `order`, all series of a page, keeps them equal across charts."""
     names = _in_order(rows, "series")
     legend = {"values": names} if len(names) > 1 else None
     domain = list(order or names)
@@ -108,7 +102,7 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
 
 
 def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
-    """A row of `interval_chart`: a mean and its interval, null where they are undefined."""
+    """A row of `interval_chart`: a mean and its interval, null if undefined."""
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
 
 
@@ -124,9 +118,9 @@ def interval_chart(
     """Dots with bars, one row for each name.
 
     Args:
-        rows: `name`, `mean`, `low`, `high`; `series`, whose colours tell the rows of a name apart; and `faded`, if
-            a row is to stay in the background.
-        title: of the values.
+        rows: `name`, `mean`, `low`, `high`; `series`, to colour the rows of a name; and `faded` for a row in the
+            background.
+        title: title of the values.
         at: a value to mark with a line.
         order: all series of the page, for their colours.
         log: whether values are on a logarithmic scale.
@@ -166,19 +160,19 @@ def lines(
     marks: ChartRows = (),
     level: float | None = None,
 ) -> Spec:
-    """A line for each series, with intervals where the rows have them.
+    """A line for each series, with intervals if the rows have them.
 
     Args:
-        rows: `x`, `y`, `series`, and `low` and `high` where there is an interval.
-        x: title of the places.
-        y: title of the values.
-        log: whether places are on a logarithmic scale.
-        ordinal: whether places are names.
-        ticks: the places to name; by default round numbers.
+        rows: `x`, `y`, `series`, and `low` and `high` if there is an interval.
+        x: title of the x axis.
+        y: title of the y axis.
+        log: whether the x axis is logarithmic.
+        ordinal: whether `x` are names.
+        ticks: the ticks of the x axis; by default round numbers.
         order: all series of the page, for their colours.
         dots: whether each value has a dot.
-        zero: whether the values' axis begins at 0.
-        marks: `x` of places to mark on the line of `level`, with their `series`.
+        zero: whether the y axis begins at 0.
+        marks: `x` of points to mark on the line of `level`, with their `series`.
         level: a value to mark with a line.
     """
     scale = {"type": "log", "nice": False, "padding": 20} if log else {"zero": False, "padding": 20 if ticks else 0}
@@ -208,7 +202,7 @@ def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = 
 
     Args:
         rows: `name`, `value` and `series`.
-        title: of the values.
+        title: title of the values.
         order: all series of the page, for their colours.
         unit: format of the values; by default shares in percent.
     """
@@ -228,7 +222,7 @@ def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = 
 def histogram(
     counts: Sequence[int], edges: Sequence[float], *, title: str, below: float | None, at_least: float | None
 ) -> Spec:
-    """Counts by bin on a logarithmic scale that begins at 0, with lines at two cuts, beyond which bins are red."""
+    """Counts by bin on a logarithmic scale from 0, with lines at two cuts; bins beyond them are red."""
     left, right = (-math.inf if below is None else below), (math.inf if at_least is None else at_least)
     centres = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     rows = [
@@ -247,7 +241,7 @@ def histogram(
 
 
 def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
-    """Points without axes, whose size and colour are their labels; the rows have `x`, `y`, `label`, and rise by it."""
+    """Points without axes, sized and coloured by label; the rows have `x`, `y`, `label`, and are sorted by `label`."""
     shades = [shade(label, max(labels)) for label in labels]
     colours = {"scale": {"domain": list(labels), "range": [_LABEL_COLOURS[s] for s in shades]}}
     sizes = {"scale": {"domain": list(labels), "range": [16 + 16 * s for s in shades]}}
@@ -264,7 +258,7 @@ def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
 
 
 def shade(label: float, highest: float) -> int:
-    """The colour of a label among five: 0 for no relevance, the last for the highest label.
+    """The index of a label's colour among five: 0 for no relevance, 4 for the highest label.
 
     Example:
         >>> [shade(label, 4) for label in (0, 1, 4)], [shade(label, 1) for label in (0, 1)]
@@ -290,12 +284,12 @@ def heatmap(rows: ChartRows, *, title: str) -> Spec:
 
 
 def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
-    """A line over parallel axes for each of some settings, coloured by its value.
+    """Parallel coordinates: a line for each setting, coloured by its value.
 
     Args:
         rows: `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`.
-        ends: `axis`, `place` and `shown` of what is written beside the axes.
-        title: of the values.
+        ends: `axis`, `place` and `shown` of the texts beside the axes.
+        title: title of the values.
     """
     axes = _in_order(rows, "axis")
     across = {"x": _of("axis", "nominal", sort=axes, axis={**_named(axes), "grid": True})}
@@ -322,11 +316,11 @@ def chart_row(*specs: Spec) -> Spec:
 
 
 def above(*specs: Spec, alike: bool = True) -> Spec:
-    """Charts one above the other in one picture; without `alike` each has its own series and legend."""
+    """Stacked charts in one picture; without `alike` each has its own series and legend."""
     resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
     return {"$schema": _VEGA_LITE, "vconcat": [_part(spec) for spec in specs], **resolve}
 
 
 def _part(spec: Spec) -> Spec:
-    """A chart for a picture of several, which have no container."""
+    """A chart for a picture of several, where it has no container."""
     return {key: value for key, value in spec.items() if key not in ("$schema", "autosize")} | {"width": _NARROW}

@@ -1,6 +1,6 @@
-"""A report as data: a title, what it opens with, and sections of texts, tables and charts.
+"""A report as data: a title, an opening, and sections of texts, tables and charts.
 
-Texts are plain wherever they come from: each form that a document is written in escapes them.
+All texts are plain; each output format escapes them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, as it is typed."""
+    """A command line, as typed."""
 
     line: str
 
@@ -30,7 +30,7 @@ class Points:
     texts: Sequence[str]
     caption: str = ""
     folded: bool = False
-    """Whether the list waits behind its caption until it is opened."""
+    """True if the list is collapsed behind its caption."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     shades: Sequence[int] = ()
-    """Of each row, the colour of its label; see `charts.shade`. Empty for none."""
+    """Index of each row's label colour, from `charts.shade`; empty for none."""
     folded: bool = False
-    """Whether the table waits behind its caption until it is opened."""
+    """True if the table is collapsed behind its caption."""
 
     @property
     def right(self) -> list[bool]:
@@ -52,7 +52,7 @@ class Table:
 
 
 def is_figure(text: str) -> bool:
-    """Whether a cell holds a figure, or says that there is none, and so is aligned right.
+    """True if a cell holds a figure or a placeholder for one, to align right.
 
     Example:
         >>> [is_figure(text) for text in ("+0.1 [-0.1, 0.3]", "-", "n/a", "gbdt")]
@@ -63,12 +63,12 @@ def is_figure(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, and in words what it shows."""
+    """A chart, and a description of it."""
 
     spec: Spec
     shows: str
     name: str = ""
-    """Of its picture, such as `curves`; its number among the charts of the document by default."""
+    """Name of its picture, such as `curves`; by default its number in the document."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that cannot be shown: why, and what would bring it."""
+    """Something that cannot be shown: why, and how to get it."""
 
     why: str
 
@@ -93,10 +93,10 @@ class Section:
     """A part of the document."""
 
     name: str
-    """For the table of contents and for links."""
+    """Name in the table of contents and in links."""
     blocks: Sequence[Block]
     question: str = ""
-    """Which the section answers."""
+    """The question that the section answers."""
 
     @property
     def anchor(self) -> str:
@@ -105,7 +105,7 @@ class Section:
 
     @property
     def shows(self) -> bool:
-        """Whether it shows anything."""
+        """True if it shows anything."""
         return any(not isinstance(block, LeftOut) for block in self.blocks)
 
 
@@ -115,10 +115,10 @@ class Document:
 
     title: str
     opening: Sequence[Block]
-    """What was found, which a terminal shows too."""
+    """The findings, which a terminal shows too."""
     sections: Sequence[Section] = ()
     made_from: Sequence[str] = ()
-    """Data and outputs that the document was made from, below the opening."""
+    """Data and outputs that the document was made from; shown below the opening."""
 
     @property
     def charts(self) -> dict[str, Chart]:
@@ -130,7 +130,7 @@ class Document:
         return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(charts)}
 
     def with_charts(self, made: Callable[[Chart], Chart | LeftOut]) -> "Document":
-        """The document with something in place of each chart."""
+        """The document with each chart replaced."""
         sections = [replace(section, blocks=_with_charts(section.blocks, made)) for section in self.sections]
         return replace(self, opening=_with_charts(self.opening, made), sections=sections)
 

@@ -1,6 +1,6 @@
-"""Pictures of charts. They are drawn in a process of their own, which may fail and even crash: a chart costs no result.
+"""Pictures of charts, drawn in a separate process: if it fails or crashes, only a chart is lost.
 
-The library that draws ends the process where memory or address space is short, and did so at a control character.
+The drawing library aborts when memory or address space is short, and has done so at a control character.
 """
 
 import base64
@@ -16,7 +16,7 @@ from ltrscale.reports.charts import VEGA_LITE_VERSION, WIDTH, Spec, theme
 
 _PROGRAM = "from ltrscale.reports.drawing import draw_lines; draw_lines()"
 _WAIT_S = 120.0
-"""The most time for the pictures of a document, of which each takes a tenth of a second."""
+"""Time limit for the pictures of a document; each takes about 0.1 s."""
 
 
 OWN_NAMES = (
@@ -24,15 +24,14 @@ OWN_NAMES = (
     *("toLocaleString", "toString", "valueOf", "__proto__"),
     *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__"),
 )
-"""The names that every object of JavaScript has (ECMA-262, 20.1.3 and B.2.2). Vega looks texts up in objects, and takes
-these for something of its own."""
+"""Properties of every JavaScript object (ECMA-262, 20.1.3 and B.2.2). Vega's look-ups of texts find these."""
 
 
 def drawable(value: Any) -> Any:
-    r"""A specification without what no picture or browser can read.
+    r"""A specification without what pictures or browsers cannot read.
 
-    Control characters become visible, and numbers that are not finite null. A text that JavaScript takes for a name of
-    its own gets a space behind it, which nobody sees.
+    Control characters become visible, and numbers that are not finite become null. A text in `OWN_NAMES` gets an
+    invisible trailing space.
 
     Example:
         >>> drawable({"name": "a\x00b\x1b", "mean": float("nan"), "rows": [1, "toString"]})
@@ -52,7 +51,7 @@ def drawable(value: Any) -> Any:
 
 
 def _visible(character: str) -> str:
-    """The picture of a control character, `U+FFFD` for another one that XML or JavaScript does not take in a text."""
+    """The symbol for a control character; `U+FFFD` for others that XML or JavaScript does not allow in text."""
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -60,22 +59,22 @@ def _visible(character: str) -> str:
 
 
 def pictures(specs: Sequence[Spec]) -> list[bytes | str]:
-    """The picture of each chart as PNG, on white; a line that says why where there is none."""
+    """The picture of each chart as PNG on white, or a line that says why there is none."""
     drawn: list[bytes | str] = []
     while len(drawn) < len(specs):
         found, end = _draw(specs[len(drawn) :])
         drawn += found
         if len(drawn) < len(specs):
-            drawn.append(end)  # of the chart at which the process ended; the next one goes on behind it
+            drawn.append(end)  # for the chart at which the process ended; the next process continues after it
     return drawn
 
 
 def _draw(specs: Sequence[Spec]) -> tuple[list[bytes | str], str]:
-    """The pictures that one process has drawn, in order, and how it ended."""
+    """The pictures from one process, in order, and how it ended."""
     lines = b"".join(_asked(spec) + b"\n" for spec in specs)
     found_here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        done = subprocess.run(  # a session of its own: Ctrl-C asks the job to stop, and it stops between its steps
+        done = subprocess.run(  # own session: Ctrl-C must reach only the job, which stops between its steps
             [sys.executable, "-c", _PROGRAM],
             input=lines,
             capture_output=True,
@@ -105,17 +104,17 @@ def _answer(line: bytes) -> bytes | str:
 
 
 def _first_words(text: bytes) -> str:
-    """The first line of a crash that says something."""
+    """The first meaningful line of a crash."""
     lines = (line.strip("# ") for line in text.decode(errors="replace").splitlines())
     return next((line[:200] for line in lines if line), "no word")
 
 
 def draw_lines() -> None:
-    """Draw the charts of standard input, one a line as JSON, and answer with a line for each."""
+    """Draw the charts from standard input, one JSON per line, and answer with a line for each."""
     for line in sys.stdin.buffer:
         try:
             answer = {"png": base64.b64encode(_png(json.loads(line))).decode()}
-        except Exception as error:  # whatever it is costs this chart only
+        except Exception as error:  # any error costs only this chart
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The results of an analysis, committed beside the report that shows them: `metrics.json`, and a document in Markdown.
+"""The results of an analysis, committed with their report: `metrics.json` and a Markdown document.
 
-A document is written as Markdown with pictures of its charts, in a terminal as its opening, and as one page of HTML
-with live charts that opens without a network.
+A document becomes Markdown with pictures of its charts, its opening in a terminal, and one HTML page with live charts
+that needs no network.
 """
 
 import sys
@@ -22,7 +22,7 @@ from ltrscale.reports.drawing import pictures as pictures_of
 
 
 class Findings(Config):
-    """The results of a stage, in the form that it commits."""
+    """The results of a stage, as committed."""
 
     called: ClassVar[str]
     """Name in messages, with its article."""
@@ -31,7 +31,7 @@ class Findings(Config):
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """Read the results that are committed in a directory; an `InputError` if there are none, or they do not fit."""
+        """Read the results committed in a directory; raises `InputError` if there are none, or they do not fit."""
         manifest = storage.read_manifest(url)
         if manifest is None:
             kind = cls.called.partition(" ")[2]
@@ -43,14 +43,14 @@ class Findings(Config):
             raise InputError(f"{file_url}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """The content of the file."""
         return self.model_dump_json(indent=1) + "\n"
 
 
 def write_report(
     commit: storage.Commit, findings: Findings, document: Document, *, also: Mapping[str, str] | None = None
 ) -> None:
-    """Write results, the document that shows them, and the texts of other files by name, to a commit."""
+    """Write to a commit: results, the document that shows them, and the texts of other files by name."""
     texts = {name: text.encode() for name, text in {**(also or {}), findings.file: findings.to_json()}.items()}
     write_files(commit, texts | files(document))
 
@@ -63,7 +63,7 @@ def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:
 
 
 def print_report(url: str, document: Document) -> None:
-    """Write what a committed report opens with, and its place, to standard output."""
+    """Print a committed report's opening and its location."""
     sys.stdout.write(f"{terminal(document)}\n\n{storage.join(url, REPORT)}\n")
 
 
@@ -71,7 +71,7 @@ REPORT = "report.md"
 
 
 def files(document: Document, *, page: str | None = None) -> dict[str, bytes]:
-    """The document in Markdown and the pictures that it shows, by file name; and its page of HTML, if that has a name.
+    """The document in Markdown with its pictures, by file name; and its HTML page under the name `page`, if given.
 
     A chart that cannot be drawn is left out of both, with a line there and in the log.
     """
@@ -81,7 +81,7 @@ def files(document: Document, *, page: str | None = None) -> dict[str, bytes]:
 
 
 def _drawn(document: Document) -> tuple[Document, dict[int, bytes]]:
-    """The document with those of its charts that can be drawn, and their pictures by the charts' `id`."""
+    """The document without charts that cannot be drawn, and the pictures by the charts' `id`."""
     blocks: dict[int, Chart | LeftOut] = {}
     drawn: dict[int, bytes] = {}
     every = [(chart, replace(chart, spec=drawable(chart.spec))) for chart in document.charts.values()]
@@ -97,7 +97,7 @@ def _drawn(document: Document) -> tuple[Document, dict[int, bytes]]:
 
 
 def markdown(document: Document) -> str:
-    """The document in Markdown, which names the pictures beside it."""
+    """The document in Markdown, with links to the picture files."""
     pictures = {id(chart): name for name, chart in document.charts.items()}
     parts = [f"# {escape(document.title)}", *_markdown(document.opening, pictures), *map(escape, document.made_from)]
     for section in document.sections:
@@ -128,7 +128,7 @@ def _markdown(blocks: Iterable[Block], pictures: Mapping[int, str]) -> Iterator[
 
 
 def terminal(document: Document) -> str:
-    """What the document opens with, without charts."""
+    """The opening of the document, without charts."""
     return "\n\n".join(_plain(document.opening))
 
 
@@ -153,7 +153,7 @@ def _list(texts: Iterable[str], plain: Callable[[str], str]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], plain: Callable[[str], str] = escape) -> str:
-    """A table with aligned columns, so that it reads well in a terminal too; numbers are right-aligned.
+    """A Markdown table with aligned columns, readable in a terminal too; numbers are right-aligned.
 
     Example:
         >>> print(table(["method", "MAP"], [["gbdt", "0.5"]]))
@@ -175,7 +175,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], plain: Callable[
 
 def html(document: Document) -> str:
     """One page with everything inside: style, charts as data, and the JavaScript that draws them."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # which only pages need
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # only pages need it
 
     environment = Environment(
         loader=PackageLoader("ltrscale.reports", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -196,7 +196,7 @@ def html(document: Document) -> str:
 
 @cache
 def _javascript() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, which does not end the element that it stands in."""
+    """Vega, Vega-Lite and Vega-Embed in one script, safe inside a script element."""
     import vl_convert
 
     text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=charts.VEGA_LITE_VERSION)

@@ -1,4 +1,4 @@
-"""What may be wrong with a machine, its ports, a store or a config: each check is a function that returns one line."""
+"""Checks of a machine, its ports, a store or a config: each is a function that returns one line."""
 
 import http.client
 import ipaddress
@@ -23,28 +23,28 @@ from ltrscale.processor import memory
 
 Severity = Literal["ok", "warning", "error"]
 CHECKED_PACKAGES = ("ray", "torch", "pyarrow", "lightgbm")
-"""The packages whose versions decide whether processes understand each other and compute the same."""
+"""Packages that must match for processes to understand each other and compute the same."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _SHM = Path("/dev/shm")
-_SHARE_OF_MEMORY = 0.3  # which Ray takes for its object store by default
-_MOST_STORE = 200e9  # and the most that it takes
-_FULL = 0.95  # from which Ray lets no task write to the disk
+_SHARE_OF_MEMORY = 0.3  # Ray's default share for its object store
+_MOST_STORE = 200e9  # Ray's maximum for it, in bytes
+_FULL = 0.95  # above this Ray lets no task write to the disk
 _CLOCK_WARNING_S, _CLOCK_ERROR_S = 10.0, 300.0  # S3 refuses requests that are 15 minutes off
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check has found."""
+    """The result of a check."""
 
     level: Severity
     what: str
     """What was found."""
     remedy: str = ""
-    """What to do about it; empty where nothing need be done."""
+    """How to fix it; empty if there is nothing to do."""
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of `CHECKED_PACKAGES` here; an empty text for a package that is not installed."""
+    """The installed versions of Python and `CHECKED_PACKAGES`; empty for a package that is not installed."""
     installed = {"python": python_version()}
     for name in CHECKED_PACKAGES:
         try:
@@ -55,7 +55,7 @@ def versions() -> dict[str, str]:
 
 
 def pinned_versions() -> dict[str, str]:
-    """The versions of cluster/constraints.txt in this checkout; empty where the package stands without one."""
+    """The versions in cluster/constraints.txt of this checkout; empty without a checkout."""
     path = Path(__file__).resolve().parents[2] / "cluster" / "constraints.txt"
     if not path.exists():
         return {}
@@ -64,7 +64,7 @@ def pinned_versions() -> dict[str, str]:
 
 
 def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] | None = None) -> CheckResult:
-    """Whether the versions are the expected ones; those of Ray and of Python must be.
+    """Check versions against the expected ones; a difference in Ray or Python is an error.
 
     Args:
         expected: versions by package; `python` may be one of them.
@@ -92,7 +92,7 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
 
 
 def gpus(declared: float = 0) -> CheckResult:
-    """Whether torch sees and can use the GPUs, and has NCCL.
+    """Check that torch sees and can use the GPUs, and has NCCL.
 
     Args:
         declared: the GPUs that Ray counts on this node.
@@ -133,7 +133,7 @@ def gpus(declared: float = 0) -> CheckResult:
 
 
 def shared_memory(store: float | None = None) -> CheckResult:
-    """Whether /dev/shm has room for Ray's object store.
+    """Check that /dev/shm has room for Ray's object store.
 
     Args:
         store: bytes of the object store; by default the share of memory that Ray would take.
@@ -152,15 +152,15 @@ def shared_memory(store: float | None = None) -> CheckResult:
 
 
 def default_store() -> float:
-    """Bytes of the object store that Ray makes on this machine if nothing says otherwise."""
+    """Default size of Ray's object store on this machine, in bytes."""
     return min(_SHARE_OF_MEMORY * memory(), _MOST_STORE)
 
 
 def spill_disk(folder: Path | None = None, store: float | None = None) -> CheckResult:
-    """Whether the disk to which Ray spills objects has room for as much as the object store holds.
+    """Check that the disk for spilled objects has room for as much as the object store holds.
 
     Args:
-        folder: of Ray's session; by default the one for temporary files.
+        folder: Ray's session folder; by default the folder for temporary files.
         store: bytes of the object store.
     """
     folder = folder or Path(tempfile.gettempdir())
@@ -180,13 +180,13 @@ def _gb(bytes_: float) -> str:
 
 
 def from_error(error: InputError) -> CheckResult:
-    """The line of an error, whose message has what was found and the remedy."""
+    """The result for an error, with a message of the finding and its remedy."""
     problem, _, remedy = str(error).rpartition("; ")
     return CheckResult("error", problem or remedy, remedy if problem else "")
 
 
 def _reporting_errors(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
-    """A check whose `InputError` is its result."""
+    """A check that returns its `InputError` as the result."""
 
     @wraps(check)
     def checked(url: str) -> CheckResult:
@@ -200,7 +200,7 @@ def _reporting_errors(check: Callable[[str], CheckResult]) -> Callable[[str], Ch
 
 @_reporting_errors
 def store_access(url: str) -> CheckResult:
-    """Whether files below a URL can be written, read and deleted, with the keys that this process finds."""
+    """Check that files below a URL can be written, read and deleted with the keys of this process."""
     file, content = storage.join(url, f".doctor-{secrets.token_hex(8)}"), secrets.token_bytes(64)
     storage.write_bytes(file, content)
     try:
@@ -214,7 +214,7 @@ def store_access(url: str) -> CheckResult:
 
 
 def _read_by_arrow(url: str) -> bytes:
-    """The whole of a file through pyarrow, which reads the data sets and has a client of its own."""
+    """The content of a file through pyarrow, which reads the data sets with its own client."""
     filesystem, path = storage.arrow_filesystem(url)
 
     def read() -> bytes:
@@ -227,7 +227,7 @@ def _read_by_arrow(url: str) -> bytes:
 
 @_reporting_errors
 def store_conditions(url: str) -> CheckResult:
-    """Whether the store puts a file only where none exists, which keeps two writers apart; a disk has locks instead."""
+    """Check that the store can put a file only if none exists, to keep two writers apart; a disk has locks instead."""
     if storage.is_local(url):
         return CheckResult("ok", f"{url}: a disk, where locks keep writers apart")
     if storage.heeds_conditions(storage.join(url, ".doctor")):
@@ -240,7 +240,7 @@ def store_conditions(url: str) -> CheckResult:
 
 @_reporting_errors
 def store_clock(url: str) -> CheckResult:
-    """Whether the clocks of S3 and of this machine agree."""
+    """Check that the clocks of S3 and of this machine agree."""
     if not url.startswith("s3://"):
         return CheckResult("ok", f"{url}: has no clock of its own")
     file = storage.join(url, f".doctor-{secrets.token_hex(8)}")
@@ -252,10 +252,10 @@ def store_clock(url: str) -> CheckResult:
 
 
 def clocks(ahead_s: Mapping[str, float]) -> CheckResult:
-    """Whether clocks agree with this machine's.
+    """Check that clocks agree with this machine's.
 
     Args:
-        ahead_s: seconds by which each is ahead, which include the delay of its answer.
+        ahead_s: seconds by which each is ahead, including the delay of its answer.
 
     Example:
         >>> clocks({"a": 0.2, "b": -400.0}).what
@@ -269,11 +269,11 @@ def clocks(ahead_s: Mapping[str, float]) -> CheckResult:
 
 
 def config_validity(url: str, job: str | None, config_of: Callable[[str], type[Config]]) -> CheckResult:
-    """Whether a file is a config of its job.
+    """Check that a file is a valid config of its job.
 
     Args:
         url: the file.
-        job: the job; by default the first part of the file's name, as `pretrain` of `pretrain-news.yaml`.
+        job: the job; by default the first part of the file's name, such as `pretrain` in `pretrain-news.yaml`.
         config_of: the config of a job, by its name.
     """
     name = job or PurePosixPath(url).stem.partition("-")[0]
@@ -296,7 +296,7 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"
 _ANSWER_S = 3.0
 _CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""A request of Ray's own processes; a server that wants a token refuses every request without one."""
+"""A request of Ray's own processes; a server that requires a token refuses it without one."""
 _REMEDY = (
     "set RAY_AUTH_MODE=token on all nodes and restart Ray, or listen on 127.0.0.1 only (ray start --dashboard-host, "
     "--node-ip-address), and close the port in the firewall"
@@ -306,10 +306,10 @@ Answer = Literal["open", "token", "silent", "closed"]
 
 
 def open_ports(ports: Collection[int]) -> CheckResult:
-    """Whether Ray listens on an address that others reach, and serves them without a token.
+    """Check that Ray serves nobody without a token on addresses that others can reach.
 
     Args:
-        ports: the ports that are looked at.
+        ports: the ports to check.
     """
     if not _TABLES[0].exists():
         return CheckResult("ok", "listening ports are not known on this system")
@@ -333,7 +333,7 @@ def open_ports(ports: Collection[int]) -> CheckResult:
 
 
 def open_dashboard(address: str) -> CheckResult:
-    """Whether the dashboard at a URL serves those who have no token."""
+    """Check that the dashboard at a URL serves nobody without a token."""
     parts = urlsplit(address)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
     match answer(host, port, secure=parts.scheme == "https"):
@@ -348,7 +348,7 @@ def open_dashboard(address: str) -> CheckResult:
 
 
 def listening() -> Iterator[tuple[str, int]]:
-    """Address and port of every listening socket of this machine, from Linux's own table."""
+    """Address and port of every listening socket of this machine, from Linux's table."""
     for table in _TABLES:
         for row in table.read_text().splitlines()[1:] if table.exists() else []:
             local, _, state = row.split()[1:4]
@@ -358,7 +358,7 @@ def listening() -> Iterator[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """An address as Linux writes it, in words of four bytes with the last byte first.
+    """An address from Linux's notation, in little-endian words of four bytes.
 
     Example:
         >>> _address("0100007F"), _address("00000000000000000000000001000000")
@@ -382,7 +382,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def answer(host: str, port: int, *, secure: bool = False) -> Answer:
-    """How a server answers a request of HTTP, and if it does not speak HTTP one of gRPC, without a token."""
+    """How a server answers an HTTP request without a token, or a gRPC request if it does not speak HTTP."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         socket.create_connection((host, port), timeout=_ANSWER_S).close()
@@ -399,7 +399,7 @@ def answer(host: str, port: int, *, secure: bool = False) -> Answer:
 
 
 def _answer_to_grpc(host: str, port: int) -> Answer:
-    import grpc  # imported late, as Ray is, with which it comes
+    import grpc  # imported late, like Ray, which it comes with
 
     with grpc.insecure_channel(_place(host, port), options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:

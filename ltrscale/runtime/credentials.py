@@ -1,7 +1,7 @@
-"""What must not be handed to Ray, whose dashboard, logs and client show it: credentials, by their names and forms.
+"""Finds credentials, by their names and forms, that must not reach Ray: its dashboard, logs and client show them.
 
-Names and forms that are well known are found. A password that looks like a word, under a name that says nothing, is
-not: see docs/operating.md for what is promised.
+Well-known names and forms are found. A password that looks like a word, under a name that says nothing, is not: see
+docs/operating.md for what is promised.
 """
 
 import re
@@ -22,19 +22,19 @@ _VARIABLE = re.compile(
 )
 """Words in the names of variables that hold credentials."""
 _HARMLESS = re.compile(r"^(?:OLD)?PWD$|^GOOGLE_APPLICATION_CREDENTIALS$|_(?:FILE|PATH|DIR)$", re.IGNORECASE)
-"""Variables with such words that hold a place: of the shell, or of a file that the node has."""
+"""Variables with such words that hold a path: a shell directory, or a file on the node."""
 _OF_CONTENT = re.compile(
     r"(?:^|_)(?:SHA\d*|HASH|DIGEST|CHECKSUM|MD5|COMMIT|REV|REVISION|VERSION|ID)(?:_|$)", re.IGNORECASE
 )
-"""Words in the names of variables that hold the hash of something: it looks like a key."""
+"""Words in the names of variables that hold a hash or id, which looks like a key."""
 _RANDOM = re.compile(
     r"[0-9a-f]{32,}"
     r"|(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)(?:[A-Za-z0-9+=]{32,}|[A-Za-z0-9+][A-Za-z0-9+/]{39})"
 )
-"""Whole values of variables that look drawn at random."""
+"""Values of variables that look random."""
 _FORMS = {
     "-----BEGIN": r"-----BEGIN [A-Z ]*PRIVATE KEY",
-    "LS0tLS1CRUdJTiB": r"LS0tLS1CRUdJTiB(?!DRVJU|QUVJM)[\w+/]{16}",  # the same in base64, without what is public
+    "LS0tLS1CRUdJTiB": r"LS0tLS1CRUdJTiB(?!DRVJU|QUVJM)[\w+/]{16}",  # in base64, except public certificates
     "AKIA ASIA": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # Amazon
     "ghp_ gho_ ghu_ ghs_ ghr_": r"\bgh[pousr]_[A-Za-z0-9]{30,}",
     "github_pat_": r"\bgithub_pat_\w{40,}",
@@ -53,16 +53,16 @@ _FORMS = {
     "dop_v1_": r"\bdop_v1_[0-9a-f]{64}",  # DigitalOcean
     "eyJ": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.",  # a JSON web token
 }
-"""Private keys and tokens of well-known services, by what they contain for certain: a search for that alone is fast."""
+"""Private keys and tokens of well-known services, by literal text in them: a search for that is fast."""
 _SETTING = re.compile(
     r"(?:(?<![a-z])(?:[a-z]*(?:passwo?r?d|passphrase|secret)|pwd|sharedaccesskey|credentials?|cookie"
     r"|(?:account|api|access|secret|private|signing|storage)[_-]?key(?:[_-]?id)?)[\"']?\s*[=:]\s*[\"']?"
-    r"|(?<![a-z])[a-z]*token[\"']?\s*[=:]\s*[\"']?(?=[^\s\"',;&}]*[a-z])"  # `token` alone may be a number: a width
+    r"|(?<![a-z])[a-z]*token[\"']?\s*[=:]\s*[\"']?(?=[^\s\"',;&}]*[a-z])"  # a plain `token` may be a number
     r"|\b(?:bearer|basic)\s+(?=\S*[\d=])(?=\S{8}))"
     r"(?=[^\s\"',;&}])(?!(?:null|none|true|false)\b|\*\*\*)",
     re.IGNORECASE,
 )
-"""What stands before a credential inside a text: `password=`, `AccountKey=`, `token: `, `Bearer `."""
+"""What precedes a credential in a text: `password=`, `AccountKey=`, `token: `, `Bearer `."""
 _FILES = (
     ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass",
     ".my.cnf", ".htpasswd", ".dockercfg", ".docker/config.json", ".aws/credentials", ".s3cfg", ".boto", ".vault-token",
@@ -71,14 +71,14 @@ _FILES = (
     "secrets.yaml", "secrets.yml", "secrets.toml", "secrets.json",
     "application_default_credentials.json", "client_secret*.json", "kaggle.json",
 )  # fmt: skip
-"""Files whose content has no form of its own, by the end of their path; others are looked into."""
+"""Files to refuse by the end of their path, because their content has no known form; others are searched."""
 _FILE_NAME = re.compile("|".join(map(translate, _FILES)))
 _EXAMPLES = (".example", ".sample", ".template", ".dist")
-_LARGEST = 1 << 20  # bytes of a file that is looked into: keys are small
+_LARGEST = 1 << 20  # bytes of a file to search: keys are small
 
 
 def refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Refuse variables and a command that look as if they held a credential.
+    """Refuse variables and a command that seem to hold a credential.
 
     Raises:
         InputError: one does; the message does not repeat it.
@@ -96,15 +96,15 @@ def refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -
 
 
 def refuse_files(folder: Path, sent: Collection[str], copy: Path | None = None) -> None:
-    """Refuse to send files that are there to keep credentials, or have one of a well-known form in them.
+    """Refuse to send files that store credentials or contain one of a well-known form.
 
     Args:
         folder: the working directory.
         sent: the files that would be sent, relative to it.
-        copy: where these are read instead.
+        copy: a folder to read them from instead.
 
     Raises:
-        InputError: there are such files; names them.
+        InputError: there are such files; the message names them.
     """
     found = [name for name in sorted(sent) if _is_secret((copy or folder) / name, name)]
     if found:
@@ -126,13 +126,13 @@ def _is_secret(path: Path, name: str) -> bool:
 
 
 def _token(text: str) -> int | None:
-    """Where a private key or a token of a known form begins in a text; None without one."""
+    """Start of a private key or token of a known form in a text; None without one."""
     likely = (form for hints, form in _FORMS.items() if any(hint in text for hint in hints.split()))
     return min((match.start() for form in likely if (match := re.search(form, text))), default=None)
 
 
 def _found(text: str) -> int | None:
-    """Where a credential begins in a text, outside URLs; None without one."""
+    """Start of a credential in a text, outside URLs; None without one."""
     setting = _SETTING.search(text)
     starts = (_token(text), setting.end() if setting else None)
     return min((start for start in starts if start is not None), default=None)

@@ -1,4 +1,4 @@
-"""The dashboard of a Ray cluster, through which jobs are submitted and followed from any machine.
+"""The dashboard of a Ray cluster: submit and follow jobs from any machine.
 
 A job's log is shown until it ends, however often the connection is lost.
 """
@@ -29,10 +29,10 @@ _ANSWER_S = 10.0
 
 
 def address_of(given: str | None) -> str:
-    """The address of a dashboard, without a slash at its end: the given one, or else that of the environment.
+    """The address of a dashboard without a trailing slash: the given one, or else from the environment.
 
     Raises:
-        InputError: there is none, or it is no address of HTTP.
+        InputError: there is none, or it is not an HTTP address.
 
     Example:
         >>> address_of("http://head:8265/")
@@ -54,11 +54,11 @@ def address_of(given: str | None) -> str:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray's client of a dashboard; inside the block its errors become one line.
+    """Ray's client for a dashboard; inside the block its errors become one line.
 
     Raises:
         UnavailableError: nobody answers there.
-        InputError: the dashboard refuses a request, or asks for another token.
+        InputError: the dashboard refuses a request or the token.
     """
     from ray.exceptions import AuthenticationError  # imported late: many processes never use Ray
     from ray.job_submission import JobSubmissionClient
@@ -66,7 +66,7 @@ def connected(address: str) -> Iterator[Any]:
     check_answers(address)
     try:
         with _quiet_ray():
-            with with_environment(**{ADDRESS: address}):  # Ray heeds the variable before the argument
+            with with_environment(**{ADDRESS: address}):  # for Ray the variable takes precedence over the argument
                 client = JobSubmissionClient(address)
             yield client
     except AuthenticationError as error:
@@ -85,7 +85,7 @@ def connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _quiet_ray() -> Iterator[None]:
-    """Keep Ray's lines about packages and sockets from our output; its modules set the levels of their own loggers."""
+    """Hide Ray's lines about packages and sockets; its modules set the levels of their own loggers."""
     handlers = [each for each in logging.getLogger("ray").handlers if type(each).__module__.startswith("ray.")]
     levels = [handler.level for handler in handlers]
     try:
@@ -123,14 +123,14 @@ def follow(client: Any, attempt: str, address: str) -> int:
     """Show the log of an attempt until it ends; returns its exit status.
 
     Raises:
-        Stopped: at Ctrl-C or SIGTERM; the attempt goes on.
+        Stopped: at Ctrl-C or SIGTERM; the attempt keeps running.
         UnavailableError: the dashboard did not answer for a minute.
     """
     come: list[int] = []
 
     def leave(number: int, _frame: object) -> None:
         come.append(number)
-        raise KeyboardInterrupt  # the one exception that an event loop lets through
+        raise KeyboardInterrupt  # the only exception that an event loop lets through
 
     try:
         with handling(leave):
@@ -145,14 +145,14 @@ def follow(client: Any, attempt: str, address: str) -> int:
             return 0
         case "STOPPED":
             return _STOPPED
-    if job.driver_exit_code is None:  # it did not begin; otherwise its own log explains the failure
+    if job.driver_exit_code is None:  # it did not start; otherwise its log explains the failure
         log.error("%s: %s", attempt, " ".join((job.message or "").split()))
     code = int(job.driver_exit_code or 1)
     return code if code > 0 else 128 - code  # -9 where signal 9 ended it
 
 
 def attempt_details(client: Any, attempt: str, sink: TextIO) -> Any:
-    """The details of an attempt after its end; its log was written to `sink` meanwhile."""
+    """Write an attempt's log to `sink` until it ends; returns its details."""
     whole = _Log(sink)
     failing_since = -math.inf
     while True:
@@ -160,12 +160,12 @@ def attempt_details(client: Any, attempt: str, sink: TextIO) -> Any:
             asyncio.run(whole.show(client.tail_job_logs(attempt)))
             job = client.get_job_info(attempt)
             if job.status.is_terminal():
-                with suppress(RuntimeError):  # its node may be gone, with the end of the log
+                with suppress(RuntimeError):  # its node may be gone with the end of the log
                     whole.show_rest(client.get_job_logs(attempt))
                 return job
-        except (OSError, RuntimeError, aiohttp.ClientError) as error:  # the dashboard may start again
+        except (OSError, RuntimeError, aiohttp.ClientError) as error:  # the dashboard may restart
             now = time.monotonic()
-            if whole.heard >= failing_since:  # which brings the whole log once more
+            if whole.heard >= failing_since:  # the retry brings the whole log again
                 failing_since = now
             if now - failing_since > _PATIENCE_S:
                 raise UnavailableError(
@@ -176,15 +176,15 @@ def attempt_details(client: Any, attempt: str, sink: TextIO) -> Any:
 
 
 class _Log:
-    """A log of which no character is shown twice, however often it is read from its beginning."""
+    """Shows a log without repeats, however often it is read from its beginning."""
 
     def __init__(self, sink: TextIO) -> None:
         self._sink, self._shown = sink, 0
         self.heard = 0.0
-        """When a part came last, by the monotonic clock."""
+        """Time of the last part, by the monotonic clock."""
 
     async def show(self, texts: AsyncIterator[str]) -> None:
-        """Show the parts of the log, each as it comes."""
+        """Show the parts of the log as they come."""
         end = 0
         async for text in texts:
             end += len(text)
@@ -192,13 +192,13 @@ class _Log:
             self.show_rest(text, end - len(text))
 
     def show_rest(self, text: str, begin: int = 0) -> None:
-        """Show what is new in a text that begins at a position of the log."""
+        """Show what is new in a text that starts at a position of the log."""
         self._sink.write(text[max(0, self._shown - begin) :])
         self._sink.flush()
         self._shown = max(self._shown, begin + len(text))
 
 
 def state(job: Any) -> str:
-    """How an attempt stands, in words."""
+    """The status of an attempt, in words."""
     word = str(job.status).lower()
     return f"{word} with status {job.driver_exit_code}" if job.driver_exit_code else word

@@ -1,4 +1,4 @@
-"""Looks at this machine, at the nodes of a cluster and at a store, and says what is wrong and what to do about it."""
+"""Checks this machine, the nodes of a cluster and a store, and says what is wrong and how to fix it."""
 
 import json
 import os
@@ -27,18 +27,18 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
 class DoctorConfig(Config):
-    """What is looked at."""
+    """What to check."""
 
     address: str | None = None
-    """A cluster, each node of which is looked at: its dashboard, http://HEAD:8265, or from one of its nodes HEAD:6379.
+    """A cluster to check node by node: its dashboard, http://HEAD:8265, or from one of its nodes HEAD:6379.
     By default RAY_ADDRESS, else RAY_API_SERVER_ADDRESS of the environment; with neither, only this machine."""
     store: str | None = None
-    """A directory, s3://bucket/path or local, below which files are written, read and deleted for a moment, from every
-    node of the cluster or else from here, with the keys that are found there."""
+    """A directory, s3://bucket/path or local, in which to write, read and delete small files: from every node of the
+    cluster or else from here, with the keys found there."""
     config: str | None = None
-    """A config to check; the first part of its name is its job, as of pretrain-news.yaml."""
+    """A config to check; the first part of its name is its job, as in pretrain-news.yaml."""
     job: str | None = None
-    """The job whose config it is, if its name does not say so."""
+    """The job of `config`, if its name does not say so."""
     ports: tuple[int, ...] = PORTS
     """Ports on which Ray may serve others without a token."""
     expected: dict[str, str] = Field(default_factory=dict)
@@ -46,21 +46,21 @@ class DoctorConfig(Config):
     working_dir: str | None = "."
     """The checkout that is sent to a cluster; null if its nodes have the jobs installed."""
     patience_s: float = Field(10, ge=0)
-    """Seconds for which a store that does not answer is asked again."""
+    """Seconds to retry a store that does not answer."""
     format: Literal["text", "json"] = "text"
     """Text to read, or a line of JSON for each check."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A line, and the machine that it is about."""
+    """A result line and its machine."""
 
     where: str
     line: CheckResult
 
 
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
-    """Run all checks, and print what they find.
+    """Run all checks and print their results.
 
     Returns:
         The exit status: 1 with an error, otherwise 0.
@@ -96,7 +96,7 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
 
 @dataclass(frozen=True)
 class Look:
-    """The checks of one machine, and what they expect."""
+    """The checks of one machine, and their expectations."""
 
     expected: Mapping[str, str]
     whose: str
@@ -109,10 +109,10 @@ class Look:
     gpus: float = 0
     """GPUs that Ray counts there."""
     on_node: bool = False
-    """Whether Ray runs there."""
+    """True if Ray runs there."""
 
     def lines(self) -> Iterator[CheckResult]:
-        """What the checks find on the machine of this process."""
+        """The results of the checks on this process's machine."""
         os.environ.setdefault(storage.PATIENCE, str(self.patience_s))
         yield checks.packages(self.expected, self.whose)
         yield checks.gpus(self.gpus)
@@ -122,14 +122,14 @@ class Look:
         if self.store is not None:
             access = checks.store_access(self.store)
             yield access
-            if access.level == "ok":  # otherwise the others would only repeat the reason
+            if access.level == "ok":  # otherwise the next check would only repeat the reason
                 yield checks.store_conditions(self.store)
                 yield checks.store_clock(self.store)
 
 
 def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
-    """Look at every node of the cluster to which this process belongs."""
-    import ray  # imported late, as below: a laptop without a cluster needs no Ray to be looked at
+    """Check every node of the connected cluster."""
+    import ray  # imported late, as below: checking a laptop needs no Ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     os.environ["RAY_ADDRESS"] = address
@@ -138,7 +138,7 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
         local_look = Look(
             config.expected or checks.versions(), "expected are", tuple({*ports}), config.patience_s, config.store
         )
-        remote_look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a process of its own
+        remote_look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a new process each
         waiting = {}
         for node in (node for node in ray.nodes() if node["Alive"]):
             resources = node["Resources"]
@@ -154,7 +154,7 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
 
 
 def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
-    """What the nodes report, then how their clocks differ."""
+    """The nodes' results, then the differences of their clocks."""
     ahead_s = {}
     while waiting:
         ready, _ = ray.wait([*waiting], timeout=_NODE_S)
@@ -184,14 +184,14 @@ _NODE_S = 180.0
 
 
 def _looked(look: Look) -> tuple[list[CheckResult], float]:
-    """What the checks find on a node, and its time at the end."""
+    """The results of the checks on a node, and its time at the end."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from tasks that ask for none
     lines = list(look.lines())
     return lines, time.time()
 
 
 def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
-    """Look at a cluster from outside: at its dashboard, and at its nodes by a job that runs these very checks there."""
+    """Check a cluster from outside: its dashboard, and its nodes through a job that runs these same checks there."""
     check_answers(address)
     yield Diagnosis("cluster", open_dashboard(address))
     settings = {
@@ -210,7 +210,7 @@ def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
         )
-    # the submitted process is on a node, at which its own task looked as well
+    # the submitted process runs on a node that its own task has checked as well
     yield from (finding for finding in findings if finding.where != _HERE)
 
 
@@ -220,7 +220,7 @@ def _finding(text: str) -> Diagnosis:
 
 
 class _Page:
-    """The findings as text: a heading for each machine, and below it its lines, each as soon as it is there."""
+    """Prints the findings as text: a heading per machine, then its lines as they arrive."""
 
     def __init__(self) -> None:
         self._console, self._where = Console(highlight=False, soft_wrap=True), ""
@@ -243,5 +243,5 @@ class _Page:
         self._console.print(level.append(text[len(margin) :], style="default"))
 
     def end(self) -> None:
-        """Print how many findings there are of each level."""
+        """Print the number of findings of each level."""
         self._console.print(", ".join(f"{count} {level}" for level, count in self._counts.items()))

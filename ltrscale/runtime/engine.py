@@ -1,8 +1,8 @@
-"""Starting or joining Ray: the cluster that runs the work of this process, and the way errors come back from it.
+"""Starting or joining Ray: the cluster that runs the work of this process, and how its errors come back.
 
-A cluster of our own serves this machine and this user only: it listens on 127.0.0.1, asks for a token, and keeps its
-logs and sockets in scratch. Its processes inherit our environment, which includes the keys of the object storage;
-nothing hands keys to Ray itself, because Ray would write them into its logs.
+Our own cluster serves this machine and this user only: it listens on 127.0.0.1, requires a token, and keeps its logs
+and sockets in scratch. Its processes inherit our environment, including the keys of the object storage; nothing passes
+keys to Ray itself, which would write them into its logs.
 """
 
 import os
@@ -22,12 +22,12 @@ from ltrscale.signals import handling
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # so that a relative path means the same in a worker as here
-# The end of a cluster then interrupts ray.get soon (by default within 1 s): after 1 s Ray's core gives a raylet up,
-# finds the object store gone and calls _Exit.
+# lets the end of a cluster interrupt ray.get soon (by default within 1 s): after 1 s Ray's core gives up on a raylet,
+# finds the object store gone and calls _Exit
 os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
-# by default a cluster of our own would give its workers a low priority (nice 15): beside other work they hardly get on
+# by default Ray gives workers a low priority (nice 15): beside other work they would hardly progress
 os.environ.setdefault("RAY_worker_niceness", "0")
-# by default a task that is killed whenever memory runs low starts again for ever
+# by default a task killed for low memory restarts forever
 os.environ.setdefault("RAY_task_oom_retries", "6")
 os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # the default of 5 s would waste a short notice
 
@@ -35,19 +35,19 @@ _ANSWER_S = 10.0
 _LOOK_S = 0.1
 _END_S = 15.0
 _SOCKET_PATH = 107
-"""Bytes that the path of a Unix socket may have."""
+"""Maximum length of a Unix socket's path, in bytes."""
 _SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest path of a socket that Ray makes below the scratch directory of a cluster."""
+"""The longest socket path that Ray makes below a cluster's scratch directory."""
 
 
 @contextmanager
 def ray_cluster(cpus: int) -> Iterator[None]:
-    """Provide Ray while the block runs: the connected cluster, that of RAY_ADDRESS, or one of our own.
+    """Provide Ray while the block runs: the connected cluster, the one at RAY_ADDRESS, or our own.
 
-    A cluster of our own ends with this process, however this ends.
+    Our own cluster ends with this process, however the process ends.
 
     Args:
-        cpus: the least number of logical CPUs for a cluster of our own; more than the machine has is allowed.
+        cpus: minimum number of logical CPUs for our own cluster; it may exceed the machine's.
 
     Raises:
         InputError: no cluster answers at RAY_ADDRESS.
@@ -71,14 +71,14 @@ def ray_cluster(cpus: int) -> Iterator[None]:
 
 @contextmanager
 def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
-    """Unwrap the errors for the user that Ray tasks and actors raise while the block gets their results.
+    """Unwrap errors for the user that Ray tasks and actors raise while the block gets their results.
 
     Args:
-        whose: the process whose death is an error for the user too, such as "log-7: the process that handled it".
-        remedy: the change to suggest in case that process ran out of memory.
+        whose: a process that makes its death an error for the user, such as "log-7: the process that handled it".
+        remedy: the change to suggest if that process ran out of memory.
 
     Raises:
-        InputError: a task raised it, or that process died more often than Ray starts it again.
+        InputError: a task raised it, or that process died more often than Ray restarts it.
     """
     from ray.exceptions import RayError, RayTaskError  # imported late: many processes never use Ray
 
@@ -101,7 +101,7 @@ def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
 
 @contextmanager
 def _own_cluster(cpus: int) -> Iterator[None]:
-    """A cluster that only processes of this machine that can read its token can use."""
+    """Run a cluster that only processes on this machine with access to its token can use."""
     import ray
 
     with storage.scratch.directory(longest=_SOCKET_PATH - len(_SOCKET)) as folder:
@@ -112,7 +112,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
-            TMPDIR=str(folder),  # killed processes of Ray leave sockets there, and the scratch directory goes away
+            TMPDIR=str(folder),  # killed Ray processes leave sockets there; the scratch directory is removed
             GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
         )
         with settings, ray_internals.only_this_machine(folder / "ray") as private:
@@ -128,12 +128,12 @@ _DIED = "Ray's processes on this machine have died; give the same command again"
 
 
 class _ClusterDied(BaseException):
-    """Interrupts the main thread; a BaseException, so that no `except Exception` on the way swallows it."""
+    """Interrupts the main thread; a BaseException, so that no `except Exception` swallows it."""
 
 
 @contextmanager
 def _ending_with_the_cluster() -> Iterator[None]:
-    """End the block when our cluster dies: else its work waits for another node forever, or Ray ends the process."""
+    """End the block when our cluster dies: otherwise it waits for another node forever, or Ray ends the process."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can be interrupted by a signal
         yield
         return
@@ -148,10 +148,10 @@ def _ending_with_the_cluster() -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
-            # in this order: after the block the cluster ends too, and that is no failure
+            # in this order: after the block the cluster ends too, which is not a failure
             if is_dead() and not over.is_set():
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
-                over.wait(_END_S)  # the signal comes again in case some code swallowed the exception after all
+                over.wait(_END_S)  # then the signal repeats, in case some code swallowed the exception after all
 
     previous_handler = signal.signal(signal.SIGUSR1, end)
     threading.Thread(target=watch, name="cluster", daemon=True).start()
@@ -165,13 +165,13 @@ def _ending_with_the_cluster() -> Iterator[None]:
         raise InputError(_DIED) from error
     finally:
         over.set()
-        # a signal may still be on its way: SIGUSR1 without a handler would kill the process
+        # a signal may still be pending: SIGUSR1 without a handler would kill the process
         signal.signal(signal.SIGUSR1, signal.SIG_IGN if is_dead() else previous_handler)
 
 
 @contextmanager
 def with_environment(**values: str | None) -> Iterator[None]:
-    """Give the environment these values while the block runs, and let Ray read its token settings again."""
+    """Set environment variables while the block runs (None unsets), and make Ray read its token settings again."""
 
     def change(to: Mapping[str, str | None]) -> None:
         for name, value in to.items():
@@ -189,7 +189,7 @@ def with_environment(**values: str | None) -> Iterator[None]:
 
 
 def loopback() -> str:
-    """The name of the interface of 127.0.0.1."""
+    """Name of the network interface of 127.0.0.1."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
@@ -207,24 +207,22 @@ def _check_answers(address: str) -> None:
 
 
 def _connect(**options: Any) -> None:
-    """Connect to Ray, without its lines in our output."""
+    """Connect to Ray without its lines in our output."""
     import ray
 
     with _signals_held():
         try:
             ray.init(log_to_driver=False, logging_level="warning", **options)
-        except Exception as error:  # Ray raises a bare Exception where one of its processes does not start
+        except Exception as error:  # Ray raises a bare Exception if one of its processes does not start
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"Ray has not started ({first}); give the same command again") from error
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delay SIGTERM and Ctrl-C until the block is over, and keep Ray from handling them.
-
-    Ray forks. Python may run the handler of a signal inside a hook of the fork: there it drops the handler's exception
-    and skips the rest of the hook, which releases the lock of logging. The process would then wait for it forever.
-    """
+    """Delay SIGTERM and Ctrl-C until the end of the block, and keep Ray from handling them."""
+    # Ray forks, and Python may run a signal handler inside a fork hook: it then drops the handler's exception and skips
+    # the rest of the hook, which releases the lock of logging. The process would wait for that lock forever.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

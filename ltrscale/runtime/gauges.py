@@ -1,7 +1,7 @@
-"""Gauges of a running job: what it reports, as metrics of Ray, which its dashboard shows and Prometheus collects.
+"""Gauges of a running job: its reports as Ray metrics, for Ray's dashboard and Prometheus.
 
-Ray exports them with the prefix `ray_`, a counter with the suffix `_total`: `ray_ltrscale_documents_total`. A process
-that is not connected to Ray exports nothing, and imports nothing for it.
+Ray exports them with the prefix `ray_`, and counters with the suffix `_total`: `ray_ltrscale_documents_total`. A
+process that is not connected to Ray exports and imports nothing.
 """
 
 import math
@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from ltrscale.progress import log
 
-_REFRESH_S = 5.0  # Ray drops a gauge that nobody has set for 20 s, twice the interval at which it exports
+_REFRESH_S = 5.0  # Ray drops a gauge that was not set for 20 s, twice its export interval
 
 COUNTERS = {
     "documents": "Documents that all workers have read",
     "groups": "Query groups that all workers have read",
     "wait_s": "Seconds spent waiting for data, mean over the workers",
 }
-"""Counted by step; the names are those of a step's record."""
+"""Counted by step, under the names in a step's record."""
 OF_RUN = {
     "epoch": "Epochs of the phase that are complete",
     "running_workers": "Workers that have started",
@@ -46,10 +46,10 @@ OF_VALIDATION = {"validation": "Metric of the last validation"}
 
 
 class Gauges:
-    """Passes the records of one run on to Ray, where this process is connected to it when they come.
+    """Passes the records of one run to Ray, if this process is connected to Ray when they arrive.
 
-    Every number is labelled with the run's name and with its phase, or its stage where it has no phases. A context
-    manager: a thread keeps the gauges in Ray's memory until it is left.
+    Every number is labelled with the run's name and its phase, or its stage if it has no phases. A context manager: a
+    thread keeps the gauges alive in Ray until exit.
     """
 
     def __init__(self, run: str, stage: str) -> None:
@@ -66,9 +66,9 @@ class Gauges:
         self._over.set()
 
     def __call__(self, record: Mapping[str, object]) -> None:
-        """Export what is known of a record of a step, an epoch, or the run; the rest is for other readers.
+        """Export the known fields of a record of a step, an epoch or the run.
 
-        Where Ray refuses a number, a warning says so, and the run goes on without gauges.
+        If Ray refuses a number, a warning says so, and the run continues without gauges.
         """
         if self._over.is_set() or not _is_connected():
             return
@@ -115,7 +115,7 @@ class Gauges:
                 self._metric("Counter", name, description, tags).inc(value, tags=tags)
 
     def _metric(self, kind: str, name: str, description: str, tags: Mapping[str, str]) -> Any:
-        """The metric of Ray with this name, made when its first number comes."""
+        """The Ray metric with this name, created with its first number."""
         from ray.util import metrics
 
         if name not in self._metrics:
@@ -125,13 +125,13 @@ class Gauges:
 
 
 def _is_connected() -> bool:
-    """Whether this process is connected to Ray; imports nothing."""
+    """True if this process is connected to Ray; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def _number(value: object) -> float | None:
-    """A finite number; None for all else.
+    """A finite number; None for anything else.
 
     Example:
         >>> _number(3), _number(None), _number(float("nan")), _number(True)

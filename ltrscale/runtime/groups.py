@@ -1,14 +1,14 @@
-"""Groups of workers: Ray Train's, and joiners that join and leave between two steps while the others go on.
+"""Groups of workers: Ray Train's, plus joiners that join and leave between two steps without a restart.
 
-Ray Train starts as many workers as there is room for and watches over them; to change their number it ends them all
-and starts anew. A worker that comes later is a joiner, an actor of its own that waits for room. When a joiner
-comes, or its node is about to be removed, all workers leave their work after the same step, form a group of another
-size in the processes where they are, and start the work again from the state that rank 0 holds in memory. So no step is
-lost or repeated, and nothing is read from storage but data.
+Ray Train starts as many workers as there is room for and watches them; to change their number it ends them all and
+starts again. A worker that comes later is a joiner, a separate actor that waits for room. When a joiner comes, or its
+node is about to be removed, all workers leave their work after the same step, form a group of another size in their
+existing processes, and start the work again from the state that rank 0 holds in memory. No step is lost or repeated,
+and only data is read from storage.
 
 In order: a joiner asks the mailbox for a slot; rank 0 sees this and asks the others, as for a stop, in the sum that
 each step makes anyway; all raise `Regrouped`; rank 0 opens a store and has the mailbox deal the slots; all meet there.
-After any failure the joiners end, and come again once Ray Train has started its own workers.
+After any failure the joiners end, and return once Ray Train has started its own workers.
 """
 
 import functools
@@ -45,29 +45,29 @@ _AGAIN_S = 10.0
 
 @dataclass(frozen=True)
 class Assignment:
-    """The value that each worker gets."""
+    """What each worker receives."""
 
     work: Work
     mailbox: Any
     workers: WorkersConfig
     timeout_s: int
-    """Of a collective."""
+    """Timeout of a collective."""
 
     @property
     def backend(self) -> str:
-        """Torch's backends: NCCL refuses workers that share a GPU."""
+        """The backends for `init_process_group`: NCCL refuses workers that share a GPU."""
         return "cpu:gloo,cuda:nccl" if self.workers.gpus >= 1 else "gloo"
 
 
 class Requests:
-    """What a worker is asked between two steps; a thread of its process asks the mailbox and sets it."""
+    """Requests to a worker, checked between two steps; a thread polls the mailbox and sets them."""
 
     def __init__(self, group: int = 0) -> None:
         self.group = group
-        """Number of the group that the worker is in."""
+        """Number of the worker's group."""
         self.stop = threading.Event()
         self.leave = threading.Event()
-        """Of a joiner: no later group has a slot for it."""
+        """For a joiner: no later group has a slot for it."""
         self._left_behind = -1
 
     def follow(self, group: int) -> None:
@@ -75,17 +75,17 @@ class Requests:
         self._left_behind = group
 
     def regrouping(self) -> bool:
-        """Whether another group is asked for, and not the end."""
+        """True if another group is requested, and no stop."""
         return self._left_behind == self.group and not self.stop.is_set()
 
     def stopping(self) -> bool:
-        """Whether to leave the work after this step."""
+        """True if the worker must leave its work after this step."""
         return self.stop.is_set() or self.regrouping()
 
 
 @contextmanager
 def alongside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run a function in a thread while the block runs; its argument is set when the block is over."""
+    """Run a function in a thread while the block runs; its argument is set when the block ends."""
     over = threading.Event()
 
     def run() -> None:
@@ -105,10 +105,10 @@ def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requ
     """Do the work in one group after another, until it is done or this worker leaves.
 
     Args:
-        task: the work, and the way to the other workers.
+        task: the work and its settings.
         name: the worker's name at the mailbox: its rank under Ray Train, or a joiner's name.
-        slot: in the first group, which this process has joined.
-        requests: what the worker is asked meanwhile.
+        slot: its slot in the first group, which this process has joined.
+        requests: requests to the worker meanwhile.
     """
     carried, sender, of_ray_train = None, Sender(task.mailbox), slot.world  # rank 0 is in the first group
     while True:
@@ -117,7 +117,7 @@ def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requ
             return
         except Regrouped as regrouped:
             carried = regrouped.state if slot.rank == 0 else None
-        gc.collect()  # the trainer of the group before, which its generators may keep in a circle
+        gc.collect()  # the previous trainer, which its generators may keep alive in a reference cycle
         if slot.rank == 0:
             ray.get(task.mailbox.form.remote(of_ray_train, serve()))
         next_slot = await_slot(task, name, requests)
@@ -128,7 +128,6 @@ def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requ
 
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
-    """The work in one group."""
     this = ray.get_runtime_context().current_actor
     sender(WorkerJoined(rank, this))
     pulse, read_on = Pulse(), task.workers.read_on
@@ -142,7 +141,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
     )
     with (
         forwarded_logs(sender, rank),
-        # not through the sender, which may wait: a beat that is late looks like a hang
+        # not through the sender, which may wait: a late beat looks like a hang
         pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
     ):
         try:
@@ -158,9 +157,9 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
 
 
 def await_slot(task: Assignment, name: int | str, requests: Requests) -> Slot | None:
-    """Wait for this worker's slot in a later group than its own; None for a joiner that has given its slot up."""
+    """Wait for this worker's slot in a later group; None for a joiner that has given up its slot."""
     while True:
-        leaves = requests.leave.is_set()  # before asking: a slot that was dealt before it was given up is still taken
+        leaves = requests.leave.is_set()  # read before asking: a slot dealt before it was given up is still taken
         slot = ray.get(task.mailbox.slot.remote(name, requests.group))
         if slot is not None or leaves:
             return slot and Slot(*slot)
@@ -174,10 +173,10 @@ def give_up(task: Assignment, name: str, requests: Requests) -> None:
 
 
 def meet(task: Assignment, slot: Slot) -> None:
-    """Leave this process's group, if it is in one, and join that of the slot.
+    """Leave this process's group, if any, and join the group of the slot.
 
     Raises:
-        torch.distributed.DistStoreError: not all of its workers have come within a minute.
+        torch.distributed.DistStoreError: not all of its workers arrived within a minute.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -197,9 +196,9 @@ _stores: list[TCPStore] = []
 
 
 def serve() -> tuple[str, int]:
-    """Open a store on the address of this node alone; returns its address and port.
+    """Open a store that listens only on this node's address; returns its address and port.
 
-    If this process then asks torch for a store at the port, it gets this one.
+    A later request of this process to torch for a store at that port gets this one.
     """
     host = ray.util.get_node_ip_address()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -214,10 +213,8 @@ def serve() -> tuple[str, int]:
 
 
 class _Joiner:
-    """The actor of a joiner."""
-
     def run(self, task: Assignment, name: str) -> bool:
-        """Join the group, work, and leave; returns whether the work is done, and not only this joiner's part."""
+        """Join the group, work and leave; returns True if all of the work is done."""
         requests = Requests(ray.get(task.mailbox.come.remote(name)))
         node = ray.get_runtime_context().get_node_id()
 
@@ -238,27 +235,27 @@ class _Joiner:
 class Joiners:
     """The joiners of a run, kept by the launching process.
 
-    All are asked for as soon as Ray Train's own workers run, and wait as actors without a node until the cluster has
-    room; an autoscaler sees them as demand.
+    All are requested as soon as Ray Train's own workers run, and stay pending until the cluster has room; an autoscaler
+    sees them as demand.
 
     Args:
-        task: what they do.
-        options: of their actors.
+        task: their work.
+        options: Ray options of their actors.
         most: maximum number of workers, Ray Train's and joiners.
     """
 
     def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:
         self._task, self._options, self._most = task, options, most
         self._slots: list[float] = []
-        """When each may be filled."""
+        """Earliest time to fill each slot."""
         self._running: dict[Any, tuple[int, str, Any]] = {}
 
     def invite(self, *, beside: int) -> None:
-        """Let joiners come beside this many workers of Ray Train's, now that there is a group to join."""
+        """Request joiners to add to this many workers of Ray Train, now that there is a group to join."""
         self._slots = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
-        """End all joiners: the group has failed, and Ray Train's own workers may need their room."""
+        """End all joiners after the group failed: Ray Train's own workers may need their room."""
         self._slots = []
         for _, _, actor in self._running.values():
             ray.kill(actor)
@@ -296,7 +293,7 @@ class Joiners:
             ended = cause
         except RayError as error:
             ended = error
-        self._slots[slot] = time.monotonic() + _AGAIN_S  # so that what fails at once does not fail all the time
+        self._slots[slot] = time.monotonic() + _AGAIN_S  # so that an immediate failure does not repeat in a tight loop
         ray.get(self._task.mailbox.go.remote(name))
         if not isinstance(ended, Stopped):
             log.warning(

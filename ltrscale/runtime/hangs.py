@@ -1,8 +1,8 @@
 """Finding workers that hang: their process is stopped, or their function makes no progress.
 
-A worker counts its steps and the tables that it reads, and one of its threads sends these counts to the others. Another
-process judges, by its own clock. All workers wait for the worker that hangs, so none of them makes a step: the culprit
-is the worker whose thread is silent, or else the worker with the fewest steps.
+A worker counts its steps and the tables that it reads, and one of its threads sends these counts. Another process
+judges, by its own clock. All workers wait for the worker that hangs, so none of them makes a step: the culprit is the
+worker with a silent thread, or else the worker with the fewest steps.
 """
 
 import threading
@@ -37,9 +37,9 @@ class Pulse:
         self._steps = self._tables = 0
 
     def counting(self, context: Context) -> Context:
-        """The context, with its calls of `stopping` and its reads counted."""
+        """The context with its `stopping` calls and reads counted."""
 
-        def stopping() -> bool:  # called once a step, so that the training function needs no further hook
+        def stopping() -> bool:  # called once per step, so the training function needs no further hook
             self._steps += 1
             return context.stopping()
 
@@ -80,11 +80,11 @@ class _Worker:
 
 
 class HangWatch:
-    """Judges from the counts of the workers which of them hang.
+    """Finds hanging workers from their counts.
 
     Args:
-        limit_s: seconds without a step or a table after which a worker counts as hanging; at least ten minutes for the
-            first step.
+        limit_s: seconds without a step or a table until a worker counts as hanging; at least ten minutes for the first
+            step.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -92,14 +92,14 @@ class HangWatch:
         self._workers: dict[int, _Worker] = {}
 
     def joined(self, rank: int, who: object = None) -> None:
-        """Record that a worker has started or restarted; `who` distinguishes those that have a rank in turn."""
+        """Record that a worker has started or restarted; `who` distinguishes successive workers of a rank."""
         now = time.monotonic()
         self._workers[rank] = _Worker(who, WorkerProgress(), heard=now, moved=now)
 
     def left(self, rank: int, who: object = None) -> None:
         """Record that a worker has finished or was killed; the others get the full limit to notice it.
 
-        Ignored once another has its rank: they send from processes of their own, so the one may be late.
+        Ignored once another worker has its rank: the message may arrive late.
         """
         if rank in self._workers and self._workers[rank].who != who:
             return
@@ -124,7 +124,7 @@ class HangWatch:
             return {}
         now = time.monotonic()
         steps = [worker.counts.steps for worker in self._workers.values()]
-        # a worker in its second step has summed with all others, so all have completed the first
+        # a worker reaches its second step only after a sum with all others: all have completed the first
         limit_s = self._limit_s if max(steps) > 1 else max(self._limit_s, _TO_BEGIN_S)
         if now - max(worker.moved for worker in self._workers.values()) < limit_s:
             return {}

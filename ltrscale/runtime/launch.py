@@ -1,9 +1,8 @@
 """Run the work of a training in this process, in the processes of torchrun, or in the workers of Ray Train.
 
-The work is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the request to
-stop in its context. It can be started again at any moment, for it resumes from its newest checkpoint; recovery is
-nothing more. Reports and log lines of the workers travel to the launching process, so the metrics and the log of a run
-are in one place.
+The work is the same in all three: it gets its rank from `torch.distributed`, and its data reader and stop requests from
+its context. It resumes from its newest checkpoint, so recovery simply starts it again. The workers send reports and log
+lines to the launching process, so a run has its metrics and log in one place.
 """
 
 import functools
@@ -22,16 +21,13 @@ from ltrscale.signals import stop_on_signal
 
 
 def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
-    """Connect to Ray while the block runs, if these workers need it; a cluster started here has CPUs for read tasks.
-
-    Without such CPUs training would wait for data for ever.
-    """
-    cpus = math.ceil(workers.most * workers.cpus) + workers.most
+    """Connect to Ray while the block runs, if these workers need it."""
+    cpus = math.ceil(workers.most * workers.cpus) + workers.most  # the rest reads: without it data never comes
     return ray_cluster(cpus) if _needs_ray(workers) else nullcontext()
 
 
 def run_for(workers: WorkersConfig) -> Run:
-    """The runner of functions over the parts of a data set before training: on the cluster if these workers use one."""
+    """The runner for data set passes before training: on the cluster if these workers use one."""
     return functools.partial(run_with_ray, read_on=workers.read_on) if _needs_ray(workers) else run_here
 
 
@@ -41,7 +37,7 @@ def _needs_ray(workers: WorkersConfig) -> bool:
 
 @dataclass(frozen=True)
 class _Holding:
-    """Work in a process that joins the launching process's leases, and so may commit below them."""
+    """Work that first joins the launching process's leases, so that it may commit below them."""
 
     work: Work
     leases: tuple[storage.Lease, ...]
@@ -56,10 +52,10 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool
 
     Args:
         work: the same for every worker; it writes its results to storage.
-        workers: more than one start Ray, or use the cluster that this process is connected to. Processes that torchrun
-            started are the workers themselves.
+        workers: with several workers this starts Ray or uses the connected cluster. Under torchrun its processes are
+            the workers.
         report: receives the records of rank 0.
-        regroups: whether the work can go on in another group, by `Regrouped`; else no worker joins it later.
+        regroups: whether the work can continue in another group, by `Regrouped`; otherwise no worker joins it later.
 
     Raises:
         InputError: a worker raised one.

@@ -1,8 +1,7 @@
 """Messages between the workers of Ray Train and the process that launched them, through one small actor.
 
-The workers post metrics and log lines, which the launching process takes; they count committed checkpoints; and they
-ask whether to stop. The launching process owns the mailbox, which disappears with it. A worker that finds the mailbox
-gone ends too, for nobody waits for its work.
+The workers post metrics and log lines for the launching process, count committed checkpoints, and ask whether to stop.
+The launching process owns the mailbox, which disappears with it. A worker that finds the mailbox gone ends too.
 """
 
 import logging
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from ltrscale.progress import log
 from ltrscale.runtime.hangs import WorkerProgress
 
-_SETTLE_S = 1.0  # workers that come at about the same time join together
+_SETTLE_S = 1.0  # workers that arrive at about the same time join together
 _UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow
 
 
@@ -39,13 +38,13 @@ class Started(NamedTuple):
 
 
 class Formed(NamedTuple):
-    """The workers go on as another group."""
+    """The workers continue as another group."""
 
     workers: int
 
 
 class AttemptEnded(NamedTuple):
-    """The workers have failed or stopped, and will be started again."""
+    """The workers have failed or stopped, and will restart."""
 
 
 class WorkerJoined(NamedTuple):
@@ -60,7 +59,7 @@ class Committed(NamedTuple):
     """A checkpoint is committed."""
 
     checkpoints: int
-    """Their number since the first start."""
+    """Number committed since the first start."""
 
 
 class Left(NamedTuple):
@@ -68,7 +67,7 @@ class Left(NamedTuple):
 
     rank: int
     actor: Any
-    """As it joined: another may have its rank by now."""
+    """The actor that joined: another may have its rank by now."""
 
 
 class Beat(NamedTuple):
@@ -85,14 +84,14 @@ class Standing(NamedTuple):
     """Counts of a run, and whether it must stop."""
 
     starts: int
-    """Number of times that the workers have been started."""
+    """Number of starts of the workers."""
     commits: int
     """Checkpoints committed since the first start."""
     stop_asked: bool
     group: int
-    """Number of the newest group of workers; 0 is the one that Ray Train starts."""
+    """Number of the newest group of workers; Ray Train starts group 0."""
     changed: bool
-    """Whether joiners have come or gone since it was formed."""
+    """True if joiners have come or gone since that group was formed."""
 
 
 class Slot(NamedTuple):
@@ -111,7 +110,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._posts: list[Post] = []
         self._beats: dict[int, Beat] = {}
-        """The newest of each rank: while nobody takes them, memory must not grow with time."""
+        """The newest of each rank only, so memory does not grow while nobody takes them."""
         self._starts = self._commits = 0
         self._stop_asked = False
         self._joiners: list[str] = []
@@ -121,21 +120,21 @@ class Mailbox:
         self._slots: dict[int | str, Slot] = {}
 
     def post(self, post: Post) -> None:
-        """Leave a message for the launching process; a beat replaces the one before of its rank."""
+        """Leave a message for the launching process; a beat replaces the previous beat of its rank."""
         match post:
             case Beat(rank):
                 self._beats[rank] = post
                 return
             case WorkerJoined(rank):
-                self._beats.pop(rank, None)  # of the worker that had this rank before
+                self._beats.pop(rank, None)  # from the previous worker of this rank
             case Started():
                 self._starts += 1
-        if isinstance(post, Started | AttemptEnded):  # joiners end with the group that they are in
+        if isinstance(post, Started | AttemptEnded):  # joiners end with their group
             self._joiners, self._placed = [], []
         self._posts.append(post)
 
     def take(self) -> list[Post]:
-        """All messages since the last call, in order, and then the newest beats."""
+        """All messages since the last call, in order, then the newest beats."""
         posts = [*self._posts, *self._beats.values()]
         self._posts, self._beats = [], {}
         return posts
@@ -155,7 +154,7 @@ class Mailbox:
         return Standing(self._starts, self._commits, self._stop_asked, self._group, changed)
 
     def come(self, joiner: str) -> int:
-        """Ask for a slot in the next group; returns the number of the newest."""
+        """Ask for a slot in the next group; returns the number of the newest group."""
         self._joiners.append(joiner)
         self._changed_at = time.monotonic()
         return self._group
@@ -167,7 +166,7 @@ class Mailbox:
             self._changed_at = time.monotonic()
 
     def form(self, of_ray_train: int, store: tuple[str, int]) -> None:
-        """Form the next group of Ray Train's workers, whose ranks stay, and the joiners, who meet at rank 0's store."""
+        """Form the next group at rank 0's store: Ray Train's workers with unchanged ranks, then the joiners."""
         self._group += 1
         self._placed = list(self._joiners)
         names = [*range(of_ray_train), *self._placed]
@@ -175,13 +174,13 @@ class Mailbox:
         self._posts.append(Formed(len(names)))
 
     def slot(self, name: int | str, after: int) -> Slot | None:
-        """The slot of a rank of Ray Train's or of a joiner in a group later than `after`; None while it has none."""
+        """The slot of a Ray Train rank or a joiner in a group later than `after`; None if it has none yet."""
         slot = self._slots.get(name)
         return slot if slot is not None and slot.group > after else None
 
 
 def open_mailbox() -> Any:
-    """A new mailbox on this process's node of the cluster, so that losing another node leaves it alive."""
+    """Open a mailbox on this process's node of the cluster, so that it survives the loss of other nodes."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -190,10 +189,10 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Posts without waiting for the mailbox, as long as only a few posts are unanswered.
+    """Posts without waiting for the mailbox while only a few posts are unanswered.
 
     Raises:
-        ray.exceptions.RayActorError: the mailbox, and so the launching process, is gone.
+        ray.exceptions.RayActorError: the mailbox is gone, and with it the launching process.
     """
 
     def __init__(self, mailbox: Any) -> None:
@@ -222,7 +221,7 @@ class Sender:
 
 @contextmanager
 def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
-    """Send this process's log to the mailbox while the block runs: rank 0 everything, the others their warnings."""
+    """Send this process's log to the mailbox while the block runs: all of it from rank 0, warnings from the others."""
     handler = _Forwarding(sender)
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     previous = log.level, log.propagate

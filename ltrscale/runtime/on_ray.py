@@ -1,6 +1,6 @@
 """Reading row groups, and running a function on each part of a selection, in tasks of a Ray cluster.
 
-Both yield what `read_direct` and `run_here` yield in one process, in the same order.
+They yield the same as `read_direct` and `run_here` in one process, in the same order.
 """
 
 import functools
@@ -31,16 +31,15 @@ T = TypeVar("T")
 def read_with_ray(
     row_groups: Sequence[RowGroup], columns: Sequence[str], *, read_on: Mapping[str, float] | None = None
 ) -> Generator[pa.Table]:
-    """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
+    """Read row groups in tasks of the connected Ray cluster, streaming, with back-pressure.
 
-    A task reads several row groups, which share the cost of its start, and yields them in blocks of about 16 MB. A few
-    tasks run at once: enough to feed one reader, and few enough for several readers to share a cluster. Closing the
-    iterator ends them.
+    A task reads several row groups, to share the cost of its start, and yields blocks of about 16 MB. Few tasks run at
+    once: enough to feed one reader, few enough for several readers to share a cluster. Closing the iterator ends them.
 
     Args:
         row_groups: the row groups to read, in order.
         columns: names of the columns.
-        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
+        read_on: custom Ray resources that each reading task takes, such as `{"reader": 1}`.
 
     Raises:
         InputError: as `read_direct`.
@@ -50,7 +49,7 @@ def read_with_ray(
     if not row_groups:
         return
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
-    if len(row_groups) > _ROW_GROUPS_A_PLAN:  # so that the plan of a large selection takes little memory
+    if len(row_groups) > _ROW_GROUPS_A_PLAN:  # to keep the plan of a large selection small in memory
         for start in range(0, len(row_groups), _ROW_GROUPS_A_PLAN):
             yield from read_with_ray(row_groups[start : start + _ROW_GROUPS_A_PLAN], columns, read_on=read_on)
         return
@@ -69,17 +68,16 @@ def read_with_ray(
     options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=_WAITING_BYTES)
     dataset.context.enable_progress_bars = False
     dataset.context.target_max_block_size = _BLOCK_BYTES
-    dataset.context.memory_usage_poll_interval_s = None  # each poll walks all pages of a worker, which takes time
+    dataset.context.memory_usage_poll_interval_s = None  # off: each poll walks all pages of a worker
     with plain_errors():
         yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
 
 
 _open_in_worker = functools.lru_cache(OPEN_FILES)(open_parquet)
-"""With a cache that survives from task to task in a worker of Ray: each footer costs two requests."""
+"""Cached across the tasks of a Ray worker, because each footer costs two requests."""
 
 
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The tables of a Ray task's share of the plan."""
     values = (batch[name].tolist() for name in PlannedRead._fields)
     plan = [PlannedRead(*item) for item in zip(*values, strict=True)]
     is_local = all(storage.is_local(url) for item in plan for url in (item.url, item.scores))
@@ -87,10 +85,8 @@ def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa
 
 
 def _fetch(dataset: Any) -> Iterator[pa.Table]:
-    """The blocks of a Ray data set; each travels to this node while the caller uses the one before.
-
-    `Dataset.iter_batches` does the same in three threads, one of which outlives an iterator that is closed early.
-    """
+    """Yield the blocks of a Ray data set; each is transferred while the caller uses the previous one."""
+    # `Dataset.iter_batches` does this in three threads, and one outlives an iterator that is closed early
     import ray
 
     blocks = ray_internals.ready_blocks(dataset)
@@ -98,13 +94,13 @@ def _fetch(dataset: Any) -> Iterator[pa.Table]:
     while block is not None:
         following = next(blocks, None)
         if following is not None:
-            ray.wait([following], timeout=0)  # starts the transfer, and does not wait for it
+            ray.wait([following], timeout=0)  # starts the transfer without waiting for it
         yield ray.get(block)
         block = following
 
 
 def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table]:
-    """Cut blocks, which Ray merges and splits at will, back into the tables that were read."""
+    """Cut blocks, which Ray merges and splits freely, back into the tables that were read."""
     table = next(blocks)
     for n in rows:
         while table.num_rows < n:
@@ -116,10 +112,10 @@ def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table
 def run_with_ray(
     function: Callable[[PartT], T], parts: Iterable[PartT], *, read_on: Mapping[str, float] | None = None
 ) -> Iterator[T]:
-    """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
+    """Run a function on each part in tasks of the connected Ray cluster, one CPU each.
 
-    Twice as many tasks as the cluster has CPUs are started ahead of the results taken, so memory does not grow with
-    the number of parts; a cluster that grows gets more. A task that is lost with its node is run again.
+    At most twice as many tasks as the cluster has CPUs run ahead of the results taken, so memory does not grow with the
+    number of parts; a cluster that grows gets more. A task lost with its node runs again.
 
     Raises:
         InputError: the function raised it.
@@ -129,7 +125,7 @@ def run_with_ray(
     task = ray.remote(_call).options(
         num_cpus=1,
         resources=dict(read_on or {}),
-        scheduling_strategy="DEFAULT",  # on any node, even if this process is in a placement group, such as a trial's
+        scheduling_strategy="DEFAULT",  # any node, even if this process is in a placement group, such as a trial's
     )
     shared = ray.put(function)  # once for all tasks: it may hold a large model
     waiting: deque[Any] = deque()

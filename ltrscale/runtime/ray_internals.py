@@ -1,6 +1,6 @@
-"""All uses of Ray's internals, for which Ray has no public way, except those of Ray Train in `runtime.under_ray`.
+"""All uses of Ray's internals where Ray has no public API, except those of Ray Train in `runtime.under_ray`.
 
-Every version of Ray may change them without notice. A test compares `VERSION` with the pinned version: when the pin
+Any version of Ray may change them without notice. A test compares `VERSION` with the pinned version: when the pin
 changes, check each function here, run the tests that start Ray, and change `VERSION`.
 """
 
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from ltrscale.progress import log
 
 VERSION = "2.60.0"
-"""The version of Ray with which this module was tested."""
+"""The version of Ray that this module was tested with."""
 _ANSWER_S = 10.0
 _TRIES = 10
 
 
 @contextmanager
 def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """Give a name of a module another value while the block runs; an error where the module has no such name."""
+    """Replace a module's attribute while the block runs; an error if there is no such attribute."""
     original = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -36,7 +36,7 @@ def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
 def only_this_machine(folder: Path) -> Iterator[dict[str, Any]]:
     """Options of `ray.init`, for use inside the block, for a cluster on 127.0.0.1 with its files below a folder.
 
-    Ray has no public option for either: it replaces 127.0.0.1 by an address that others can reach, listens on all
+    Ray has no public option for either: it replaces 127.0.0.1 with an address that others can reach, listens on all
     interfaces, and writes below /tmp/ray. It makes the folder readable for everybody, so its parent must not be.
     """
     from ray._private import ray_constants  # imported late, as below: many processes never use Ray
@@ -46,7 +46,7 @@ def only_this_machine(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_environment_again() -> None:
-    """Make Ray read the token's settings from the environment again; by itself it reads them once per process."""
+    """Make Ray read the token settings from the environment again; by itself it reads them once per process."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
@@ -55,7 +55,7 @@ def read_environment_again() -> None:
 
 @contextmanager
 def sigterm_left_alone() -> Iterator[None]:
-    """Keep `ray.init` from setting a handler of SIGTERM while the block runs; it has no option for that."""
+    """Keep `ray.init` from installing a SIGTERM handler while the block runs; it has no option for that."""
     from ray._private import utils
 
     with _replaced(utils, "set_sigterm_handler", lambda _: None):
@@ -63,7 +63,7 @@ def sigterm_left_alone() -> Iterator[None]:
 
 
 def own_processes() -> list[Popen[bytes]]:
-    """The processes of a cluster that this process has started and without which it does nothing: GCS and raylet."""
+    """The essential processes of a cluster that this process has started: GCS and raylet."""
     from ray._private import worker
 
     started = worker._global_node.all_processes
@@ -73,14 +73,14 @@ def own_processes() -> list[Popen[bytes]]:
 def ready_blocks(dataset: Any) -> Iterator[Any]:
     """References to the blocks of a Ray data set, each as soon as it is ready.
 
-    The public `iter_batches` yields copies from three threads, one of which outlives an iterator that is closed
-    early; `to_arrow_refs` waits for all blocks.
+    The public `iter_batches` yields copies from three threads, and one outlives an iterator that is closed early;
+    `to_arrow_refs` waits for all blocks.
     """
     return (block for bundle in dataset.iter_internal_ref_bundles() for block in bundle.block_refs)
 
 
 def keep_keys_out_of_trials() -> None:
-    """Keep Ray Tune from copying the keys of S3 in our environment into trials, which use the keys of their node.
+    """Keep Ray Tune from copying our S3 keys from the environment into trials, which use their node's keys.
 
     By default it sends them with each trial in a runtime_env, which Ray writes into its logs; no option turns it off.
     """
@@ -90,7 +90,7 @@ def keep_keys_out_of_trials() -> None:
 
 
 def working_directory(folder: Path) -> dict[str, int]:
-    """The files of a folder that Ray sends along with a job, and their bytes; other processes may write meanwhile.
+    """The files of a folder that Ray sends with a job, and their bytes; other processes may write meanwhile.
 
     Ray leaves out what .gitignore and .rayignore name, and has no public list of the rest.
     """
@@ -98,7 +98,7 @@ def working_directory(folder: Path) -> dict[str, int]:
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
     quiet = logging.getLogger("ltrscale.packaging")
-    quiet.propagate = False  # of the files: nothing is sent here
+    quiet.propagate = False  # hides Ray's lines about the files: nothing is sent here
     folder = folder.absolute()
     for left in reversed(range(_TRIES)):
         files: dict[str, int] = {}
@@ -111,7 +111,7 @@ def working_directory(folder: Path) -> dict[str, int]:
             excludes = [_get_excludes(folder, get_runtime_env_default_excludes())]
             _dir_travel(folder, excludes, note, include_gitignore=True, logger=quiet)
             break
-        except FileNotFoundError:  # removed since its folder was listed
+        except FileNotFoundError:  # removed after its folder was listed
             if not left:
                 raise
     return files
@@ -125,17 +125,17 @@ def session_folder() -> Path:
 
 
 def is_draining(node: str) -> bool:
-    """Whether a node has notice that it will be removed; Ray Train reports this to its own workers only."""
+    """True if a node is about to be removed; Ray Train reports this only to its own workers."""
     from ray._private.state import state
 
     return node in state.get_draining_nodes()
 
 
 def remove_placement_groups_of(actor: str) -> None:
-    """Remove the placement groups that the actor of an id has made: those of a dead one stay until its job ends.
+    """Remove the placement groups of an actor, by its id: those of a dead actor stay until its job ends.
 
-    The public table of placement groups does not say whose they are. Ray Train's own cleaner asks the dashboard, which
-    not every cluster has, and knows no group that still waits for room.
+    The public table of placement groups does not name their owners. Ray Train's own cleaner asks the dashboard, which
+    not every cluster has, and misses groups that still wait for room.
     """
     from ray import PlacementGroupID
     from ray._private.state import state
@@ -149,29 +149,29 @@ def remove_placement_groups_of(actor: str) -> None:
 
 
 def is_own_cluster() -> bool:
-    """Whether this process has started the cluster that it is connected to, which then has no other nodes."""
+    """True if this process has started the connected cluster, which then has no other nodes."""
     from ray._private import worker
 
     return "gcs_server" in worker._global_node.all_processes
 
 
 class Demand(NamedTuple):
-    """What one worker of a placement group asks for."""
+    """The request of one worker in a placement group."""
 
     resources: dict[str, float]
     labels: dict[str, tuple[bool, frozenset[str]]]
-    """By name: whether the values are those that a node must not have, and the values."""
+    """By name: true if a node must not have the values, and the values."""
 
 
-@cache  # so that a process that asks again and again logs each reason once
+@cache  # logs each reason once per process
 def _log_unknown(reason: str) -> None:
     log.warning("the cluster does not say what its autoscaler cannot provide (%s)", reason)
 
 
 def unmet_requests() -> list[list[Demand]] | None:
-    """The placement groups that the autoscaler cannot provide; None where no autoscaler reports, or none answers.
+    """The placement groups that the autoscaler cannot provide; None if no autoscaler reports or answers.
 
-    Only version 2 of the autoscaler, KubeRay's default, reports. Ray itself waits for ever for what is listed here.
+    Only version 2 of the autoscaler, KubeRay's default, reports. Ray itself waits forever for what is listed here.
     """
     from ray._private import worker
     from ray._raylet import GcsClient  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Room for workers: what they ask for, what the nodes of the cluster offer, and what its autoscaler has said."""
+"""Room for workers: their requests, what the cluster's nodes offer, and what its autoscaler reports."""
 
 import time
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ _PATIENCE_S = 60.0
 
 
 class Waiting:
-    """Speaks up while workers wait for room: every minute, and at once where no node could hold one."""
+    """Logs while workers wait for room: every minute, and at once if no node could hold one."""
 
     def __init__(self, workers: WorkersConfig) -> None:
         self._workers = workers
         self.begin()
 
     def begin(self) -> None:
-        """Count from now."""
+        """Restart the clock."""
         self._next_look = time.monotonic() + _LOOK_S
         self._next_line = time.monotonic() + _PATIENCE_S
         self._looked = False
 
     def look(self) -> None:
-        """Look at the cluster, if it is time, and log what is missing.
+        """Check the cluster, if it is time, and log what is missing.
 
         Raises:
             InputError: the cluster cannot get room for the workers.
@@ -46,17 +46,17 @@ class Waiting:
 
 
 def has_nodes(workers: WorkersConfig) -> bool:
-    """Whether a node could hold a worker if it were empty."""
+    """True if some node could hold a worker if it were empty."""
     return any(_fits(node, workers) for node in ray.nodes() if node["Alive"])
 
 
 def resources(workers: WorkersConfig) -> dict[str, float]:
-    """What each worker takes."""
+    """The Ray resources of each worker."""
     return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
 
 
 def waiting_line(workers: WorkersConfig) -> str:
-    """One line for a run whose workers have no room: what they need, and why it is not there."""
+    """One line for a run without room for its workers: what they need, and why it is missing."""
     wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
     if has_nodes(workers):
         return f"waits for room for {wanted}; {free_line(workers, ray.available_resources())}"
@@ -66,7 +66,7 @@ def waiting_line(workers: WorkersConfig) -> str:
 
 
 def free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
-    """What is free in the cluster, and why it may not do where it is enough by its sum.
+    """What is free in the cluster, and why it may not suffice even if the sum is enough.
 
     Example:
         >>> two = WorkersConfig(number=2, cpus=2)
@@ -86,7 +86,7 @@ def check_possible(workers: WorkersConfig) -> None:
     """Check that the cluster can get room for the workers.
 
     Raises:
-        InputError: it is this machine alone, which is too small, or its autoscaler has no type of node for them.
+        InputError: the cluster is only this machine, which is too small, or its autoscaler has no node type for them.
     """
     each = resources(workers)
     needed = f"{workers.least} workers with {_named(each)} each{_place(workers)}"
@@ -101,7 +101,7 @@ def check_possible(workers: WorkersConfig) -> None:
 
 
 def _asked(workers: WorkersConfig) -> ray_internals.Demand:
-    """What Ray Train asks the autoscaler for each worker."""
+    """Ray Train's request to the autoscaler for each worker."""
     of_type = {f"accelerator_type:{workers.accelerator}": 0.001} if workers.accelerator else {}
     labels = {name: _parsed(selector) for name, selector in workers.labels.items()}
     return ray_internals.Demand({**resources(workers), **of_type}, labels)
@@ -117,14 +117,14 @@ def _place(workers: WorkersConfig) -> str:
 
 
 def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
-    """Whether a node could hold a worker if it were empty."""
+    """True if this node could hold a worker if it were empty."""
     asked, has, labels = _asked(workers), node["Resources"], node.get("Labels", {})
     enough = all(has.get(name, 0.0) >= amount for name, amount in asked.resources.items())
     return enough and all((labels.get(name) in values) != negated for name, (negated, values) in asked.labels.items())
 
 
 def _parsed(selector: str) -> tuple[bool, frozenset[str]]:
-    """Whether a selector of Ray's is negated, and its values.
+    """True if a Ray label selector is negated, and its values.
 
     Example:
         >>> _parsed("a100") == (False, {"a100"}), _parsed("!in(a100, h100)") == (True, {"a100", "h100"})

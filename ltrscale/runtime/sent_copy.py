@@ -1,6 +1,6 @@
-"""What is sent of a directory to a cluster: a copy as of one moment, which nothing writes while it is read.
+"""The part of a directory that is sent to a cluster, as a copy that nothing changes while Ray reads it.
 
-Ray reads a directory twice, for its hash and for its content, and fails where a file changes in between.
+Ray reads a directory twice, for its hash and for its content, and fails if a file changes in between.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 
 _PACKAGES = ("jobs", "ltrscale")
-"""Directories whose new files are sent before git tracks them."""
+"""Directories where new files are sent before git tracks them."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,25 @@ class SentCopy:
     """A copy of what is sent."""
 
     folder: Path
-    """Where the copy is."""
+    """Directory of the copy."""
     sent: dict[str, int]
     """The files that Ray takes from it, and their bytes."""
     rule: str
-    """Which files of the original these are, in words."""
+    """The rule that selected them, in words."""
 
 
 @contextmanager
 def sent_copy(folder: Path, configs: Collection[str]) -> Iterator[SentCopy]:
-    """A copy of a directory while the block runs: of what git tracks there, or else of all that is not ignored.
+    """Copy a directory while the block runs: what git tracks there, or else all that is not ignored.
 
-    Data sets and other outputs of jobs are left out, and named.
+    Data sets and other outputs of jobs are left out, with a warning.
 
     Args:
         folder: the directory.
-        configs: files in it, relative to it, that are sent although git does not track them.
+        configs: files to send although git does not track them, relative to the directory.
     """
     names = {*_git(folder, "--cached")}
-    if any(name.startswith("jobs/") for name in names):  # else it is the git of something else
+    if any(name.startswith("jobs/") for name in names):  # otherwise the repository is another project's
         rule = "what git tracks and .rayignore does not name"
         names |= {*_git(folder, "--others", "--exclude-standard", "--", *_PACKAGES), *configs}
     else:
@@ -56,7 +56,7 @@ def sent_copy(folder: Path, configs: Collection[str]) -> Iterator[SentCopy]:
 
 
 def _git(folder: Path, *options: str) -> list[str]:
-    """Files of a directory, relative to it, as `git ls-files` names them; none where there is no git."""
+    """Files of a directory, relative to it, from `git ls-files`; none without git."""
     command = ("git", "-C", str(folder), "ls-files", "-z", *options)
     try:
         done = subprocess.run(command, capture_output=True, check=True)
@@ -71,7 +71,7 @@ def _is_manifest(name: str) -> bool:
 
 
 def _copy(folder: Path, copy: Path, names: Collection[str]) -> None:
-    """Copy files, but those that are gone by now, as are those that git tracks until the deletion is committed."""
+    """Copy files that still exist: git tracks a deleted file until the deletion is committed."""
     for name in names:
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Jobs on a Ray cluster: submitted through its dashboard, followed, stopped, and found again.
 
-The id of a submission is the job's name and a hash of its settings. The same command given twice therefore finds the
-first submission and follows it; if that has ended it makes another attempt, which resumes as the job itself does.
+The id of a submission is the job's name and a hash of its settings. So the same command given twice
+follows the first submission; if that has ended, it starts another attempt, which resumes like the job itself.
 """
 
 import io
@@ -29,9 +29,9 @@ from ltrscale.runtime.sent_copy import SentCopy, sent_copy
 _POLL_S = 1.0
 _PATIENCE_S = 60.0
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-"""Ray's variable of a job for the seconds between SIGTERM and SIGKILL; by default 3."""
+"""Ray's variable for the seconds between a job's SIGTERM and SIGKILL; by default 3."""
 _PLACES = ("out", "data", "inputs", "path", "bundle", "bundles", "pretrained", "production", "candidate", "evaluation")
-"""Keys whose texts are places, even without a slash."""
+"""Keys with paths as values, even without a slash."""
 
 
 class EntrypointConfig(Config):
@@ -76,12 +76,12 @@ class SubmitConfig(Config):
 
 @dataclass(frozen=True)
 class Submission:
-    """What is submitted: a job that was looked at here."""
+    """A job to submit."""
 
     name: str
     """The id of its first attempt."""
     module: str
-    """The job's name, which is that of its module."""
+    """Name of the job and of its module."""
     entrypoint: str
     """The command."""
     files: tuple[str, ...]
@@ -91,9 +91,9 @@ class Submission:
 
 
 def relative_places(config: Config) -> dict[str, str]:
-    """The relative paths among the settings of a job, by key: `out`, and what is there in this directory.
+    """The relative paths in a job's settings, by key: `out`, and paths that exist in this directory.
 
-    A text without a slash is a path only under a key of places: a column may be called `docs`, too.
+    Text without a slash is a path only under a key of `_PLACES`: a column may be called `docs`, too.
     """
     places = {}
     for key, text in _texts(config.model_dump(mode="json")):
@@ -106,10 +106,10 @@ def relative_places(config: Config) -> dict[str, str]:
 
 
 def _is_here(text: str) -> bool:
-    """Whether a text is the path, or the pattern of a path, of something below this directory."""
+    """True if a text is a path or glob pattern that matches something below this directory."""
     try:
         return Path(text).exists() or any(Path().glob(text))
-    except (OSError, ValueError):  # a text that is none
+    except (OSError, ValueError):  # not a path
         return False
 
 
@@ -149,7 +149,7 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
 
     Raises:
         InputError: the cluster does not answer, something looks like a credential, or there is no such job.
-        Stopped: by Ctrl-C, while the job went on.
+        Stopped: by Ctrl-C; the job keeps running.
     """
     name = job.name if job else config.id
     if name is None and config.action != "status":
@@ -173,7 +173,7 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
 
 
 def job_log(config: SubmitConfig) -> str:
-    """The log of a job, which is run on the cluster to its end; nothing is shown meanwhile.
+    """Run a job on the cluster to its end and return its log; nothing is shown meanwhile.
 
     Raises:
         InputError: as for `submit`.
@@ -194,7 +194,7 @@ def _attempts(client: Any, name: str | None) -> list[Any]:
 
 
 def _started(client: Any, attempts: Sequence[Any], job: Submission | None, config: SubmitConfig, address: str) -> str:
-    """The id of the attempt that runs, or of one that is submitted now."""
+    """The id of the running attempt, or of a newly submitted one."""
     last = attempts[-1] if attempts else None
     if last is not None and (job is None or not last.status.is_terminal()):
         log.info("%s: %s since %s; not submitted again", last.submission_id, state(last), _when(last.start_time))
@@ -230,7 +230,7 @@ def _attempt_number(attempt: Any, name: str) -> int:
 
 @contextmanager
 def _sent(folder: str | None, job: Submission) -> Iterator[dict[str, str]]:
-    """The working directory of a job as Ray's setting: a copy with the job and its configs, and no credentials."""
+    """Ray's `working_dir` setting for a job: a copy with the job and its configs, without credentials."""
     if folder is None:
         _check_places(job, (), "the nodes have the jobs, not this directory")
         yield {}
@@ -249,7 +249,7 @@ def _sent(folder: str | None, job: Submission) -> Iterator[dict[str, str]]:
 
 
 def _check_copy(folder: str, taken: SentCopy, job: Submission) -> None:
-    """Check that what is sent has the job and its configs, and no credentials."""
+    """Check that the copy has the job and its configs, and no credentials."""
     sent = taken.sent
     refuse_files(Path(folder), sent, taken.folder)
     if not {f"jobs/{job.module}.py", f"jobs/{job.module}/__main__.py"} & set(sent):
@@ -269,7 +269,7 @@ def _check_copy(folder: str, taken: SentCopy, job: Submission) -> None:
 
 
 def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
-    """Check that no relative path of the settings is there on this machine alone."""
+    """Check that no relative path in the settings exists on this machine only."""
     for key, text in job.places.items():
         name = os.path.normpath(text)
         if key != "out" and any(file == name or file.startswith(f"{name}/") for file in sent):
@@ -282,7 +282,7 @@ def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
 
 
 def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
-    """Stop the attempts that run, and wait for their ends."""
+    """Stop the running attempts, and wait until they end."""
     if not attempts:
         raise InputError(f"{name}: no such submission; `{called('submit')} --action status` lists all")
     running = [job.submission_id for job in attempts if not job.status.is_terminal()]
@@ -300,7 +300,6 @@ def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
 
 
 def _show(attempts: Sequence[Any], name: str | None, address: str) -> int:
-    """Print a line for each attempt."""
     if not attempts:
         log.info("%s: no submission%s", address, f" {name}" if name else "")
     for job in attempts:

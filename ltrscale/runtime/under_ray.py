@@ -1,14 +1,13 @@
 """Workers of Ray Train: started, watched and restarted until the work is done.
 
-The work resumes from its newest checkpoint, so recovery restarts all workers: after a worker has died, after a node was
+The work resumes from its newest checkpoint, so recovery restarts all workers: after a worker died, after a node was
 lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
 start is useless: after an error that the user must read, after too many failures in a row, and when the launching
-process was asked to stop. Workers for which there is room only later come and go without a restart, see
-`runtime.groups`.
+process was asked to stop. Workers that get room only later come and go without a restart, see `runtime.groups`.
 
-Torch's store, where workers meet, listens on the address of its node alone. Ray Train has no public way to choose the
-interface, and by default the store listens on all and requires no token: `OnItsNode` uses its internals, which are
-checked with each version, see `ltrscale.runtime.ray_internals`.
+Torch's store, where workers meet, listens only on its node's address. By default it would listen on all interfaces,
+without a token. Ray Train has no public option for this: `OnItsNode` uses its internals, which are checked with each
+version, see `ltrscale.runtime.ray_internals`.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ from ltrscale.runtime.workers import Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 _DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError)
-"""Of an actor in some way, of any process that Ray's watch over its node's memory has killed, and of a reader."""
+"""Deaths of an actor, of a process killed by Ray's memory monitor, and of a reader."""
 _POLL_S = 0.2
 _COLLECTIVE_S = 1800  # torch's own default for gloo
 
@@ -60,7 +59,7 @@ _COLLECTIVE_S = 1800  # torch's own default for gloo
 def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool) -> None:
     """Run the work of a training on workers of Ray Train, in the cluster that this process is connected to.
 
-    Work that `regroups` goes on with workers that come later.
+    Work that `regroups` continues with workers that come later.
 
     Raises:
         InputError: a worker raised one, workers died too many times in a row, or Ray Train's controller died.
@@ -103,7 +102,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
 
 
 def _gone(what: str, error: Exception) -> InputError:
-    """The error for the death of an actor without which the workers cannot go on."""
+    """The error for the death of an actor that the workers need."""
     remedy = "the same command goes on from the last checkpoint"
     if isinstance(error, OutOfMemoryError):
         cause = " ".join(str(error).split())[:200]
@@ -112,7 +111,7 @@ def _gone(what: str, error: Exception) -> InputError:
 
 
 def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
-    """Ray Train's trainer, which begins with as many workers as there is room for, and keeps them."""
+    """Ray Train's trainer, which starts as many workers as there is room for, and keeps their number."""
     workers = task.workers
     return TorchTrainer(
         _worker,
@@ -137,7 +136,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
 
 
 def _options(workers: WorkersConfig) -> dict[str, Any]:
-    """Options of a joiner's actor; on any node, even if this process is in a placement group, such as a trial's."""
+    """Options of a joiner's actor, which may run on any node, even from within a placement group such as a trial's."""
     return {
         "num_cpus": workers.cpus,
         "num_gpus": workers.gpus,
@@ -155,7 +154,7 @@ def _attend(
     stopping: Callable[[], bool],
     joiners: Joiners,
 ) -> None:
-    """Deliver the workers' posts until the run ends, forward the request to stop, and look after joiners."""
+    """Deliver the workers' posts until the run ends, forward the request to stop, and tend the joiners."""
     running, stop_requested, starts = False, False, 0
     waiting = room.Waiting(workers)
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
@@ -207,7 +206,6 @@ def _attend(
 
 
 def _taken(mailbox: Any) -> Iterator[Post]:
-    """The posts since the last call."""
     try:
         yield from ray.get(mailbox.take.remote())
     except _DEATHS as error:
@@ -215,17 +213,16 @@ def _taken(mailbox: Any) -> Iterator[Post]:
 
 
 class _Lifeline(ControllerCallback):  # type: ignore[misc]
-    """Ends the controller of Ray Train once the mailbox, and so the launching process's interest, is gone.
+    """Ends the controller of Ray Train once the mailbox is gone, because nobody waits for the run any more."""
 
-    In a thread, for the controller answers nobody while it waits for room. It must have died before what it has
-    reserved is removed: after `ray.kill` a process may still ask for more.
-    """
+    # In a thread, because the controller answers nobody while it waits for room. It must be dead before its
+    # reservations are removed: after `ray.kill` a process may still ask for more.
 
     def __init__(self, mailbox: Any) -> None:
         self._mailbox = mailbox
 
     def after_controller_start(self, train_run_context: object) -> None:  # noqa: ARG002
-        """Ray Train calls this in the controller, before it asks for workers."""
+        """Start the watch; Ray Train calls this in the controller, before it asks for workers."""
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def _watch(self) -> None:
@@ -237,21 +234,21 @@ class _Lifeline(ControllerCallback):  # type: ignore[misc]
 
 
 class _Overseer(UserCallback):  # type: ignore[misc]
-    """Decides, in the controller of Ray Train, whether failed workers restart: they do unless it raises."""
+    """Decides in the controller of Ray Train whether failed workers restart: they do unless it raises."""
 
     def __init__(self, mailbox: Any, max_failures: int) -> None:
         self._mailbox, self._max_failures = mailbox, max_failures
         self._failures = self._commits = self._starts = 0
 
     def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
-        """Ray Train calls this, possibly several times, while some workers have failed or are gone."""
+        """Ray Train calls this, possibly several times, after workers failed or died."""
         rank, error = _cause(worker_exceptions)
         if _is_final(error):
             raise error
         standing: Standing = ray.get(self._mailbox.standing.remote())
         if isinstance(error, Stopped) and standing.stop_asked:
             raise error
-        if standing.starts == self._starts:  # this start's failure is counted already
+        if standing.starts == self._starts:  # this start's failure is already counted
             return
         self._starts = standing.starts
         self._post(AttemptEnded())
@@ -278,10 +275,8 @@ class _Overseer(UserCallback):  # type: ignore[misc]
 
 
 def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
-    """The exception that explains the others: first an error that the user must read, then a stop, a death, any other.
-
-    A death comes before other errors because the other workers fail in their collectives once one is gone.
-    """
+    """The exception that explains the others, by priority: an error for the user, a stop, a death, any other."""
+    # a death before other errors: once a worker is gone, the others fail in their collectives
     errors = {rank: getattr(error, "health_check_failure", error) for rank, error in worker_exceptions.items()}
     for rank, error in errors.items():
         if _is_final(error):
@@ -294,7 +289,7 @@ def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another start is useless, for the user must read the error; unavailable storage may come back."""
+    """True if the user must read the error, so a restart is useless; unavailable storage may come back."""
     return isinstance(error, InputError) and not isinstance(error, UnavailableError)
 
 
@@ -304,7 +299,6 @@ def _one_line(rank: int, error: Exception) -> str:
 
 
 def _worker(config: dict[str, Assignment]) -> None:
-    """The function that Ray Train runs in each worker."""
     task, context = config["task"], ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     if rank == 0:
@@ -316,11 +310,9 @@ def _worker(config: dict[str, Assignment]) -> None:
 
 
 def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -> None:
-    """Look for a node that has a preemption notice, for the launching process's request to stop, and for joiners.
-
-    In a thread, for each question takes milliseconds. Ray Train's question is a collective: the threads of all its
-    workers ask it together, independently of the steps.
-    """
+    """Poll for a preemption notice, a stop request and joiners."""
+    # In a thread, because each question takes milliseconds. Ray Train's question is a collective: the threads of all
+    # its workers ask it together, independently of the steps.
     while not over.wait(WATCH_S):
         standing: Standing | None = ray.get(mailbox.standing.remote()) if rank == 0 else None
         if (standing and standing.stop_asked) or ray.train.get_preemption_info() is not None:
@@ -331,7 +323,7 @@ def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -
 
 
 class OnItsNode(TorchConfig):  # type: ignore[misc]
-    """Ray Train's settings of torch, with the store on the node's address."""
+    """Ray Train's torch settings, with the store on the node's address."""
 
     @property
     def backend_cls(self) -> type:

@@ -1,9 +1,9 @@
 """Workers that torchrun started: rank 0 runs the job, the others follow it from training to training.
 
 Every process runs the same command. Only rank 0 reads the config, checks the data and writes the run directory. For
-each training it hands the work to the others, which otherwise do nothing but wait. When one process fails, all end with
-its error instead of their own lost connections. During a training they watch one another: where one hangs, another
-reports it and ends itself, whereupon torchrun ends all processes or restarts them.
+each training it sends the work to the others, which otherwise only wait. When one process fails, all end with its error
+instead of their own lost connections. During a training they watch one another: if one hangs, another reports it and
+ends itself, and torchrun then ends or restarts all processes.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
 from ltrscale.runtime.workers import Context, Work
 from ltrscale.signals import stop_on_signal
 
-_LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
+_LONG = timedelta(days=7)  # rank 0 may prepare data for hours while the others wait
 _PATIENCE_S, _POLL_S = 10.0, 0.05
 _FAILURE, _LEFT, _SILENT = "failure", "left", "silent"
 _ERRORS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
@@ -41,14 +41,14 @@ class Group(NamedTuple):
     """The store of torchrun's agent, which outlives the processes."""
     control: dist.ProcessGroup
     trainings: Iterator[int]
-    """The numbers of the trainings to come."""
+    """Numbers of the coming trainings."""
 
 
 _group: Group | None = None
 
 
 def is_running() -> bool:
-    """Whether torchrun started this process as one of several."""
+    """True if torchrun started this process as one of several."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -58,12 +58,12 @@ def rank() -> int:
 
 
 def is_restarted() -> bool:
-    """Whether torchrun has restarted this process after a failure."""
+    """True if torchrun has restarted this process after a failure."""
     return is_running() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def take_part(job: Callable[[], object]) -> None:
-    """Run a job on rank 0 of the processes of torchrun; the others take part in its trainings.
+    """Run a job on rank 0 of torchrun's processes; the others take part in its trainings.
 
     Raises:
         InputError: a process raised one; every process raises it.
@@ -75,25 +75,25 @@ def take_part(job: Callable[[], object]) -> None:
             job()
             dist.broadcast_object_list([None], group=group.control)
         else:
-            # between trainings it waits in a collective, where no handler of Python runs: Ctrl-C ends it like SIGTERM
+            # between trainings it waits in a collective, where no Python handler runs: Ctrl-C ends it like SIGTERM
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _follow(group)
     dist.destroy_process_group()
 
 
 def speaks() -> bool:
-    """Whether this process reports to the user why all of them end: the one that failed first."""
+    """True if this process, the first to fail, tells the user why all of them end."""
     return _group is None or json.loads(_group.store.get(_FAILURE))["rank"] == _group.rank
 
 
 def leave() -> None:
-    """Wait until rank 0 has written its log, for the agent kills all processes once one has ended."""
+    """Wait until rank 0 has written its log, because the agent kills all processes once one has ended."""
     if _group is None:
         return
     if _group.rank == 0:
         _group.store.set(_LEFT, "")
         return
-    last = time.monotonic() + _PATIENCE_S  # it may be stuck
+    last = time.monotonic() + _PATIENCE_S  # rank 0 may be stuck
     with suppress(dist.DistError):  # or gone
         while not _group.store.check([_LEFT]) and time.monotonic() < last:
             time.sleep(_POLL_S)
@@ -108,7 +108,6 @@ def lead(work: Work, report: Report, hang_s: float) -> None:
 
 
 def _meet() -> Group:
-    """Meet the other processes."""
     global _group
     own_gpus = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
     if own_gpus:
@@ -123,7 +122,7 @@ def _meet() -> Group:
 
 
 def _follow(group: Group) -> None:
-    """Take part in each training until rank 0 has no more of them."""
+    """Take part in each training until rank 0 has no more."""
     while True:
         message: list[tuple[Work, float] | None] = [None]
         dist.broadcast_object_list(message, group=group.control)
@@ -144,9 +143,9 @@ def _train(group: Group, work: Work, report: Report, watchers: "Watchers") -> No
 
 
 class Watchers:
-    """Exchanges the counts of the processes during one training through the agent's store, and finds hanging ones.
+    """Exchanges progress counts through the agent's store during one training, and finds processes that hang.
 
-    A beat makes two requests, for one reads the counts of all processes: one request for each would be W^2 in all.
+    A beat makes two requests: one reads the counts of all W processes, because single reads would be W^2 in all.
     """
 
     def __init__(self, group: Group, hang_s: float) -> None:
@@ -161,8 +160,8 @@ class Watchers:
                 self._store.set(key, _SILENT)
 
     def beat(self, counts: WorkerProgress) -> None:
-        """Publish this process's counts and read the others'; kill this process if others hang and it has to report."""
-        self._beats += 1  # so that each entry differs from the one before: equal ones would look like silence
+        """Publish this process's counts and read the others'; kill this process if it must report a hang."""
+        self._beats += 1  # makes each entry differ from the previous one: equal entries would look like silence
         self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
         entries = [entry.decode() for entry in self._store.multi_get(self._keys)]
         for number, (entry, before) in enumerate(zip(entries, self._heard, strict=True)):
@@ -181,17 +180,14 @@ class Watchers:
                 os.kill(os.getpid(), signal.SIGKILL)  # an exception would not do: the main thread waits in a collective
 
     def leave(self) -> None:
-        """Announce to the others that this process is done."""
+        """Tell the others that this process is done."""
         with suppress(dist.DistError):
             self._store.set(f"beat-{self._rank}", "")
 
 
 @contextmanager
 def _ending_together(group: Group) -> Iterator[None]:
-    """Let all processes raise the first failure of any of them.
-
-    The others lose their connection to the failed process, and would report only that.
-    """
+    """Make all processes raise the first failure: the others would report only a lost connection."""
     try:
         yield
     except Exception as error:

@@ -12,15 +12,15 @@ from ltrscale.progress import Report
 
 
 class WorkersConfig(Config):
-    """Number and resources of data-parallel workers, and the place where their data is read.
+    """Number and resources of data-parallel workers, and where their data is read.
 
-    A trained network does not depend on these settings, and a run may resume with others. Trees depend on them only
-    slightly, and start again.
+    A trained network does not depend on these settings, and a run may resume with others. Trees depend on them
+    slightly, and start again if they change.
     """
 
     number: int | tuple[int, int] = Field(1)
     """Number of workers; several run under Ray Train. [min, max] takes as many as the cluster has room for; those
-    for which there is room only later join between two steps, while the others go on."""
+    that get room only later join between two steps, while the others keep running."""
     gpus: float = Field(0, ge=0)
     """GPUs of each worker; a fraction shares one GPU among several workers."""
     cpus: float = Field(1, gt=0)
@@ -65,35 +65,35 @@ ONE = WorkersConfig()
 
 
 def or_number(value: Any) -> Any:
-    """The settings of workers, of whom a config may give only the number."""
+    """Workers' settings from a config, which may give only their number."""
     return {"number": value} if isinstance(value, int | list | tuple) else value
 
 
 Workers = Annotated[WorkersConfig, BeforeValidator(or_number)]
-"""Workers in a job's config, where a plain number is their number."""
+"""Workers in a job's config; a plain number means `number`."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The launcher's services for a training function."""
+    """What the launcher provides to a training function."""
 
     reader: RowGroupReader = read_on_spare_cores
     report: Report = lambda _: None
     stopping: Callable[[], bool] = lambda: False
-    """Whether this worker was asked to stop: then it leaves a checkpoint and raises `Stopped`."""
+    """True if this worker was asked to stop: it then writes a checkpoint and raises `Stopped`."""
     progressed: Callable[[], None] = lambda: None
     """Notifies the launcher that a checkpoint was committed."""
     regrouping: Callable[[], bool] = lambda: False
-    """Whether `stopping` asks for another group of workers and not for an end; counts on rank 0, once all stop."""
+    """True if `stopping` means another group of workers, not an end; only rank 0's answer counts, once all stop."""
     carried: object = None
-    """What rank 0 had raised `Regrouped` with in the group before; None in the first group, and on other workers."""
+    """The state of rank 0's `Regrouped` in the previous group; None in the first group and on other workers."""
 
 
 class Regrouped(Exception):  # noqa: N818 - no error
-    """Leaves the work of every worker between two steps, to be called again in the same process in another group.
+    """Leaves the work of every worker between two steps; it is called again in the same process, in another group.
 
     Args:
-        state: what the work needs to go on there; the launcher hands rank 0's back as `Context.carried`.
+        state: what the work needs to continue; the launcher passes rank 0's state back as `Context.carried`.
     """
 
     def __init__(self, state: object = None) -> None:
@@ -102,11 +102,11 @@ class Regrouped(Exception):  # noqa: N818 - no error
 
 
 Work = Callable[[Context], None]
-"""The work of every worker: a frozen value, pickled to the worker and called at every start."""
+"""The work of every worker: an immutable value, pickled to the worker and called at every start."""
 
 
 def rank_and_world() -> tuple[int, int]:
     """This worker's rank and the number of workers; (0, 1) without a process group."""
-    import torch.distributed as dist  # imported late: who reads for workers, or carries their messages, needs no torch
+    import torch.distributed as dist  # imported late: readers and the mailbox need no torch
 
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -1,1 +1,1 @@
-"""Scores of a data set by bundles, ranked items of raw rows, and how these rows differ from training's."""
+"""Scoring data sets with bundles, ranking the items of raw rows, and finding how rows differ from training's."""

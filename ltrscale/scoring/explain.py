@@ -1,6 +1,6 @@
-"""The reasons beside ranked items: why the first item of each query stands above those of the next ranks.
+"""Reasons for ranked items: why the first item of each query ranks above the next ones.
 
-OUT/period=P/explanations.parquet   a row for each of the ten largest parts of a query; see `explanations.as_table`
+OUT/period=P/explanations.parquet   a row for each of a query's ten largest parts; see `explanations.as_table`
 """
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
-"""Scoring data files: the plan of a job, and the scores of a file at a time, here or by parallel actors of Ray Data.
+"""Scoring data files: the plan of a job, and scoring file by file, here or in parallel actors of Ray Data.
 
-The scores of a file are written in order and put in place, for the commit of their period to take over.
+The scores of a file are written in order and put in place for their period's commit to take over.
 
 Shapes: N documents, Q groups.
 """
@@ -40,7 +40,7 @@ class ScoreWorkersConfig(Config):
     """The processes that score under Ray, and the resources of each."""
 
     number: int = Field(2, ge=1)
-    """Number of workers; fewer run where the cluster has less room."""
+    """Number of workers; fewer run if the cluster has less room."""
     cpus: float = Field(1, gt=0)
     """Logical CPUs of each, and threads of a tree model."""
     gpus: float = Field(0, ge=0)
@@ -48,18 +48,18 @@ class ScoreWorkersConfig(Config):
 
 
 class ScorerConfig(Config):
-    """The bundle that scores, and the way to do it."""
+    """The bundle that scores, and how."""
 
     bundle: str | tuple[str, ...] = Field(min_length=1)
-    """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
+    """Bundle that scores: a finetuned ranker or trees; several bundles give the mean of their scores."""
     docs_per_batch: Operational[int] = Field(8192, ge=1)
     """Documents that are scored at once, and held in memory together with a row group."""
     device: Operational[Device] = "auto"
-    """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
+    """Where a network runs: `auto` takes the GPU if there is one; or `cpu`, `cuda`, `cuda:1`."""
     ray: Operational[bool] = False
     """Score files in parallel on a Ray cluster; the scores are the same."""
     workers: Operational[ScoreWorkersConfig] = ScoreWorkersConfig()
-    """The processes that score where `ray` is set."""
+    """The processes that score if `ray` is set."""
 
     @property
     def bundles(self) -> tuple[str, ...]:
@@ -68,13 +68,13 @@ class ScorerConfig(Config):
 
     @property
     def name(self) -> str:
-        """The bundles, for errors."""
+        """The bundles in words, for errors."""
         return " and ".join(self.bundles)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The work to do: the periods of a data set whose scores are not up to date, with their files in order."""
+    """The work to do: the periods of a data set with scores out of date, and their files in order."""
 
     scorer: ScorerConfig
     layout: Layout
@@ -82,9 +82,9 @@ class Plan:
     out: str
     """Absolute URL of the directory of the scores."""
     bundle_hashes: Mapping[str, str]
-    """Of each bundle; see `ltrscale.bundle.content_hash`."""
+    """Content hash of each bundle; see `ltrscale.bundle.content_hash`."""
     bundle_hash: str
-    """The hash of the one bundle, or of all together."""
+    """The hash of the only bundle, or of all together."""
     dataset: Dataset
     selection: Selection
     files: Mapping[str, DataFiles]
@@ -103,8 +103,8 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
     """Find the periods of a split whose scores below a directory are missing or out of date.
 
     Raises:
-        InputError: the bundle, the data set or a period is missing, or the place of a period's scores holds
-            something else that is committed.
+        InputError: the bundle, the data set or a period is missing, or a period's scores would replace something else
+            that is committed.
     """
     ((dataset, files),) = chosen_files(split)
     hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
@@ -131,7 +131,7 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
 def _is_current(
     out: str, sizes: Mapping[str, int], files: DataFiles, *, bundle_hash: str, columns: tuple[Layout, Texts]
 ) -> bool:
-    """Whether the scores of a period's files by this bundle are committed and complete, with these columns."""
+    """True if this bundle's scores of a period's files are committed and complete, with these columns."""
     (period,) = files.periods
     folder = period_url("", period).lstrip("/")
     committed = read_period(out, period) if f"{folder}/{storage.HIDDEN_MANIFEST}" in sizes else None
@@ -163,7 +163,7 @@ class FileScorer:
         self._bundles = {url: self._loaded(url) for url in plan.scorer.bundles}
         self._selection = bundles.with_tokens_of(plan.selection, self._bundles.values())
         on = choose_device(device)
-        round_to_tf32(False)  # scores are those of the CPU, as far as float32 goes
+        round_to_tf32(False)  # scores equal those of the CPU to float32 precision
         features = plan.selection.features
         self._scorers = bundles.scorers_of(self._bundles, features=features, device=on, threads=threads)
 
@@ -188,7 +188,7 @@ class FileScorer:
         return Done(period=file.period, file=of_file, counts=counts)
 
     def _names(self, url: str) -> Generator[pa.Table]:
-        """The columns of a file that its scores are written with, by row group."""
+        """The columns of a file to copy to its scores, by row group."""
         meta = [f"meta_{name.removeprefix('meta_')}" for name in self._plan.meta]
         for table in read_direct(self._row_groups[url], ["gid", "query_id", "doc_ids", *meta]):
             if missing := next((name for name in meta if name not in table.column_names), None):
@@ -196,7 +196,7 @@ class FileScorer:
             yield table
 
     def _scored(self, url: str, advance: Advance) -> Iterator[ScoredGroups]:
-        """The scores of the groups of a file, in its order."""
+        """The scores of a file's groups, in its order."""
         selection = self._selection.only(self._row_groups[url])
         for groups in iterate(selection, docs_per_batch=self._plan.scorer.docs_per_batch):
             assert groups.ids_Q is not None
@@ -216,7 +216,7 @@ class FileScorer:
 
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
-    """Score the files of a plan one after the other in this process."""
+    """Score the files of a plan one by one in this process."""
     scorer = FileScorer(plan, device=plan.scorer.device, threads=0)
     for file in plan.all_files:
         yield scorer.score(file, advance)
@@ -250,7 +250,7 @@ def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
 
 
 def _ray_dataset(plan: Plan) -> Any:
-    """A Ray data set of the actors' results for the numbers of the files."""
+    """A Ray data set of the actors' results, from the numbers of the files."""
     import ray
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
@@ -266,17 +266,17 @@ def _ray_dataset(plan: Plan) -> Any:
             compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
             num_cpus=workers.cpus,
             num_gpus=workers.gpus or None,
-            max_task_retries=_ACTOR_RETRIES,  # by default a file that always kills its process is tried forever
+            max_task_retries=_ACTOR_RETRIES,  # by default a file that always kills its process is retried forever
         )
     dataset.context.enable_progress_bars = False
     return dataset
 
 
 class _Actor:
-    """A Ray actor that scores files. It loads the bundle with the first file, so that every error belongs to a file.
+    """A Ray actor that scores files."""
 
-    It returns errors for the user as text: for an exception in an actor Ray Data raises another, without the original.
-    """
+    # It loads the bundle with the first file, so that every error belongs to a file, and returns errors for the user as
+    # text, because Ray Data replaces an actor's exception with another that lacks the original.
 
     def __init__(self, shared: Sequence[Any], leases: tuple[storage.Lease, ...]) -> None:
         import ray

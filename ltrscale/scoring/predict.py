@@ -1,10 +1,10 @@
-"""Prediction: raw rows in, ranked items out. It reads rows as the training data were read, then scores them.
+"""Prediction: raw rows in, ranked items out. It reads rows in the same way as the training data, then scores them.
 
     OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.ingest.prepare`)
     OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
     OUT-explained/  why the first item of each query is first, if the job asks for it (`ltrscale.scoring.explain`)
 
-The stages skip what is up to date, so a repeated command goes on where it was stopped. Between the first two the
+The stages skip what is up to date, so a repeated command continues where it stopped. Between the first two the
 periods to rank are compared with training (`ltrscale.scoring.skew`), and refused if the job asks for it.
 """
 
@@ -33,7 +33,7 @@ from ltrscale.scoring.skew import Skew, SkewKind, skew_of
 from ltrscale.stages.runs import check_replaceable, holding
 
 _SAID = 10
-"""Features of a period that are named one by one."""
+"""Most features of a period to log one by one."""
 
 
 class PredictJob(ScorerConfig):
@@ -45,7 +45,7 @@ class PredictJob(ScorerConfig):
     """Files, directories or patterns, in the format of the training data; they need no labels."""
     source: SourceConfig | None = None
     """The format and the columns, for rows in another form than the training data, or for a bundle that does not record
-    how these were read. By default as the first bundle's training data were read."""
+    how to read these. By default the same as for the first bundle's training data."""
     sort: bool | None = None
     """Bring the rows of a query together first. By default as for the training data."""
     meta: Texts = ()
@@ -53,12 +53,12 @@ class PredictJob(ScorerConfig):
     max_rejected: float = Field(0.001, ge=0, le=1)
     """Share of rejected rows above which nothing is ranked."""
     refuse: bool | tuple[SkewKind, ...] = False
-    """Rank nothing, and end with status 3, where a feature differs from training: true for any of the ways that are
-    reported, or some of them: `missing`, `category`, `range`, `scale`."""
+    """Rank nothing, and end with status 3, if a feature differs from training: true for any reported kind, or some of
+    them: `missing`, `category`, `range`, `scale`."""
     add: bool = False
-    """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has those of `inputs` alone."""
+    """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has only those of `inputs`."""
     explain: bool = False
-    """Also say why the first item of each query stands above those of ranks 2 to 10: a table in `OUT-explained`."""
+    """Also explain why the first item of each query ranks above those of ranks 2 to 10: a table in `OUT-explained`."""
     ray: bool = False
     """Read and score files in parallel on a Ray cluster; the output is the same."""
 
@@ -72,7 +72,7 @@ class PredictJob(ScorerConfig):
 
         Raises:
             InputError: a bundle is missing or cannot score; it is not known how to read the rows, or they lack columns;
-                as `prepare` and `score`; `out` holds other output.
+                `prepare` or `score` raised it; `out` holds other output.
             Refused: a feature differs from training in a way that `refuse` names.
         """
         self._check_out()
@@ -103,7 +103,7 @@ class PredictJob(ScorerConfig):
         """
         opened = [bundles.load(url) for url in self.bundles]
         for each in opened:
-            each.scorer()  # refuses a bundle that cannot score before any row is read
+            each.scorer()  # raises for a bundle that cannot score, before any row is read
         as_trained, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
         if self.source is None and not as_trained:
             raise InputError(
@@ -126,7 +126,7 @@ class PredictJob(ScorerConfig):
         return config.replace(source=config.source.for_scoring(needs))
 
     def _compare(self, periods: Sequence[str]) -> None:
-        """Say how the rows of some periods differ from training, or refuse them."""
+        """Log how the rows of some periods differ from training, or refuse them."""
         opened = [bundles.load(url) for url in self.bundles]
         by_period = {period: skew_of(self.data, period, opened) for period in periods}
         refused = [
@@ -144,7 +144,7 @@ class PredictJob(ScorerConfig):
         return self.refuse if isinstance(self.refuse, bool) else finding.kind in self.refuse
 
     def _check_columns(self, reading: PrepareConfig) -> None:
-        """Refuse rows whose first file lacks columns; names them all."""
+        """Refuse the rows if their first file lacks columns; the error names them all."""
         first = list_inputs(reading.inputs)[0].url
         if missing := reading.source.missing_columns(first):
             raise InputError(
@@ -161,7 +161,7 @@ class PredictJob(ScorerConfig):
                 raise InputError(f"{self.out}: scores with a row per query are there; choose another directory")
 
     def _withdraw_others(self, periods: Iterable[str]) -> None:
-        """Delete the items of earlier inputs, whose periods the present ones do not have."""
+        """Delete the items of earlier inputs for periods that the current inputs lack."""
         stale = sorted({*scored_periods(self.out)} - {*periods})
         if stale := [period for period in stale if read_period(self.out, period) is not None]:
             with holding(self.out):
@@ -171,6 +171,6 @@ class PredictJob(ScorerConfig):
 
 
 def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:
-    """A line for each of the first findings, and one that counts the others."""
+    """A line for each of the first findings, and one with the number of others."""
     ending = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
     return [f"{period}: {each}" for each in findings[:_SAID]] + ending

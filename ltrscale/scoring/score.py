@@ -1,8 +1,8 @@
-"""Scores: a bundle, or the mean of several, scores periods of a data set; a period is committed when it is complete.
+"""Scores: a bundle, or the mean of several, scores periods of a data set, each committed when complete.
 
-One process scores file after file. Under Ray, actors that hold the bundle share the files, each one file at a time. The
+One process scores file after file. Under Ray, actors that hold the bundle share the files, one file at a time each. The
 process that scores a file also puts it in place; the caller takes over the files and commits their period. A committed
-period stays, whatever happens to the rest, and is not scored again unless the bundle or the data have changed.
+period stays, whatever happens to the others, and is scored again only if the bundle or the data have changed.
 """
 
 import time
@@ -34,7 +34,7 @@ class ScoreJob(ScorerConfig, Stage):
     """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
     layout: Layout = "lists"
     """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
-    each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""
+    each query first; `scores`: group number and scores alone, the smallest, which suffices as labels for students."""
     meta: Texts = ()
     """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
     out: Operational[str]
@@ -52,7 +52,7 @@ class ScoreJob(ScorerConfig, Stage):
         return make_plan(self, split, self.out, layout=self.layout, meta=self.meta)
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
-        """Whether the scores of every period are up to date with the bundle and the data; logs it if so."""
+        """True, with a log line, if the scores of every period are up to date with the bundle and the data."""
         plan = self.plan()
         if not plan.files:
             log.info("score: %s is up to date (%d periods)", self.out, plan.n_current)
@@ -61,12 +61,12 @@ class ScoreJob(ScorerConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Score the periods that are not up to date, and commit each; see `ltrscale.data.dataset.scores`.
 
-        The report receives the counts of each period when it is committed, and their totals at the end, in which all
-        groups count as labelled.
+        The report receives the counts of each period at its commit, and the totals at the end; they count all groups as
+        labelled.
 
         Raises:
             InputError: the bundle or the data are missing, do not fit each other, or differ from their manifests; the
-                bundle cannot score, or gives a score that is no finite float32.
+                bundle cannot score, or gives a score that is not a finite float32.
         """
         start = time.monotonic()
         plan = self.plan()
@@ -90,10 +90,7 @@ class ScoreJob(ScorerConfig, Stage):
 
 
 class _Committing:
-    """Takes over files of scores as they arrive, and commits a period with its last file.
-
-    A context manager: files of periods that are not committed at its end are deleted.
-    """
+    """A context manager that commits a period with its last file of scores; at exit it deletes uncommitted files."""
 
     def __init__(self, job: ScoreJob, plan: Plan) -> None:
         self._job = job
@@ -104,13 +101,13 @@ class _Committing:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        stack = ExitStack()  # which exits all commits even if one of them fails
+        stack = ExitStack()  # exits all commits even if one of them fails
         for commit, _ in self._open.values():
             stack.push(commit)
         stack.__exit__(*error)
 
     def take(self, result: Done) -> Counts | None:
-        """Take over a file; returns the counts of its period if this file completed it, else None."""
+        """Take over a file; returns its period's counts if this file completed the period, else None."""
         period = result.period
         if period not in self._open:
             url = period_url(self._plan.out, period)

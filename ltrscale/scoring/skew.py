@@ -3,15 +3,15 @@
 A bundle records what the rows of its training periods look like (its `Reference`). `find_skew` compares
 other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
 A share is reported if it is at least 1%, at least twice training's in odds, and not due to chance. Ranges widen as logs
-grow: values outside of them are reported from 10% on, and from 5% on if they are off by more than the range's width.
+grow, so values outside them are reported from 10%, or from 5% if they are off by more than the range's width.
 
 The documents of a list often share a value, so a list counts as one observation, whatever its length. A share is not
 due to chance if it and training's, each seen in its number of lists, are a million times likelier than any one share
 for both (likelihood ratio; Wilks 1938).
 
-A few lists can therefore only show what is plain. Against 10,000 lists of training it takes 2 lists to see that a
-feature is missing in all rows, 17 to see that half of its values are above 95% of training's, and 168 for a new
-category in 2% of the rows.
+So a few lists show only large differences. Against 10,000 lists of training it takes 2 lists to see that a feature is
+missing in all rows, 17 to see that half of its values are above 95% of training's, and 168 for a new category in 2% of
+the rows.
 
 Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of a vocabulary.
 """
@@ -35,7 +35,7 @@ from ltrscale.progress import log
 
 SkewKind = Literal["missing", "category", "range", "scale"]
 _FEW = 20
-"""Fewer lists than these show next to nothing."""
+"""Fewer lists show almost nothing."""
 _SHARE, _ODDS, _EVIDENCE = 0.01, 2.0, math.log(1e6)
 _NEAR, _FAR = 0.1, 0.05
 _TAIL = QUANTILES[1]
@@ -55,12 +55,12 @@ class Skew(Config):
     said: str
 
     def __str__(self) -> str:
-        """The line."""
+        """One line with the figures."""
         return f"{self.feature}: {self.said}"
 
 
 def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
-    """How the features of a period differ from the training of some bundles; each is reported once."""
+    """How the features of a period differ from the bundles' training data, each difference once."""
     selection = select(Split(data=(data,), periods=(period,)), labelled=False)
     names, skews = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Skew]()
     for bundle in opened:
@@ -84,10 +84,10 @@ def find_skew(
     """The features of some rows that differ from training, those that differ most first.
 
     Args:
-        reference: of a bundle.
+        reference: the reference of a bundle.
         features_NF: raw features in the reference's order, NaN or filled as in training where missing; categories as
             codes.
-        lists: the number of lists that the rows come from. Few show much alone, and a single one nothing; see above.
+        lists: number of lists that the rows come from. A few show only large differences, one shows none; see above.
         names: the codes of categories by their texts, by feature, to name a new one.
 
     Raises:
@@ -121,7 +121,7 @@ def find_skew(
 
 
 _Findings = Iterator[tuple[float, SkewKind, float, float, str]]
-"""How far a feature is from training, and the fields of its `Skew`."""
+"""Distance of a feature from training, and the fields of its `Skew`."""
 
 
 def _compared(
@@ -137,7 +137,7 @@ def _compared(
         yield distance, "missing", missing, feature.missing, message
     if len(present_N) and feature.kind == "categorical":
         yield from _of_codes(feature, present_N, len(values_N), lists, names)
-    elif len(present_N) and feature.quantiles:  # without them training had no value, which says nothing of their range
+    elif len(present_N) and feature.quantiles:  # without quantiles training had no value, so there is no range
         yield from _of_range(feature, present_N, (lists[0], round(lists[1] * (1 - missing))))
 
 
@@ -182,12 +182,9 @@ def _of_range(feature: FeatureReference, present_N: NDArray[np.float32], lists: 
 
 
 def _far(share: float, training: float, lists: tuple[int, int]) -> float:
-    """How far a share is from training's, in nats a list; 0 if it need not be reported.
-
-    `lists` are those of training, and of the rows.
-    """
+    """How far a share is from training's, in nats per list; 0 if not to report. `lists`: training's and the rows'."""
     m, n = lists
-    p = (training * m + 1) / (m + 2)  # what training has not shown may still happen
+    p = (training * m + 1) / (m + 2)  # add-one smoothing: what training has not shown may still happen
     if share < _SHARE or share * (1 - p) < _ODDS * p * (1 - share):
         return 0.0
     common = (training * m + share * n) / (m + n)
@@ -196,7 +193,7 @@ def _far(share: float, training: float, lists: tuple[int, int]) -> float:
 
 
 def _divergence(share: float, other: float) -> float:
-    """The divergence of Kullback and Leibler of two shares; the other one is 0 or 1 only where both are.
+    """Kullback-Leibler divergence of two shares; `other` may be 0 or 1 only if both are.
 
     Example:
         >>> _divergence(0.5, 0.5), round(_divergence(1.0, 0.5), 3)
@@ -206,7 +203,7 @@ def _divergence(share: float, other: float) -> float:
 
 
 def _percent(share: float) -> str:
-    """A share in two digits.
+    """A share as a percentage in two digits.
 
     Example:
         >>> _percent(1.0), _percent(0.0213), _percent(0.0004)

@@ -1,1 +1,1 @@
-"""Handing a bundle over to the programs that serve it, checked by a reader that knows nothing of this package."""
+"""Export of bundles to the programs that serve them, checked by readers independent of this package."""

@@ -1,9 +1,9 @@
 """Exports of a bundle: files for another program, published only after that program's reader gave the same scores.
 
-model.*          the model; each format (`choices`) says which files
-raw_rows.*       what makes the model's features of a raw row (`raw`)
+model.*          the model; the files depend on the format (`choices`)
+raw_rows.*       the transformer from raw rows to the model's features (`raw`)
 features.json    the columns that the model reads: order, names, kinds, missing values, numbers of categories
-parity.json      number of documents whose scores were compared, and the largest difference
+parity.json      number of compared documents, and the largest difference of scores
 README.md        how to read these files, for people
 """
 
@@ -43,11 +43,11 @@ class ExportJob(ParityConfig, Stage):
     bundle: BundleUrl
     """Bundle of one model."""
     to: FormatName = "lightgbm"
-    """What it is for: LightGBM's text, XGBoost's UBJ and JSON, an ONNX graph of a network, a model of the Learning to
+    """Format: LightGBM's text, XGBoost's UBJ and JSON, an ONNX graph of a network, a model of the Learning to
     Rank plugin of Elasticsearch or OpenSearch, LightGBM's dump for Vespa, or a treelite checkpoint for Triton."""
     raw: str | None = None
     """Raw rows in the form of the log, for the check of `raw_rows.py`: a file, a directory or a pattern. By default the
-    inputs that `data` was made of, if they are still there."""
+    inputs that `data` was made from, if they still exist."""
     data: str
     """Data set directory; scores are compared on its documents, and it has the texts of categories."""
     measure: Operational[bool] = False
@@ -61,12 +61,12 @@ class ExportJob(ParityConfig, Stage):
         return self.model_dump(mode="json", include={"to", "rows", "tolerance", "periods"})
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data set, the bundle, and raw rows that are named."""
+        """Content of the data set, the bundle, and the raw rows if given."""
         raw = {} if self.raw is None else {url: storage.fingerprint(url) for url in storage.list_files(self.raw)}
         return dataset_hashes([self._split]) | super().inputs() | raw
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
+        """Compare scores, and publish the files if the differences are within the tolerance."""
         bundle = load(self.bundle)
         has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not has_items:
@@ -77,7 +77,7 @@ class ExportJob(ParityConfig, Stage):
         publish(to, files, parity, self.out, made_by=origin)
 
     def run(self) -> bool:
-        """Export, unless it is up to date; then measure, if asked to."""
+        """Export unless it is up to date; then measure if `measure` is set."""
         result = super().run()
         if self.measure:
             self._measure()
@@ -132,10 +132,10 @@ Before this was published, the scores of a reader that has these files only were
 
 @dataclass(frozen=True)
 class QueryTimes:
-    """Seconds of each query: to make the matrix of its raw rows, and to score it; None where nothing here scores."""
+    """Seconds per query: to make the matrix from its raw rows, and to score it; None if nothing here scores."""
 
     rows: int
-    """Of each query."""
+    """Rows per query."""
     matrix_Q: NDArray[np.float64]
     scores_Q: NDArray[np.float64] | None
 
@@ -148,9 +148,9 @@ class QueryTimes:
 
 
 def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> QueryTimes | None:
-    """Time the queries that the first rows of some files make, each of so many rows; None without such rows.
+    """Time queries of `rows` rows each, made from the first rows of some files; None without such rows.
 
-    The model is open beforehand, as in a service, and the first queries are not counted.
+    The model is already open, as in a service, and the first queries are not counted.
     """
     module = transformer(folder)
     sampled = sample_raw(bundle, module, files, rows * (_QUERIES + _WARM))

@@ -1,4 +1,4 @@
-"""What a format of exports defines: the bundles it takes, its files, their reader, its card, and the model's columns.
+"""What an export format defines: the bundles it takes, its files, their reader, its card, and the model's columns.
 
 Shapes: N documents, F raw features, G columns of the matrix.
 """
@@ -16,7 +16,7 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import Config
 
 CodeTexts = Mapping[str, Mapping[str, int]]
-"""Codes of the observed texts of categorical features, by feature; a feature whose texts are not recorded is absent."""
+"""Codes of the observed texts of categorical features, by feature; features without recorded texts are absent."""
 FeatureCodes = Mapping[str, Collection[int]]
 """Codes of categorical features, by feature."""
 
@@ -32,10 +32,10 @@ class ModelColumn(Config):
     """Name in the exported model: letters, digits and underscores."""
     kind: Literal["numeric", "categorical"]
     values: dict[str, int] | None = None
-    """The number that stands for each text of a category that the data set shows; a text that is not listed has the
-    number of its code, if that is one of `codes`."""
+    """Number of each text of a category in the data set; a text that is not listed has the number of its code, if that
+    is one of `codes`."""
     codes: tuple[int, ...] | None = None
-    """Codes of a categorical column of trees; the number that stands for a code is its index in this list, from 0."""
+    """Codes of a categorical column of trees; the model's number for a code is its index in this list, from 0."""
 
 
 FEATURES_FILE = "features.json"
@@ -53,7 +53,7 @@ class ExportedFeatures(Config):
     columns: tuple[ModelColumn, ...]
 
     def matrix(self, names: Sequence[str], features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The matrix [N, G] that the exported model reads, made as the columns say.
+        """The matrix [N, G] that the exported model reads, made by the rules of `columns`.
 
         Example:
             >>> brand = ModelColumn(column=0, name="brand", label="brand", kind="categorical", codes=(30, 70))
@@ -78,7 +78,7 @@ def features_in(folder: Path) -> ExportedFeatures:
 
 
 def labels_of(names: Iterable[str]) -> list[str]:
-    """Names that every engine accepts, all different.
+    """Unique names that every engine accepts.
 
     Example:
         >>> labels_of(["price", "listed.hour", "listed hour", "2nd"])
@@ -99,20 +99,20 @@ MatrixScorer = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 
 
 class Observed(NamedTuple):
-    """What the data show of the features of a model."""
+    """What the data show about a model's features."""
 
     texts: CodeTexts
     """Recorded texts of categories."""
     negative: Collection[str] = ()
-    """Names of the features that have values below 0, which scores of a search engine cannot have."""
+    """Names of the features with values below 0, which a search engine's scores cannot have."""
     occurring: Callable[[FeatureCodes], FeatureCodes] = lambda _: {}
-    """Finds those of some codes that occur in the data, for which it may have to read them."""
+    """Finds which of some codes occur in the data; it may have to read the data."""
 
     def texts_of(self, codes: FeatureCodes) -> CodeTexts:
-        """The texts of some codes, as far as they are known: those recorded, and whole numbers, which are their own.
+        """The known texts of some codes: recorded texts, and whole numbers, which are their own text.
 
-        A code that occurs in the data and has no recorded text is a whole number. One that does not occur may be the
-        hash of any text that other data have.
+        A code that occurs in the data without a recorded text is a whole number. One that does not occur may be the
+        hash of any text in other data.
 
         Example:
             >>> observed = Observed({"city": {"berlin": 6113811}}, occurring=lambda codes: {"city": {7}})
@@ -131,7 +131,7 @@ class Observed(NamedTuple):
 
 
 class Format(Config):
-    """A program that serves models, with the files that hand a bundle over to it."""
+    """A program that serves models, and the files of a bundle for it."""
 
     kind: str
     title: ClassVar[str]
@@ -139,13 +139,13 @@ class Format(Config):
     use: ClassVar[str]
     """How the program reads the files, in Markdown."""
     of_rows: ClassVar[str]
-    """How a service makes what the model reads of raw rows, in Markdown."""
+    """How a service makes the model's input from raw rows, in Markdown."""
     tolerance: ClassVar[float] = 1e-5
     """Largest difference of scores that passes, as a share of the largest score."""
     missing: ClassVar[Literal["nan", "zero"]] = "nan"
     """How the program reads a missing value: as a NaN with its own meaning, or as 0."""
     in_process: ClassVar[bool]
-    """Whether the model scores in any process; otherwise in its own engine."""
+    """True if the model scores in any process, False if only in its own engine."""
 
     @abstractmethod
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
@@ -157,9 +157,9 @@ class Format(Config):
 
     @abstractmethod
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
-        """The program's own reader, or one that does the same, of each file in a folder that has the whole model.
+        """The program's own reader, or an equivalent, for each file in a folder that has the whole model.
 
-        It takes a listwise model's lists one by one.
+        It takes a listwise model's lists one at a time.
         """
 
     @abstractmethod
@@ -168,11 +168,11 @@ class Format(Config):
 
 
 class MatrixFormat(Format):
-    """A format whose model scores the rows of a matrix in any process."""
+    """A format for a model that scores the rows of a matrix in any process."""
 
     in_process: ClassVar[bool] = True
     number: ClassVar[str] = "the place of its code in the column's `codes`, counted from 0; NaN if it is not listed"
-    """The number of a category in the matrix."""
+    """How the matrix encodes a category."""
     of_rows: ClassVar[str] = """
 `raw_rows.py` makes the matrix of rows of the raw log; it needs Python 3.9 or later alone, and `raw_rows.json`, which
 has the recipe of each feature:
@@ -199,7 +199,7 @@ A row is a dict with the columns of the log. One that cannot be used raises `raw
 
 
 class EngineFormat(Format):
-    """A format whose model scores the documents of an engine, which have fields."""
+    """A format for a model that scores an engine's documents, which have fields."""
 
     in_process: ClassVar[bool] = False
     of_rows: ClassVar[str] = """
@@ -209,7 +209,7 @@ which has the recipe of each feature. A row that cannot be used raises `raw_rows
 """
 
     def inputs(self, features: ExportedFeatures) -> str:
-        """The fields."""
+        """The fields of the documents."""
         missing = "is read as 0" if features.missing == "zero" else "stays missing: it goes where the model says"
         return f"""`features.json` lists the features: `name` in the data set, `label` in the model. A missing value
 {missing}."""

@@ -9,15 +9,15 @@ single precision and add up the leaves. A document that the query of a feature d
 Elasticsearch's plugin. In OpenSearch's, from version 3.8, it has no value and goes to the child that `missing` names.
 
 A value is the score of a query, and no score is negative. A field with values below 0 therefore has two queries: one
-for max(x, 0), and one for max(-x, 0), whose label ends in `_negative`. Its splits read the one that decides them:
+for max(x, 0), and one for max(-x, 0) with a label that ends in `_negative`. A split reads the query that decides it:
 
     x < t, where t > 0:    max(x, 0) < t
     x < t, where t <= 0:   not max(-x, 0) < u, where u is the next number above -t
 
 Both are exact, because a float32 and its negative have the same precision.
 
-The queries are `function_score`: of the functions whose filter holds for a document, the first gives its score. Values
-are computed in double precision, the score in single. An engine ends a search with an error if a field's value gives a
+The queries are `function_score`: the first function with a filter that matches a document gives its score. Values are
+computed in double precision, the score in single. An engine ends a search with an error if a field's value gives a
 negative result.
 
 Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8);
@@ -62,7 +62,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
 `x` for max(x, 0) and `x_negative` for max(-x, 0)."""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """Both files.
+        """The model and its feature set.
 
         Raises:
             InputError: the bundle is not one model of trees, or a tree splits on a category.
@@ -71,9 +71,9 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
         return _plugin_files(trees, observed.negative, self.kind), trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
-        """What the plugin computes for documents with a field for each column.
+        """The plugin's computation for documents with a field for each column.
 
-        It raises `InputError` where the engine would end searches with an error; the message names the features.
+        It raises `InputError` if the engine would end searches with an error; the message names the features.
         """
         model = json.loads((folder / _MODEL).read_bytes())["model"]["model"]
         roots, columns = json.loads(model["definition"]), features_in(folder).columns
@@ -148,7 +148,7 @@ class FieldValue(OfField):
 
 
 class RangeBounds(Config):
-    """Limits of a range; those that are given hold."""
+    """Limits of a range; None is no limit."""
 
     gt: float | None = None
     gte: float | None = None
@@ -156,7 +156,7 @@ class RangeBounds(Config):
     lte: float | None = None
 
     def hold(self, values_N: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Documents within all limits; none that lacks a value."""
+        """Mask of the documents within all limits; False without a value."""
         tests = ((self.gt, np.greater), (self.gte, np.greater_equal), (self.lt, np.less), (self.lte, np.less_equal))
         held_N = ~np.isnan(values_N)
         for limit, test in tests:
@@ -166,7 +166,7 @@ class RangeBounds(Config):
 
 
 class Function(Config):
-    """For documents within ranges: a field's value, or the weight alone."""
+    """For documents within ranges: a field's value, or only the weight."""
 
     filter: dict[Literal["range"], dict[str, RangeBounds]] = Field(default_factory=dict)
     field_value_factor: FieldValue | None = None
@@ -181,7 +181,7 @@ class FunctionScore(Config):
     """The only function, instead of `functions`."""
     functions: tuple[Function, ...] = ()
     score_mode: Literal["first"] | None = None
-    """Needed beside `functions`: engines would multiply their values otherwise."""
+    """Needed with `functions`: otherwise engines multiply their values."""
     boost_mode: Literal["replace"]
 
     @model_validator(mode="after")
@@ -193,10 +193,10 @@ class FunctionScore(Config):
         return self
 
     def of(self, fields: Fields) -> NDArray[np.float32]:
-        """The scores of documents [N]; NaN where the query does not hold.
+        """The scores of documents [N]; NaN where the query does not match.
 
         Raises:
-            InputError: an engine ends the search with an error; the message names the field.
+            InputError: an engine would end the search with an error; the message names the field.
 
         Example:
             >>> body = {"query": {"exists": {"field": "age"}}, "field_value_factor": {"field": "age"}}
@@ -205,7 +205,7 @@ class FunctionScore(Config):
             [3.0, nan]
         """
         left_N = ~np.isnan(_values_of(fields, self.query["exists"].field))
-        scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function holds
+        scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function matches
         for function in self.functions or (Function(field_value_factor=self.field_value_factor),):
             held_N = left_N.copy()
             for field, bounds in function.filter.get("range", {}).items():
@@ -223,7 +223,7 @@ def _values_of(fields: Fields, field: str) -> NDArray[np.float32]:
 
 
 def _plugin_files(trees: Trees, negative: Collection[str], to: str) -> Files:
-    """The files of trees; `negative` are the features with values below 0, and `to` the engine, for errors."""
+    """The files of trees; `negative` are the features with values below 0, and `to` names the engine in errors."""
     roots = _roots(trees, to)
     parts = _second_labels(trees.columns, negative)
     for root in roots:
@@ -269,13 +269,13 @@ def _roots(trees: Trees, to: str) -> list[Node]:
     if trees.library == "lightgbm":
         return [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
     learner = json.loads(trees.booster.save_config())["learner"]
-    # the score of no tree, which the format has no place for but a tree of one leaf
+    # the base score: the format can hold it only as a tree of one leaf
     nothing = {"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))}
     return [*(json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")), nothing]
 
 
 def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0) -> Node:
-    """A node of LightGBM's dump and all below it; ids come later."""
+    """Convert a node of LightGBM's dump and its subtree; ids come later."""
     if "leaf_value" in node:
         return {"leaf": node["leaf_value"]}
     column = trees.columns[node["split_feature"]]
@@ -291,7 +291,7 @@ def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0)
 
 
 def _above(threshold: float) -> float:
-    """The smallest float32 above a threshold: x <= threshold if and only if x < it, for every float32 but the largest.
+    """The smallest float32 t above a threshold: x <= threshold if and only if x < t, for every float32 but the largest.
 
     Example:
         >>> _above(1.0), _above(0.1) == float(np.float32(0.1))
@@ -300,14 +300,14 @@ def _above(threshold: float) -> float:
         True
     """
     largest = float(np.finfo(np.float32).max)
-    if abs(threshold) >= largest:  # LightGBM writes 1e300 where a split only asks for a value; JSON has no infinity
+    if abs(threshold) >= largest:  # LightGBM writes 1e300 if a split only tests for a value; JSON has no infinity
         return math.copysign(largest, threshold)
     nearest = np.float32(threshold)
     return float(nearest if float(nearest) > threshold else np.nextafter(nearest, np.float32("inf")))
 
 
 def _give_ids(root: Node) -> None:
-    """Give the nodes of a tree ids, and let splits name their children by them."""
+    """Give the nodes of a tree ids, and refer to children by id in the splits."""
     for i, node in enumerate(_nodes(root)):
         node["nodeid"] = i
     for node in _nodes(root):
@@ -326,7 +326,7 @@ def _nodes(root: Node) -> Iterator[Node]:
 
 
 def _second_labels(columns: Sequence[ModelColumn], negative: Collection[str]) -> dict[str, str]:
-    """The label of the second query of each column that has values below 0, by its own label."""
+    """The label of the second query for each column with values below 0, by the column's label."""
     signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
     labels = [column.label for column in columns]
     return dict(
@@ -335,7 +335,7 @@ def _second_labels(columns: Sequence[ModelColumn], negative: Collection[str]) ->
 
 
 def _mirror(node: Node, label: str) -> None:
-    """Let a numbered split at 0 or below read max(-x, 0), whose large values go where the small ones of x went."""
+    """Make a split at a threshold <= 0 read max(-x, 0), with its two directions swapped."""
     threshold = np.float32(node["split_condition"])  # XGBoost writes fewer digits than a double has
     node["split"], node["split_condition"] = label, _above(-float(threshold))
     node["children"].reverse()
@@ -343,7 +343,7 @@ def _mirror(node: Node, label: str) -> None:
 
 
 def _feature_queries(column: ModelColumn, parts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The query of a numeric field's value, or those of its two parts; none matches a document without the field."""
+    """The query for a numeric field, or for its two parts; none matches a document without the field."""
     value = {"field_value_factor": {"field": column.name}}
     bodies: dict[str, dict[str, Any]] = {column.label: value}
     if column.label in parts:

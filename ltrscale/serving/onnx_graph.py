@@ -2,8 +2,8 @@
 
     model.onnx       input `features`, float32 [documents, features]; output `scores`, float32 [documents]
 
-The documents are those of one query if a score depends on the other documents of its list (a listwise network, features
-standardised per query), and any otherwise. Opset 18.
+The documents must be those of one query if a score depends on the other documents of its list (a listwise network,
+features standardised per query); otherwise they may be any. Opset 18.
 
 Shapes: N documents, Q groups, F features, V sorted values, R rows.
 """
@@ -51,7 +51,7 @@ scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features":
         """The graph; its columns are the raw features.
 
         Raises:
-            InputError: the bundle holds no network that scores, or one that has no such graph; onnx is not installed.
+            InputError: the bundle has no network that scores, or its network has no such graph; onnx is not installed.
         """
         _check_exportable(bundle)
         return {_MODEL: _graph(bundle)}, _raw_columns(bundle, observed.texts)
@@ -67,7 +67,7 @@ scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features":
 
 
 class _OneList(nn.Module):
-    """The scores [N] of documents [N, F] that are taken for one list."""
+    """Scores [N] of documents [N, F] as one list."""
 
     def __init__(self, ranker: AnyRanker) -> None:
         super().__init__()
@@ -81,12 +81,11 @@ class _OneList(nn.Module):
 
 
 def is_listwise(bundle: Bundle) -> bool:
-    """Whether the score of a document depends on the others of its list."""
+    """True if a document's score depends on the others of its list."""
     return any(part.reads_lists for part in bundle.parts)
 
 
 def _raw_columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:
-    """The columns that the graph reads: the raw features."""
     labels = labels_of(feature.name for feature in bundle.features)
     return tuple(
         ModelColumn(
@@ -145,7 +144,7 @@ def _check_exportable(bundle: Bundle) -> None:
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """How to write operations that the exporter does not know."""
+    """ONNX translations of operations that the exporter does not know."""
     from onnxscript import opset18 as op
 
     def searchsorted(
@@ -156,7 +155,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         side: str | None = None,
         sorter: Any = None,  # noqa: ARG001
     ) -> Any:
-        """The number of sorted values below each value, or not above it, found by halving the step."""
+        """Binary search: the number of sorted values below each value, or with `right` not above it."""
         after = right or side == "right"
         n, rows = sorted_RV.shape[-1], len(sorted_RV.shape) > 1
         count = op.Mul(op.Cast(op.IsNaN(values), to=7), op.Constant(value_int=0))
@@ -183,7 +182,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Mul(op.Where(op.Less(w, op.Constant(value_float=5.0)), centre, tail), x)
 
     def sort(keys: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001
-        """Of equal keys, TopK takes the first first; a missing key comes last."""
+        """Stable sort by TopK, which keeps the order of equal keys; a missing key comes last."""
         last = op.CastLike(op.Constant(value_float=-math.inf if descending else math.inf), keys)
         length = op.Gather(op.Shape(keys), op.Constant(value_ints=[dim]))
         return op.TopK(op.Where(op.IsNaN(keys), last, keys), length, axis=dim, largest=int(descending), sorted=1)

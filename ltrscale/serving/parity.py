@@ -1,6 +1,6 @@
-"""The check of an export: a reader that knows its files alone must give the bundle's scores.
+"""The check of an export: a reader of only its files must give the bundle's scores.
 
-Raw rows go both ways too: through the exported files, and through `prepare` and the bundle.
+Raw rows are compared too: through the exported files, and through `prepare` and the bundle.
 
 Shapes: N documents or rows, F raw features, Q1 = groups + 1 offsets, G columns of the matrix.
 """
@@ -58,7 +58,7 @@ class ParityConfig(Config):
     """The check that exported models must pass."""
 
     rows: int = Field(10_000, ge=1)
-    """Number of documents whose scores are compared; all if there are fewer."""
+    """Number of documents to compare scores on; all if there are fewer."""
     tolerance: float | None = Field(None, ge=0)
     """Largest difference of scores that passes, as a share of the largest score (at least 1); by default 1e-9 for
     LightGBM's text and Vespa, which compute in double precision, 1e-4 for ONNX, and 1e-5 for the others."""
@@ -69,9 +69,9 @@ class ParityConfig(Config):
 
 
 class RawParity(Config):
-    """Raw rows that went through the transformer and the exported model, and through `prepare` and the bundle.
+    """Comparison of raw rows through the transformer and the exported model with `prepare` and the bundle.
 
-    All features were equal to the bit.
+    All features were bitwise equal.
     """
 
     file: str
@@ -95,9 +95,9 @@ class Parity(Config):
     bundle: str
     data: tuple[str, ...]
     periods: tuple[str, ...] | None
-    """As named; null for all."""
+    """As given; null for all."""
     raw: RawParity | None = None
-    """The same from raw rows on; null where there is no transformer, or there are no such rows."""
+    """The same from raw rows; null without a transformer or raw rows."""
 
 
 def check_parity(
@@ -105,7 +105,7 @@ def check_parity(
 ) -> tuple[Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle.
 
-    Of the first rows of `raw_files` the transformer must make what `prepare` makes of them.
+    The transformer must agree with `prepare` on the first rows of `raw_files`.
 
     Raises:
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
@@ -157,7 +157,7 @@ def write_export(to: Format, bundle: Bundle, observed: Observed) -> Files:
 
 
 class _Export(NamedTuple):
-    """What is compared: a bundle, and the readers of its files."""
+    """A bundle and the readers of its exported files."""
 
     to: Format
     bundle: Bundle
@@ -166,11 +166,7 @@ class _Export(NamedTuple):
     readers: tuple[MatrixScorer, ...]
 
     def apart(self, groups: QueryGroups, matrix_NG: NDArray[np.float32], whose: str) -> tuple[float, float]:
-        """The largest difference of a reader's scores from the bundle's, and the largest score.
-
-        Raises:
-            InputError: the difference is more than the tolerance.
-        """
+        """Largest difference of a reader's scores from the bundle's, checked for tolerance, and the largest score."""
         bundle, tolerance = self.bundle, self.config.allowed(self.to)
         bundle_scores_N = bundle.scorer()(groups).double().numpy()
         reader_scores_RN = [self._scores(reader, groups, matrix_NG) for reader in self.readers]
@@ -190,13 +186,13 @@ class _Export(NamedTuple):
         return difference, largest
 
     def _scores(self, reader: MatrixScorer, groups: QueryGroups, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The scores [N] of a reader; lists one by one where the scores of documents depend on their lists."""
+        """Scores [N] from a reader; list by list if a document's score depends on its list."""
         bounds = groups.offsets_Q1.tolist() if is_listwise(self.bundle) else [0, len(matrix_NG)]
         return np.concatenate([np.zeros(0), *(reader(matrix_NG[a:b]) for a, b in pairwise(bounds) if b > a)])
 
 
 def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity | None:
-    """The same for the first raw rows of some files, through the transformer; None without such rows."""
+    """Compare the first raw rows of some files through the transformer; None without such rows."""
     module, names = transformer(folder), [column.name for column in export.features.columns]
     sampled = sample_raw(export.bundle, module, files, export.config.rows)
     if sampled is None:
@@ -207,7 +203,7 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity 
 
 
 def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> FeatureCodes:
-    """Those of some codes that any document of some data sets has; reads no further than it takes to find all."""
+    """The codes that occur in some data sets; reading stops once all are found."""
     features = [feature for feature in bundle.features if feature.name in codes]
     missing = {feature.name: {*codes[feature.name]} for feature in features}
     selection = select(Split(data=data), labelled=False).serving(features, whose=bundle.url)
@@ -220,7 +216,7 @@ def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> Fe
 
 
 def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
-    """Features with values below 0 in these groups, or anywhere in the data as its summaries say."""
+    """Features with values below 0 in these groups, or anywhere in the data by its summaries."""
     below = {
         name for name, has_negative in zip(names, (groups.features_NF < 0).any(0).tolist(), strict=True) if has_negative
     }
@@ -229,7 +225,7 @@ def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Man
 
 
 def _zeros_hint(incomplete: Sequence[str]) -> str:
-    """The likely reason where missing values count as 0."""
+    """The likely reason for a difference where missing values count as 0."""
     names = ", ".join(incomplete[:3]) + (" and others" if len(incomplete) > 3 else "")
     return (
         f"; it reads a missing value as 0, and {names} {'are' if len(incomplete) > 1 else 'is'} missing in some "
@@ -238,10 +234,7 @@ def _zeros_hint(incomplete: Sequence[str]) -> str:
 
 
 def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
-    """The first groups of a split that together have at least `rows` documents, cut to that number.
-
-    With `disturbed`, some values are taken away, and categories put in that no data set has.
-    """
+    """The first `rows` documents of a split in groups; `disturbed` adds missing values and unseen categories."""
     selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
     parts: list[QueryGroups] = []
     for part in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
@@ -268,17 +261,17 @@ _ROWS_AT_ONCE = 1 << 12
 
 @dataclass(frozen=True)
 class RawSample:
-    """Raw rows of a file that `prepare` takes, sorted by their queries, with what it makes of them."""
+    """Raw rows of a file that `prepare` accepts, sorted by query, with their prepared features."""
 
     file: str
     lines_N: NDArray[np.int64]
     rows: list[Mapping[str, Any]]
     groups: QueryGroups
-    """The features of the bundle."""
+    """The bundle's features of the rows."""
 
 
 def transformer(folder: Path) -> ModuleType:
-    """The exported transformer of a folder, as a service imports it."""
+    """Import the exported transformer of a folder, as a service does."""
     spec = importlib.util.spec_from_file_location("exported_raw_rows", folder / raw.CODE)
     assert spec is not None
     assert spec.loader is not None
@@ -288,7 +281,7 @@ def transformer(folder: Path) -> ModuleType:
 
 
 def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) -> RawSample | None:
-    """The first rows of the first file that has some which `prepare` takes for this bundle; None where none does.
+    """The first rows of the first file with rows that `prepare` accepts for this bundle; None without one.
 
     Raises:
         InputError: a file is missing, damaged or lacks columns.
@@ -323,7 +316,7 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
 
 
 def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -> list[Any]:
-    """The rows with the columns of tables that join, as a service has them where a table is too large to lie beside."""
+    """Rows with the columns of joined tables, which a service supplies if a table is too large to export."""
     assert isinstance(source, ItemRows)  # only these have tables
     for table in source.tables(features):
         keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
@@ -333,10 +326,10 @@ def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -
 
 
 def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
-    """The files of raw rows to check: those that are named or, as far as they are there, those that made the data set.
+    """The files of raw rows to check: the named ones, or those of the data set that still exist.
 
     Raises:
-        InputError: the named ones are missing.
+        InputError: the named files are missing.
     """
     if raw_rows is not None:
         return storage.list_files(raw_rows)
@@ -348,10 +341,10 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
 
 
 def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
-    """The matrix of the exported model that the transformer makes of the rows.
+    """The exported model's matrix of the rows, made by the transformer.
 
     Raises:
-        InputError: a value is not that of `prepare`, to the bit, or a row is refused; names it.
+        InputError: a value is not bitwise equal to that of `prepare`, or a row is refused; the message names it.
     """
     places = [[feature.name for feature in bundle.features].index(name) for name in names]
     expected_NG = sampled.groups.features_NF.numpy()[:, places]
@@ -376,7 +369,7 @@ def _bits(value: float) -> bytes:
 
 
 def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows: int) -> RowBlock | None:
-    """The first rows of a file that `prepare` takes; None if it takes none."""
+    """The first rows of a file that `prepare` accepts; None without any."""
     read = config.source.open(features, first=url, encoders={})
     blocks: list[RowBlock] = []
     n = 0
@@ -391,7 +384,7 @@ def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows:
 
 
 def _text_rows(url: str, module: ModuleType, folder: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a text file with the numbers of their lines, as the transformer reads them."""
+    """The rows of a text file with their line numbers, as the transformer reads them."""
     path = Path(url)
     if not path.exists():
         if storage.size(url) > _MOST_BYTES:

@@ -1,10 +1,10 @@
-"""The transformer of raw rows that every export of a model of items carries, so that a service prepares rows exactly.
+"""The transformer of raw rows in every export of an item model, so that a service prepares rows exactly as training.
 
-raw_rows.py      the transformer: one file that needs Python alone, a copy of the module of that name
-raw_rows.json    its recipe: the columns of a raw row, and how each feature of the model is made of them
-raw_rows_*.jsonl a table that joins the rows, if it is small: a list of key and values in each line
+raw_rows.py      the transformer: a copy of the module of that name, which needs only Python
+raw_rows.json    its recipe: the columns of a raw row, and how to make each feature of the model from them
+raw_rows_*.jsonl a small table to join with the rows: a list of key and values per line
 
-It reads columns as those of the rows that the model has learnt from; so do `jobs.predict` and the registry's model.
+It reads columns in the same way as for training; so do `jobs.predict` and the registry's model.
 """
 
 import inspect
@@ -31,14 +31,14 @@ from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
 _MOST_ROWS, _MOST_NUMBERS = 200_000, 5_000_000
-"""Of a table that lies beside, and the numbers of its lists: some 100 MB of text."""
+"""Limits of an exported table, and of the numbers in its lists: about 100 MB of text."""
 
 
 def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
-    """The settings of `prepare` that read some features of a bundle from raw rows, and these features, in its order.
+    """The settings of `prepare` that read some of a bundle's features from raw rows, and these features in its order.
 
-    None where it is not known how the rows were read, they were no items, or they lack a feature, which a job such as
-    `jobs.match` made later.
+    None if it is unknown how the rows were read, if they were not items, or if they lack a feature that a job such as
+    `jobs.match` added later.
     """
     if RAW not in bundle.read_as or not names:
         return None
@@ -54,10 +54,10 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
 
 
 def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
-    """The files of the transformer of an exported model's columns, in their order; none where `reading_raw` is None.
+    """The files of the transformer for an exported model's columns, in their order; empty if `reading_raw` is None.
 
     Raises:
-        InputError: a table that joins cannot be read.
+        InputError: a joined table cannot be read.
     """
     reading = reading_raw(bundle, names)
     if reading is None:
@@ -123,7 +123,7 @@ _ABOUT = {
 def _columns(
     columns: ColumnMapping, joins: Sequence[Join], features: Sequence[Feature], raw: RawColumns
 ) -> dict[str, dict[str, Any]]:
-    """The columns that features, times and joins read, and those that tables give."""
+    """The columns that features, times and joins read, and those from tables."""
     tables = {name: i for i, join in enumerate(joins, 1) for name in join.columns}
     used = columns.sources_of(feature.name for feature in features)
     used |= dict.fromkeys([columns.time] if columns.time else [])
@@ -145,7 +145,7 @@ def _feature(feature: Feature, columns: ColumnMapping, made: Mapping[str, dict[s
 
 
 def _made(columns: ColumnMapping) -> dict[str, dict[str, Any]]:
-    """Of what the features are made that are no columns themselves."""
+    """The sources of features that are not columns themselves."""
     made: dict[str, dict[str, Any]] = {}
     made |= {name: {"column": column, "part": part} for name, (column, part) in columns.date_features().items()}
     made |= {name: {"column": column, "place": i} for name, (column, i) in columns.vector_features().items()}
@@ -156,7 +156,7 @@ def _made(columns: ColumnMapping) -> dict[str, dict[str, Any]]:
 
 
 def _table(joined: Joined) -> bytes | None:
-    """The rows of a table as lists of key and values, one in a line; None where these are too many, or times."""
+    """A table's rows as lists of key and values, one per line; None if too many, or of a type that JSON lacks."""
     if len(joined.keys_K) > _MOST_ROWS or not all(_is_plain(array.type) for array in joined.columns.values()):
         return None
     if sum(len(array.flatten()) for array in joined.columns.values() if is_list(array.type)) > _MOST_NUMBERS:
@@ -166,7 +166,6 @@ def _table(joined: Joined) -> bytes | None:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether JSON has values of this type."""
     types = pa.types
     kind = kind.value_type if is_list(kind) else kind
     numeric = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
@@ -174,16 +173,16 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 ROW = "__row__"
-"""The column that holds the numbers of rows."""
+"""The column of row numbers."""
 
 
 def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
-    """The uses of columns that give rows their scores; `ROW` names the documents.
+    """The uses of columns that scores depend on; `ROW` identifies the documents.
 
-    Uses that scoring does not need are left out; `named` are those that the caller of `predict` named.
+    Uses that scoring does not need are left out; `named` are those that the caller of `predict` gave.
 
     Raises:
-        InputError: a use does not exist or does not fit the others; a named one does not matter.
+        InputError: a use does not exist or does not fit the others; scores do not depend on a named use.
     """
     mapping = validate(ColumnMapping, columns, "Ranker.predict")
     read = _scoring(mapping, bundle).replace(item=ROW)
@@ -193,9 +192,9 @@ def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collec
 
 
 def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
-    """What decides the values of a bundle's features in rows that are read with these uses and settings of `prepare`.
+    """What decides a bundle's feature values in rows read with these uses of columns and settings of `prepare`.
 
-    Those who read rows alike, by this, see the same features; which rows they leave out may differ.
+    Readers for which this is equal see the same features, though they may reject different rows.
     """
     mapping = validate(ColumnMapping, columns, "Ranker")
     read = _scoring(mapping, bundle)
@@ -208,15 +207,15 @@ def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bu
 
 
 def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
-    """Uses of columns with the numbers that filled missing values in training, also where these were medians."""
+    """Uses of columns with training's fill values for missing values, including computed medians."""
     other_uses = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
     return other_uses | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
 
 
 def uses_of(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
+    """The uses of columns and other keys of `prepare` that read the training rows of a bundle.
 
-    A bundle that does not know them, or whose rows were no items, has its features as columns.
+    If the bundle does not record them, or its rows were not items, each feature is a column.
 
     Raises:
         InputError: the bundle's record is damaged.
@@ -243,5 +242,5 @@ def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
 
 
 def _plain(mapping: ColumnMapping) -> dict[str, Any]:
-    """A mapping as plain data; it states the features even if there are none, so that none are looked for."""
+    """A mapping as plain data; it lists the features even if there are none, so that none are inferred."""
     return {"features": [], "categorical": [], **mapping.model_dump(mode="json", exclude_defaults=True)}

@@ -1,16 +1,16 @@
-"""Features of raw rows, as they were made for training, with Python's standard library alone (3.9 or later).
+"""Features of raw rows, made as for training, with only Python's standard library (3.9 or later).
 
-It reads two files that lie beside it: `raw_rows.json`, the recipe of each feature, and `features.json`, the columns of
-the exported model.
+It reads two files in its folder: `raw_rows.json`, the recipe of each feature, and `features.json`, the columns of the
+exported model.
 
     import raw_rows
 
-    raw_rows.features(row)   # the values of the model's features, in order; NaN where one is missing
-    raw_rows.inputs(row)     # the same as the model reads them: categories of trees as the places of their codes
+    raw_rows.features(row)   # the values of the model's features, in order; NaN if missing
+    raw_rows.inputs(row)     # the same as the model reads them: categories of trees as the index of their code
 
-A row is a dict with the columns of the raw log: values as the log's file has them, so that fields of a CSV file are
-text, or as Python's own numbers, dates and times. A row that cannot be used raises `RowError`, with the reason
-for which the preparation of the training data would have rejected it.
+A row is a dict with the columns of the raw log: values as in the log's file (fields of a CSV file are text) or Python
+numbers, dates and times. A row that cannot be used raises `RowError`, with the reason why the preparation of the
+training data would have rejected it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ISO = re.compile(
 
 
 class RowError(ValueError):
-    """A row that cannot be used; `rule` is the kind of reason, as the quarantine of prepared data names it."""
+    """A row that cannot be used; `rule` is the reason's name in the quarantine of prepared data."""
 
     def __init__(self, found: str, rule: str = "unparsable") -> None:
         super().__init__(found)
@@ -75,8 +75,8 @@ class RawRows:
 
     Args:
         recipe: content of `raw_rows.json`.
-        codes: of each categorical column of the model that has a list of codes, that list.
-        folder: where the tables that join lie.
+        codes: the codes of each categorical column that has a list of them.
+        folder: folder of the tables to join.
     """
 
     def __init__(self, recipe: Mapping[str, Any], codes: Mapping[str, list[int]], folder: Path) -> None:
@@ -92,7 +92,7 @@ class RawRows:
         self._zone = timezone.utc if zone == "UTC" else ZoneInfo(zone)
 
     def features(self, row: Row) -> list[float]:
-        """The values of the model's features, each a number in single precision; NaN where it is missing.
+        """The values of the model's features, each a number in single precision; NaN if missing.
 
         Raises:
             RowError: the row cannot be used, or lacks a column.
@@ -110,19 +110,19 @@ class RawRows:
         return self._completed(found)
 
     def inputs(self, row: Row) -> list[float]:
-        """The row of the model's matrix: `features`, with the place of its code for a category of trees."""
+        """The row of the model's matrix: `features`, with categories of trees as the index of their code."""
         pairs = zip(self.features(row), self._places)
         return [value if places is None else places.get(value, math.nan) for value, places in pairs]
 
     def read(self, path: str | Path) -> Iterator[Row]:
-        """The rows of a CSV file or of JSON lines, perhaps packed as .gz or .xz, with the columns of the log.
+        """The rows of a CSV or JSON Lines file, possibly compressed as .gz or .xz, with the columns of the log.
 
-        A line that is no row is given as the error that says why; `features` raises it.
+        A line that is not a row yields the error that says why; `features` raises it.
         """
         return (row for _, row in self.numbered(path))
 
     def numbered(self, path: str | Path) -> Iterator[tuple[int, Row]]:
-        """The rows of a file, as by `read`, with the numbers of their lines."""
+        """The rows of a file, as from `read`, with their line numbers."""
         form, name = self.recipe["csv"], str(path)
         with _opened(name, "utf-8-sig" if form["encoding"] == "utf-8" else form["encoding"]) as file:
             lines = ((number, line) for number, line in enumerate(file, 1) if line not in ("\n", "\r\n"))
@@ -149,7 +149,7 @@ class RawRows:
             return error
 
     def _of_text(self, name: str, text: str) -> Any:
-        """A value of a CSV file, as a log in another form has it."""
+        """A CSV value as the type that other log formats have."""
         reads = self.recipe["columns"].get(name, {}).get("reads")
         if text in self._missing:
             return None
@@ -161,7 +161,7 @@ class RawRows:
         return self._number(name, text) if reads in ("number", "integer") and numeric else text
 
     def _fields(self, line: str, delimiter: str) -> list[str]:
-        """The fields of a line, which is a row: no field has a line end."""
+        """The fields of a line; no field contains a line end."""
         text, quotes = line.rstrip("\n"), self.recipe["csv"]["quotes"]
         text = text[:-1] if text.endswith("\r") else text
         whole, unclosed = (form.format(delimiter=re.escape(delimiter)) for form in (_WELL_QUOTED, _OPEN))
@@ -171,7 +171,7 @@ class RawRows:
         return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
-        """A value of the row, as the file of the log would give it."""
+        """A value of the row, as the log's file would give it."""
         about, form = self.recipe["columns"][name], self.recipe["rows"]
         reads = about["reads"]
         if name not in row and form != "json" and not about.get("optional"):
@@ -185,7 +185,7 @@ class RawRows:
         if isinstance(value, str) and not value.isascii():
             try:
                 value.encode()
-            except UnicodeEncodeError:  # as `read` gives bytes that are no text
+            except UnicodeEncodeError:  # from bytes that are not text in `read`
                 raise RowError(f"column {name!r} is not text in UTF-8") from None
         if form == "json":
             here, there = _JSON.get(type(value), type(value).__name__), _KINDS.get(reads)
@@ -209,7 +209,7 @@ class RawRows:
         raise RowError(f"column {name!r} is not true or false ({value!r})")
 
     def _number(self, name: str, value: Any) -> float:
-        """The number in single precision that is nearest to the text of a CSV file, or to a number."""
+        """The nearest single-precision number to a CSV text or a number."""
         if not isinstance(value, str):
             return _plain(name, value)
         text, decimal = value.strip(" \t"), self.recipe["csv"]["decimal"]
@@ -223,7 +223,7 @@ class RawRows:
     def _joined(
         self, join: Mapping[str, Any], table: Mapping[str, list[Any]] | None, values: Mapping[str, Any], row: Any
     ) -> dict[str, Any]:
-        """The columns of a table that join the row; it has them itself where the table is not beside this file."""
+        """The columns of a table for the row; they come from the row if the table is not in the folder."""
         if table is None:
             return {name: self._read(name, row) for name in join["columns"]}
         parts = [_key(values[name]) for name in join["key"]]
@@ -237,7 +237,7 @@ class RawRows:
         return {name: join["fill"].get(name) for name in join["columns"]}
 
     def _vector(self, name: str, value: Any, size: int | None) -> list[float] | None:
-        """A list of numbers in single precision; None where there is none."""
+        """A list of single-precision numbers; None if missing."""
         if value is None:
             return None
         if isinstance(value, str) and self.recipe["columns"][name]["reads"] == "text":
@@ -261,7 +261,7 @@ class RawRows:
         return found
 
     def _seconds(self, name: str, value: Any) -> int | None:
-        """The seconds since 1970 of a time; None where it is missing."""
+        """The seconds since 1970 of a time; None if missing."""
         if value is None:
             return None
         found = self._instant(value.decode(errors="replace") if isinstance(value, bytes) else value)
@@ -330,7 +330,7 @@ class RawRows:
         return float(code(_text(value)))
 
     def _completed(self, found: list[float]) -> list[float]:
-        """The values with missing ones filled, unless an infinite one forbids the row."""
+        """Fill missing values; an infinite one may reject the row."""
         infinite = [f"{name} {value:g}" for name, value in zip(self.names, found) if math.isinf(value)]
         if infinite and self.recipe["infinite"] == "reject":
             raise RowError(", ".join(infinite[:3]), "infinite")
@@ -347,7 +347,7 @@ def code(text: str) -> int:
 
 
 def _text(value: Any) -> str:
-    """The text of a category; many tools turn whole numbers into floats where there are missing values."""
+    """The text of a category; many tools turn whole numbers into floats if there are missing values."""
     if isinstance(value, bool) or (hasattr(value, "is_integer") and value.is_integer()):
         return str(int(value))
     text = str(value)
@@ -355,7 +355,7 @@ def _text(value: Any) -> str:
 
 
 def _key(value: Any) -> str | None:
-    """The text of a key; None where there is no value."""
+    """The text of a key; None if missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bytes):
@@ -368,7 +368,7 @@ def _key(value: Any) -> str | None:
 
 
 def _plain(name: str, value: Any) -> float:
-    """A number in single precision; NaN where there is none."""
+    """A number in single precision; NaN if missing."""
     if value is None:
         return math.nan
     if isinstance(value, str) or not hasattr(value, "__float__"):
@@ -377,7 +377,7 @@ def _plain(name: str, value: Any) -> float:
 
 
 def _similarity(kind: str, one: str, other: str, values: Mapping[str, Any]) -> float:
-    """How alike two vectors are, in single precision; NaN where one is missing."""
+    """The similarity of two vectors, in single precision; NaN if one is missing."""
     x, y = values[one], values[other]
     if x is None or y is None:
         return math.nan
@@ -394,13 +394,13 @@ def _similarity(kind: str, one: str, other: str, values: Mapping[str, Any]) -> f
 
 def _dot(x: list[float], y: list[float]) -> float:
     total = 0.0
-    for a, b in zip(x, y):  # one after the other, as the training data were made; sum() rounds otherwise
+    for a, b in zip(x, y):  # in the order of training's preparation; sum() rounds differently
         total += a * b
     return total
 
 
 def _listed(name: str, text: str) -> list[float]:
-    """The numbers of a text such as [0.5, -2e3], in single precision; NaN for what is none."""
+    """The numbers of a text such as [0.5, -2e3], in single precision; NaN for anything else."""
     if not _LIST.fullmatch(text):
         raise RowError(f"column {name!r} is not a list of numbers ({text!r})")
     inner = text.strip(" \t\r\n")[1:-1].strip(" \t\r\n")
@@ -409,7 +409,7 @@ def _listed(name: str, text: str) -> list[float]:
 
 
 def _number_of(text: str) -> float | None:
-    """The number in single precision that is nearest to a text; None for any other text."""
+    """The nearest single-precision number to a text; None if it is not a number."""
     if _NUMBER.fullmatch(text):
         return _nearest(float(text), Decimal(text))
     word = _NO_NUMBER.fullmatch(text)
@@ -419,7 +419,7 @@ def _number_of(text: str) -> float | None:
 
 
 def _single(value: float) -> float:
-    """The nearest number in single precision."""
+    """The nearest single-precision number."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -427,27 +427,22 @@ def _single(value: float) -> float:
 
 
 def _nearest(near: float, exact: Any) -> float:
-    """The number in single precision that is nearest to an exact one, of which `near` is the nearest in double.
-
-    Two roundings are not one where `near` lies in the middle between two numbers in single precision.
-    """
+    """The nearest single-precision number to an exact number, which `near` approximates in double precision."""
+    # rounding twice goes wrong if `near` is halfway between two single-precision numbers
     found = _single(near)
     if not math.isfinite(near) or near == found or not isinstance(exact, (int, Decimal)):
         return found
     (bits,) = struct.unpack("<i", struct.pack("<f", abs(found)))
     bits += -1 if abs(found) > abs(near) else 1
     other = math.copysign(struct.unpack("<f", struct.pack("<i", bits))[0], near)
-    top = math.copysign(2.0**128, near)  # where the number after the largest would be
+    top = math.copysign(2.0**128, near)  # the number after the largest, if there were one
     if (found if math.isfinite(found) else top) / 2 + (other if math.isfinite(other) else top) / 2 != near:
         return found
     return max(found, other) if exact > near else min(found, other) if exact < near else found
 
 
 def _epoch(value: float) -> int | None:
-    """Seconds since 1970 of a number of them, or of milli-, micro- or nanoseconds; None for what cannot be one.
-
-    A day that is written as a number, such as 20260214, is none.
-    """
+    """Seconds since 1970 from s, ms, us or ns; None if it cannot be one, or is a day such as 20260214."""
     if 19_000_101 <= value <= 21_001_231 and value == int(value):
         try:
             date(int(value) // 10_000, int(value) // 100 % 100, int(value) % 100)
@@ -461,7 +456,7 @@ def _epoch(value: float) -> int | None:
 
 
 def _offset(seconds: int, zone: tzinfo) -> int:
-    """Seconds by which local time is ahead of UTC, 0 in years that Python does not know."""
+    """Seconds by which local time is ahead of UTC; 0 in years outside Python's range."""
     try:
         offset = datetime.fromtimestamp(seconds, zone).utcoffset()
     except (ValueError, OverflowError, OSError):
@@ -470,12 +465,11 @@ def _offset(seconds: int, zone: tzinfo) -> int:
 
 
 def _from_iso(text: str) -> datetime:
-    """A time in ISO 8601."""
     return datetime.fromisoformat(text) if sys.version_info >= (3, 11) else iso_time(text)
 
 
 def iso_time(text: str) -> datetime:
-    """A time in ISO 8601, where Python itself reads some of its forms only (before 3.11)."""
+    """Parse a time in ISO 8601; before 3.11 Python itself reads only some of its forms."""
     found = _ISO.fullmatch(text)
     if found is None:
         raise ValueError(text)
@@ -502,7 +496,7 @@ def _object(line: str) -> Row:
 
 
 def _table(join: Mapping[str, Any], folder: Path) -> dict[str, list[Any]] | None:
-    """The rows of a table that joins, by their keys; None if it does not lie beside this file."""
+    """The rows of a table to join, by key; None if it is not in the folder."""
     if join["table"] is None:
         return None
     with _opened(str(folder / join["table"]), "utf-8") as file:
@@ -518,27 +512,27 @@ def _opened(name: str, encoding: str) -> Any:
 
 @cache
 def beside(folder: str) -> RawRows:
-    """The recipe of the files in a folder."""
+    """Load the recipe from a folder."""
     recipe = json.loads((Path(folder) / RECIPE).read_text(encoding="utf-8"))
     columns = json.loads((Path(folder) / MODEL).read_text(encoding="utf-8"))["columns"]
     return RawRows(recipe, {column["name"]: column["codes"] for column in columns if column.get("codes")}, Path(folder))
 
 
 def features(row: Row) -> list[float]:
-    """The values of the model's features for a raw row; see `RawRows.features`."""
+    """The values of the model's features for a raw row."""
     return beside(str(Path(__file__).parent)).features(row)
 
 
 def inputs(row: Row) -> list[float]:
-    """The row of the model's matrix for a raw row; see `RawRows.inputs`."""
+    """The row of the model's matrix for a raw row."""
     return beside(str(Path(__file__).parent)).inputs(row)
 
 
 def read(path: str | Path) -> Iterable[Row]:
-    """The rows of a file in the form of the log; see `RawRows.read`."""
+    """The rows of a file in the form of the log."""
     return beside(str(Path(__file__).parent)).read(path)
 
 
 def numbered(path: str | Path) -> Iterable[tuple[int, Row]]:
-    """The same with the numbers of their lines; see `RawRows.numbered`."""
+    """The rows of a file with their line numbers."""
     return beside(str(Path(__file__).parent)).numbered(path)

@@ -1,4 +1,4 @@
-"""A bundle in MLflow's model registry, as a model of the flavour `python_function` without a pickle."""
+"""Registers a bundle in MLflow's model registry, as a `python_function` model without a pickle."""
 
 import os
 from typing import Any
@@ -32,7 +32,7 @@ class Registry(Config):
 
     @property
     def uri(self) -> str:
-        """The store; an `InputError` if none is named."""
+        """The store; raises `InputError` if none is named."""
         if store := self.store or os.environ.get(MLFLOW):
             return store
         raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
@@ -52,7 +52,7 @@ class RegisterJob(Registry):
         """
         store = self.uri
         bundle = bundles.load(self.bundle)
-        bundle.scorer()  # refuses what cannot score
+        bundle.scorer()  # raises if it cannot score
         client(store)
         import mlflow
 
@@ -85,10 +85,10 @@ class RegisterJob(Registry):
 
 
 def put_alias(registry: Registry, version: str) -> None:
-    """Let the alias `in_service` of a registered model name this version.
+    """Point the alias `in_service` of a registered model to this version.
 
     Raises:
-        InputError: no store is named, or the registry does not take it.
+        InputError: no store is named, or the registry refuses.
     """
     store = client(registry.uri)
     from mlflow.exceptions import MlflowException
@@ -101,10 +101,8 @@ def put_alias(registry: Registry, version: str) -> None:
 
 
 def _signature(bundle: bundles.Bundle) -> Any:
-    """The columns of the raw log that scoring reads, and the scores; None where the bundle knows no query column.
-
-    The columns may have any type: MLflow would refuse whole numbers where the log had fractions.
-    """
+    """The columns of the raw log that scoring reads, and the scores; None if no query column is known."""
+    # columns of any type: MLflow would refuse whole numbers where the log had fractions
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType

@@ -1,4 +1,4 @@
-"""Trees as their own library writes them, with the names of the features, and the exports that this library reads back.
+"""Trees in their library's own format with feature names, and the exports that this library reads back.
 
 Shapes: N documents, G columns.
 """
@@ -24,7 +24,7 @@ _TEXT, _BINARY, _JSON, _CHECKPOINT, _TRITON = "model.txt", "model.ubj", "model.j
 class Trees:
     """One model of raw features.
 
-    `booster` is the library's own, with the labels of the columns as the names of its features.
+    `booster` is the library's own object, with the column labels as feature names.
     """
 
     url: str
@@ -37,7 +37,7 @@ def trees_of(bundle: Bundle, observed: Observed, *, to: str, libraries: Collecti
     """The trees of a bundle.
 
     Raises:
-        InputError: the bundle is not one model of raw features that one of the libraries has made.
+        InputError: the bundle is not one model of raw features from one of the libraries.
     """
     trees = bundle.forest
     if trees is None or trees.library not in libraries:
@@ -105,7 +105,7 @@ def _read_xgboost(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -
 
 
 def missing_goes_left(node: Mapping[str, Any]) -> bool:
-    """Where a missing value goes at a numeric split of LightGBM's dump: a split that never met one takes it for 0."""
+    """True if a missing value goes left at a numeric split of LightGBM's dump; if training had none, it counts as 0."""
     if node["missing_type"] not in ("None", "NaN"):
         raise InputError(
             f"the trees have the missing_type {node['missing_type']!r}, which no export has; "
@@ -115,7 +115,7 @@ def missing_goes_left(node: Mapping[str, Any]) -> bool:
 
 
 class LightGBMFormat(MatrixFormat):
-    """LightGBM's own text."""
+    """LightGBM's text format."""
 
     kind: Literal["lightgbm"] = "lightgbm"
     title: ClassVar[str] = "A ranker as LightGBM's own text"
@@ -126,12 +126,12 @@ scores = lightgbm.Booster(model_file="model.txt").predict(matrix, raw_score=True
 ```"""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """The text."""
+        """The text file, and its columns."""
         trees = trees_of(bundle, observed, to=self.kind, libraries=("lightgbm",))
         return {_TEXT: trees.booster.model_to_string().encode()}, trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
-        """LightGBM."""
+        """LightGBM itself."""
         import lightgbm
 
         booster = lightgbm.Booster(model_file=str(folder / _TEXT))
@@ -139,7 +139,7 @@ scores = lightgbm.Booster(model_file="model.txt").predict(matrix, raw_score=True
 
 
 class XGBoostFormat(MatrixFormat):
-    """XGBoost's binary and textual JSON."""
+    """XGBoost's UBJ and JSON."""
 
     kind: Literal["xgboost"] = "xgboost"
     title: ClassVar[str] = "A ranker in XGBoost's own formats"
@@ -155,13 +155,13 @@ scores = booster.predict(rows, output_margin=True)
 ```"""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """Both files."""
+        """Both files, and their columns."""
         trees = trees_of(bundle, observed, to=self.kind, libraries=("xgboost",))
         files = {name: bytes(trees.booster.save_raw(form)) for name, form in ((_BINARY, "ubj"), (_JSON, "json"))}
         return files, trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
-        """XGBoost, from both."""
+        """XGBoost itself, for both files."""
         return _xgboost(folder / _BINARY), _xgboost(folder / _JSON)
 
 
@@ -180,7 +180,7 @@ def _xgboost(path: Path) -> MatrixScorer:
 
 
 class TreeliteFormat(MatrixFormat):
-    """Treelite's checkpoint, and the settings with which Triton's FIL backend serves it."""
+    """Treelite's checkpoint, and settings for Triton's FIL backend."""
 
     kind: Literal["treelite"] = "treelite"
     title: ClassVar[str] = "A ranker as a treelite checkpoint, for Triton's FIL backend"
@@ -193,7 +193,7 @@ scores = treelite.gtil.predict(model, matrix, pred_margin=True).reshape(-1)
 In a model repository of Triton, the files are `NAME/config.pbtxt` and `NAME/1/checkpoint.tl`."""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """Checkpoint and settings."""
+        """Checkpoint and settings, and the columns."""
         trees = trees_of(bundle, observed, to=self.kind, libraries=_FRONTENDS)
         treelite = _treelite()
         load = _FRONTENDS[trees.library](treelite)
@@ -222,7 +222,7 @@ _FRONTENDS: dict[str, Callable[[Any], Any]] = {
     "lightgbm": lambda treelite: treelite.frontend.from_lightgbm,
     "xgboost": lambda treelite: treelite.frontend.from_xgboost,
 }
-"""How treelite reads the trees of each library that it takes."""
+"""Treelite's loader for each supported library."""
 
 
 def _treelite() -> Any:

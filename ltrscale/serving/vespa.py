@@ -1,9 +1,9 @@
-"""LightGBM's trees for Vespa: `model.json` is LightGBM's dump, made to mean in Vespa what it means in LightGBM.
+"""LightGBM's trees for Vespa: `model.json` is LightGBM's dump, adapted to mean the same in Vespa.
 
 Vespa turns each split into a ranking expression. A numeric one is `feature < threshold`, or
 `!(feature >= threshold)` where `default_left` says that a missing value goes left; LightGBM has `<=`. A category is
-compared as text with the entries of `pandas_categorical`, whose lists belong to the features that have values in
-`feature_infos`, in the order of the features.
+compared as text with the entries of `pandas_categorical`; its lists belong to the features with values in
+`feature_infos`, in feature order.
 
 Source: Vespa's documentation (Ranking with LightGBM Models) and its importer, version 8.
 
@@ -27,7 +27,7 @@ _MODEL = "model.json"
 
 
 class VespaFormat(EngineFormat):
-    """LightGBM's dump, made to mean in Vespa what it means in LightGBM."""
+    """LightGBM's dump, adapted to mean the same in Vespa."""
 
     kind: Literal["vespa"] = "vespa"
     title: ClassVar[str] = "A ranker for Vespa"
@@ -46,7 +46,7 @@ rank-profile ranker {
 The features have the names of `label`. Categories are text: their functions take attributes of type string."""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """The file.
+        """The file, and its columns.
 
         Raises:
             InputError: the bundle is not one model of LightGBM; the data set does not name some categories.
@@ -55,7 +55,7 @@ The features have the names of `label`. Categories are text: their functions tak
         return {_MODEL: _dump(trees)}, trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
-        """The ranking expression that Vespa makes of the file."""
+        """The ranking expression that Vespa makes from the file."""
         model, described = json.loads((folder / _MODEL).read_bytes()), features_in(folder).columns
         with_values = [i for i, name in enumerate(model["feature_names"]) if _category_values(model, name)]
         texts = dict(zip(with_values, model["pandas_categorical"], strict=True))
@@ -84,7 +84,7 @@ def _dump(trees: Trees) -> bytes:
     model = {
         "name": "tree",
         "version": dump["version"],
-        "objective": dump.get("objective", "regression"),  # a custom one has no name; both leave scores as they are
+        "objective": dump.get("objective", "regression"),  # a custom one has no name; neither changes scores
         "feature_names": dump["feature_names"],
         "feature_infos": infos,
         "tree_info": [{"tree_index": i, "tree_structure": root} for i, root in enumerate(roots)],

@@ -1,4 +1,4 @@
-"""The log of a news portal at any size, hour by hour: to try what depends on the number of lists.
+"""A synthetic log of a news portal at any size, hour by hour, to try what depends on the number of lists.
 
 A list has 4 to 20 articles, 11.5 on average. An article has four factors z and a section s; only s is written.
 
@@ -12,8 +12,8 @@ Some rows are broken, as `prepare` rejects them: an id or a time is missing, a t
 label negative, an article twice in its list; some lists lose all rows, and some return under the id of another. The
 manifest counts all rows, and the broken ones by kind and by the rule that rejects them.
 
-Each hour depends on the settings and its date alone. It is a committed directory, so that a log that was interrupted
-goes on with the hours that it lacks. Shapes: N rows, Q lists, S sections, Z factors, H hidden values, F features.
+Each hour depends on the settings and its date alone. It is a committed directory, so an interrupted log resumes with
+the missing hours. Shapes: N rows, Q lists, S sections, Z factors, H hidden values, F features.
 """
 
 import datetime
@@ -39,7 +39,7 @@ from ltrscale.stages.stage import Origin, Stage
 from ltrscale.stages.tasks import Task, TaskWorkersConfig, run_all
 
 PORTAL_VERSION = {"generator": "1"}
-"""Part of a log's identity: raise it when the same settings come to give other rows."""
+"""Part of a log's identity: raise it when the same settings give other rows."""
 
 RULES = {
     "no_id": "unparsable",
@@ -133,7 +133,6 @@ class PortalLog(Stage):
 
 
 def _total(accounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of the hours' accounts."""
     plain: Counter[str] = Counter()
     nested: dict[str, Counter[str]] = {"broken": Counter(), "rejected": Counter()}
     for account in accounts:
@@ -157,7 +156,7 @@ def _manifest_of(url: str) -> dict[str, Any]:
 
 
 def _write_day(config: PortalLogConfig, out: str, day: int) -> None:
-    """Commit each hour of a day that is not there."""
+    """Commit the missing hours of a day."""
     origin = made_by("portal_hour", config, PORTAL_VERSION)
     for hour in range(24 * day, 24 * day + 24):
         place = storage.join(out, _name(config, hour))
@@ -259,15 +258,11 @@ def _draw(world: _World, rng: Generator, n: int) -> tuple[Floats, Ints, NDArray[
 
 
 def _kinds(broken: float, rng: Generator, list_N: Ints, place_N: Ints, n_lists: int) -> NDArray[np.int8]:
-    """What is wrong with each row, if anything.
-
-    The first row of a list is broken only if the whole list is. Of four lists the last alone may be broken as a whole,
-    so that the list whose id returns is whole, as is one between.
-    """
+    """What is wrong with each row, if anything; the first row of a list is broken only if the whole list is."""
     kind_N = np.zeros(len(list_N), np.int8)
     rows = np.flatnonzero((rng.random(len(list_N), np.float32) < 0.93 * broken) & (place_N > 0))
     kind_N[rows] = rng.integers(_NO_ID, _RETURNING, len(rows))
-    lists = np.arange(3, n_lists, 4)
+    lists = np.arange(3, n_lists, 4)  # so that the list whose id returns is whole, as is one between
     lists = lists[rng.random(len(lists)) < 0.6 * broken]
     kind_Q = np.zeros(n_lists, np.int8)
     kind_Q[lists] = rng.choice([_IMPOSSIBLE, _INFINITE, _RETURNING], len(lists))
@@ -294,10 +289,10 @@ def _account(kind_N: NDArray[np.int8], place_N: Ints, lengths_Q: Ints, known_Q: 
 
 
 def account_of(url: str) -> Mapping[str, Any]:
-    """The account of a log that was committed.
+    """The account of a committed log.
 
     Raises:
-        InputError: none is.
+        InputError: nothing is committed.
     """
     account: Mapping[str, Any] = _manifest_of(url)["account"]
     return account

@@ -1,9 +1,9 @@
 """Small ranking problems, each with its own law of relevance, on which a network learns to rank from examples.
 
-A problem has features and grades of short lists. Its first lists are examples; the others are to be ranked by whoever
-has read the examples (`ltrscale/models/in_context.py`). Nothing carries over from one problem to the next but what
-ranking problems have in common: features that show the same few causes, features of a list alone, counts, flags and
-heavy tails, scores that rise with relevance, and few relevant documents. A document has D factors z, and
+A problem has features and grades of short lists. Its first lists are examples; a network that has read these ranks the
+others (`ltrscale/models/in_context.py`). Problems share only what ranking problems have in common: features that show
+the same few causes, features of a list alone, counts, flags and heavy tails, scores that rise with relevance, and few
+relevant documents. A document has D factors z, and
 
     z   = sqrt(s) a_q + sqrt(1 - s) b_n                    s is the share of a factor that a list has in common   (1)
     x_f = g_f(sqrt(1 - o_f) (z M)_f + sqrt(o_f) e_f)       features: mixes of factors, noise of their own, shapes (2)
@@ -161,7 +161,7 @@ def _mixed(rng: Generator, factors_ND: Doubles, offsets_Q1: Ints, n_features: in
 
 
 def _alike(rng: Generator, x_NF: Doubles, factors_ND: Doubles) -> Doubles:
-    """Features with a part in common, as all that say how well a document fits its query have."""
+    """Features with a common part, as all features of how well a document fits its query have."""
     n_features = x_NF.shape[1]
     common_N = _standard(factors_ND @ rng.normal(size=factors_ND.shape[1]))
     share_F = rng.uniform(0.5, 1) * rng.beta(math.exp(rng.uniform(-1, 3)), 1, n_features)

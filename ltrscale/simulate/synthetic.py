@@ -2,7 +2,7 @@
 
 It imitates the search of a shop. A query has an intent i (buy, compare, find an accessory). A document has a kind k
 (the product itself, a newer model, an accessory, a spare part), a seller, and four factors x: quality, popularity,
-youth and price. None of these but the seller is written.
+youth and price. Of these only the seller is written.
 
     r   = A[i, k] + b_k . x              relevance: what a kind is worth to an intent, and slopes of its own     (1)
     f_j = g_j(w_j . tanh(V [u, x] + v) + s_j e_j),    u = m_k + 0.1 e            numeric features                (2)
@@ -43,7 +43,7 @@ from ltrscale.progress import Report, log
 from ltrscale.stages.stage import Origin, Stage
 
 GENERATOR = {"generator": "2"}
-"""Part of a log's identity: raise it when the same settings come to give other rows."""
+"""Part of a log's identity: raise it when the same settings give other rows."""
 
 _INTENTS, _KINDS = 4, 12
 _PLACE, _FACTORS = 3, 4  # entries of the place, which tells the kind, and of the factors

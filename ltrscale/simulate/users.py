@@ -38,7 +38,7 @@ class Examiner(Config):
 
     @property
     def assumed_eta(self) -> float:
-        """The position bias that debiased credit assumes: 1 where no power of the position is true."""
+        """The position bias that debiased credit assumes; 1 if the bias is not a power of the position."""
         return 1.0
 
     @property
@@ -53,7 +53,7 @@ class Examiner(Config):
 
     @property
     def beyond_credit(self) -> str:
-        """Which of them debiased credit does not assume, in words; "" if it is true of all."""
+        """The users that debiased credit does not cover, in words; "" for none."""
         return ""
 
 
@@ -68,14 +68,14 @@ class PositionBased(Examiner):
     further down (trust bias, Agarwal et al. 2019)."""
 
     def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:  # noqa: ARG002
-        """Each document that is examined and attracts or is trusted, whatever the others."""
+        """The examined documents that attract or are trusted."""
         trusted_N = self.trust * examination(positions_N, eta=1.0)
         perceived_N = trusted_N + (1 - trusted_N) * attraction_N
         return np.asarray(draw_N < perceived_N * examination(positions_N, eta=self.eta))
 
     @property
     def assumed_eta(self) -> float:
-        """That of these users."""
+        """The position bias of these users."""
         return self.eta
 
     @property
@@ -85,12 +85,12 @@ class PositionBased(Examiner):
 
     @property
     def trusts(self) -> str:
-        """The order."""
+        """Trust in the order."""
         return f", or, with probability {self.trust:g} / p, because it stands at position p" if self.trust else ""
 
     @property
     def beyond_credit(self) -> str:
-        """Those who trust the order."""
+        """Users who trust the order."""
         return "; users who trust the order are none of them" if self.trust else ""
 
 
@@ -100,7 +100,7 @@ class Cascade(Examiner):
     kind: Literal["cascade"] = "cascade"
 
     def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
-        """The first that attracts."""
+        """The first document of each list that attracts."""
         return first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
 
     @property
@@ -110,7 +110,7 @@ class Cascade(Examiner):
 
     @property
     def beyond_credit(self) -> str:
-        """All of them."""
+        """All users."""
         return "; a cascade is none of them"
 
 

@@ -1,1 +1,1 @@
-"""What every job stands on: stages, their origins and inputs, run directories, trackers, tasks side by side."""
+"""The basis of every job: stages, their origins and inputs, run directories, trackers, parallel tasks."""

@@ -1,7 +1,7 @@
-"""The metrics of a run: a line of JSON for each record, in which each step, epoch and tree is there once.
+"""The metrics of a run: a JSON line per record, with each step, epoch and tree only once.
 
-A training that goes on from a checkpoint does the steps after it again, and one that begins anew does all of them: what
-had been recorded of them, and what followed, gives way to the new records. Records of no step, such as counts of
+A training that resumes from a checkpoint repeats the steps after it, and one that starts over repeats all steps. The
+new records replace the old records of these steps and everything after them. Records without a step, such as counts of
 workers, stay.
 """
 
@@ -14,33 +14,33 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 Warn = Callable[[str], None]
-"""Receives why something could not be written."""
+"""Receives the reason why something could not be written."""
 
 
 class Curve(NamedTuple):
-    """What consecutive numbers of a record count."""
+    """What the consecutive numbers of records count."""
 
     unit: str
     """`epoch`, `step` or `tree`."""
     of: str
-    """Of what: steps count on over all phases of a run, epochs begin anew with each, trees with each model."""
+    """What the unit belongs to: steps continue over all phases, epochs restart with each, trees with each model."""
 
 
 class CurvePoint(NamedTuple):
     """Where a record belongs among the metrics of a run."""
 
     prefix: str
-    """Of the names of its metrics, such as `full/epoch`."""
+    """Prefix of the names of its metrics, such as `full/epoch`."""
     step: int
-    """Its own number, or the next one of its prefix."""
+    """Its own number, or the next number of its prefix."""
     again: bool = False
-    """Whether the run does it again."""
+    """Whether the run repeats it."""
     given_way: Mapping[str, int] = {}
-    """The last step of each prefix whose records have given way to this one."""
+    """The last step of each prefix with records that this one replaces."""
 
 
 class MetricsFile:
-    """The file of a run's metrics, a context manager; it goes on from what an earlier attempt has left there."""
+    """The metrics file of a run, a context manager; it continues the file of an earlier attempt."""
 
     def __init__(self, path: Path, stage: str, warn: Warn) -> None:
         self._stage, self._warn = stage, warn
@@ -48,7 +48,7 @@ class MetricsFile:
         self._path = path
         self._read()
         self.goes_on = bool(self._last)
-        """Whether numbered records were there before."""
+        """Whether the file already had numbered records."""
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class MetricsFile:
         self._file.close()
 
     def append(self, record: Mapping[str, object]) -> CurvePoint:
-        """Append a record, after removing what it does again."""
+        """Append a record, after removing the records that it repeats."""
         curve, number = _number(record)
         last, names = self._last.get(curve, (0, set()))
         again = number is not None and (number < last or (number == last and _names(record) in names))
@@ -67,9 +67,9 @@ class MetricsFile:
         return CurvePoint(prefix, step, again, given_way)
 
     def _read(self) -> None:
-        """Take note of all that is there; half a line, which a kill has left, goes."""
+        """Read existing records; removes a partial line that a kill has left."""
         self._last: dict[Curve, tuple[int, set[frozenset[str]]]] = {}
-        """Of each curve the last number, and the names in its records."""
+        """The last number of each curve, and the names in its records."""
         self._counts: dict[str, int] = {}
         data = self._path.read_bytes()
         if not data.endswith(b"\n"):
@@ -79,7 +79,7 @@ class MetricsFile:
                 self._note(record)
 
     def _note(self, record: Mapping[str, object]) -> tuple[str, int]:
-        """Take note of a record; returns its prefix and its step."""
+        """Register a record; returns its prefix and its step."""
         (curve, number), prefix = _number(record), self._prefix(record)
         self._counts[prefix] = self._counts.get(prefix, 0) + 1
         if number is None:
@@ -94,7 +94,7 @@ class MetricsFile:
         return "/".join(str(part) for part in parts if part)
 
     def _give_way(self, curve: Curve, number: int) -> dict[str, int]:
-        """Remove the records from a number of a curve on; returns the last step of each prefix among them."""
+        """Remove the records of a curve from a number on; returns the last step of each prefix among them."""
         lines = self._path.read_bytes().splitlines(keepends=True)
         records = [_record(line) for line in lines]
         first = next((i for i, record in enumerate(records) if _is_from(record, curve, number)), len(lines))
@@ -110,7 +110,7 @@ class MetricsFile:
         return given_way
 
     def _write(self, record: Mapping[str, object]) -> None:
-        """Append a whole line, or nothing and warn: half a line would break the file for readers."""
+        """Append a whole line, or nothing and warn, because a partial line would break the file for readers."""
         end, data = self._file.seek(0, os.SEEK_END), f"{json.dumps(record)}\n".encode()
         try:
             problem = "" if self._file.write(data) == len(data) else "no space left"
@@ -127,7 +127,7 @@ def _is_from(record: Mapping[str, object], curve: Curve, number: int) -> bool:
 
 
 def _record(line: bytes) -> dict[str, object]:
-    """The record of a line; empty where it is none, as after a fault of the disk."""
+    """Parse a line; empty if it is not a record, such as after a disk fault."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -136,7 +136,7 @@ def _record(line: bytes) -> dict[str, object]:
 
 
 def _number(record: Mapping[str, object]) -> tuple[Curve, int | None]:
-    """The curve of a record, and its number there; None where it counts nothing."""
+    """The curve of a record and its number there; None if it counts nothing."""
     for unit, of in (("epoch", record.get("phase")), ("step", ""), ("tree", record.get("model"))):
         if isinstance(number := record.get(unit), int):
             return Curve(unit, str(of or "")), number

@@ -1,7 +1,7 @@
 """Runs in MLflow, and MLflow's client.
 
-An interrupted run goes on where it was, found again by the place and the origin of its output: nothing of an origin
-that differs is ever added to it.
+An interrupted run is found by the place and the origin of its output, and continues. A run with another origin is never
+continued.
 """
 
 import os
@@ -24,13 +24,13 @@ _REPORTS = ("report.md", "report.html", "metrics.json")
 _LONGEST_VALUE, _MOST_PARAMS, _MOST_METRICS = 6000, 100, 1000  # MLflow's limits
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 _LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-"""Of a request with figures: MLflow itself would try for twenty minutes, and the thread that sends tries again."""
+"""Limits of a request with figures: MLflow itself would retry for twenty minutes, and the sending thread retries."""
 _REFUSED = (400, 404, 409)
 _KNOWN_S = 10.0
 
 
 class MLflowRun:
-    """One run in MLflow; stages of a pipeline are its children."""
+    """One run in MLflow; the stages of a pipeline are its children."""
 
     name = "MLflow"
     every_s = 5.0
@@ -42,11 +42,11 @@ class MLflowRun:
         self.place, self._run, self._parent = uri, run, _parent.get()
         self._run_id, self._known = "", threading.Event()
         self._last: dict[str, int] = {}
-        """The last step of each metric that is there."""
+        """The last step of each metric in MLflow."""
 
     @contextmanager
     def as_parent(self) -> Iterator[None]:
-        """Let the runs that begin in the block be children of this one."""
+        """Make runs that begin in the block children of this one."""
         token = _parent.set(self)
         try:
             yield
@@ -54,7 +54,7 @@ class MLflowRun:
             _parent.reset(token)
 
     def open(self) -> None:
-        """Go on with the run of this output that was interrupted, or begin one."""
+        """Continue the interrupted run of this output, or begin one."""
         self._client = client(self.place)
         name = os.environ.get(EXPERIMENT, "ltrscale")
         existing = self._client.get_experiment_by_name(name)
@@ -74,7 +74,7 @@ class MLflowRun:
         return tags
 
     def _place(self) -> str:
-        """The stage and its output: of a local one the directory itself, for others have one of the same path."""
+        """Identifies stage and output; a local output also by its inode, because its path may not be unique."""
         out, inode = self._run.out, 0
         if storage.is_local(out):
             out, inode = str(storage.local_path(out).resolve()), self._run.folder.stat().st_ino
@@ -84,19 +84,19 @@ class MLflowRun:
         return digest(self._run.origin or settings_of(self._run.config))
 
     def _interrupted(self, experiment: str) -> Any:
-        """The run of this output that did not finish, now running again; None if there is none of this origin."""
+        """The unfinished run of this output and origin, set to running again; None if there is none."""
         tagged = f"tags.place = '{self._place()}'"
         newest = ["attributes.start_time DESC"]
         for run in self._client.search_runs([experiment], tagged, max_results=1, order_by=newest):
             if run.info.status != "FINISHED" and run.data.tags["origin"] == self._origin():
                 self._client.update_run(run.info.run_id, "RUNNING")
                 return run
-            if run.info.status == "RUNNING":  # its process is gone, for this one holds the output
+            if run.info.status == "RUNNING":  # its process is gone, because this one holds the output
                 self._client.set_terminated(run.info.run_id, "KILLED")
         return None
 
     def _send_settings(self, known: Mapping[str, str]) -> None:
-        """Log the settings that are not known: MLflow never changes one."""
+        """Log the settings that are not in `known`, because MLflow never changes a setting."""
         from mlflow.entities import Param
 
         settings = flat(self._run.config.model_dump(mode="json"))
@@ -106,7 +106,7 @@ class MLflowRun:
             self._client.log_batch(self._run_id, params=params[first : first + _MOST_PARAMS], synchronous=True)
 
     def send(self, figures: Sequence[Figures]) -> None:
-        """Send what is not there yet: a metric keeps the steps that are done again as they were."""
+        """Send new figures; a metric keeps its old values for repeated steps."""
         from mlflow import MlflowException
         from mlflow.entities import Metric
 
@@ -127,7 +127,7 @@ class MLflowRun:
             self._last |= {metric.key: metric.step for metric in batch}
 
     def end(self, folder: Path, status: str) -> Iterator[None]:
-        """Set the status first, then send the files, which take longer."""
+        """Set the status first, then send the files, which takes longer."""
         yield self._client.set_terminated(self._run_id, status)
         for path in sorted(folder.iterdir()):
             if path.is_file():
@@ -146,7 +146,7 @@ def client(uri: str) -> Any:
     mlflow = _import()
     try:
         return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-    except Exception as error:  # of MLflow, or of the database that the URI names
+    except Exception as error:  # from MLflow, or from the database that the URI names
         if "MLFLOW_ALLOW_FILE_STORE" in str(error):
             raise InputError(
                 f"{MLFLOW}: {uri} is a folder, which MLflow writes no more; name a database, such as "
@@ -157,7 +157,7 @@ def client(uri: str) -> Any:
 
 
 def _import() -> Any:
-    """MLflow, which then neither sends reports to its makers nor prints."""
+    """Import MLflow without telemetry or printing."""
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)
     try:
@@ -168,16 +168,13 @@ def _import() -> Any:
 
 
 def _check(uri: str) -> None:
-    """Refuse what can be no store, without asking a server, and import MLflow before threads do.
-
-    The tables of a new file are made here: that takes seconds, which a short run has not.
-    """
+    """Reject invalid stores without a server; import MLflow before threads do; create the tables of a new file."""
     _import()
     from mlflow.store.db.db_types import DATABASE_ENGINES
 
     engine = urlsplit(uri).scheme.partition("+")[0]
     if engine == "sqlite":
-        with suppress(InputError):  # locked, or out of reach for now: the thread tries again
+        with suppress(InputError):  # locked or unreachable for now: the thread retries
             client(uri)
     elif engine not in DATABASE_ENGINES:
         client(uri)
@@ -185,7 +182,7 @@ def _check(uri: str) -> None:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Let MLflow try as long as it wants to in the block: who registers a model waits for it."""
+    """Let MLflow retry as long as it wants in the block, for users who wait for the registration of a model."""
     ours = {name for name, value in _LIMITS.items() if os.environ.get(name) == value}
     for name in ours:
         del os.environ[name]
@@ -197,7 +194,7 @@ def patient() -> Iterator[None]:
 
 
 def plain_key(key: str) -> str:
-    """A key of the characters that MLflow allows.
+    """Replace the characters of a key that MLflow does not allow.
 
     Example:
         >>> plain_key("full/epoch/validation_ndcg@5")

@@ -1,4 +1,4 @@
-"""The record that every run leaves beside its output: resolved config, versions, metrics, log.
+"""The record of every run beside its output: resolved config, versions, metrics, log.
 
 A stage's directory holds `run/config.yaml`, `run/environment.json`, `run/metrics.jsonl` and `run/log.txt`. If other
 programs read the directory as a table the folder is `_run`, which they skip. On a local disk the files grow while the
@@ -68,18 +68,18 @@ def _git(*arguments: str) -> str | None:
 
 @contextmanager
 def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
-    """Hold an output directory while the block runs; yields whether it removed the leftovers of a dead holder.
+    """Hold an output directory while the block runs; yields whether it removed leftovers of a dead holder.
 
-    See `storage.hold`, also for `only_left`. Leftovers of processes that helped are removed at the end.
+    See `storage.hold`, also for `only_left`. Leftovers of helper processes are removed at the end.
     """
-    within = storage.is_held(out)  # whoever holds it may not have committed yet what its helpers have written
+    within = storage.is_held(out)  # its holder may not have committed its helpers' files yet
     with storage.hold(out, only_left=only_left) as before:
         if before:
             storage.sweep(out, before)
         try:
             yield bool(before)
         except BaseException:
-            with suppress(InputError):  # a store that fails here too: the first error is the one to report
+            with suppress(InputError):  # the store may fail here too: report the first error
                 _end(out, within=within)
             raise
         _end(out, within=within)
@@ -91,13 +91,13 @@ def _end(out: str, *, within: bool) -> None:
 
 
 def record_folder(out: str) -> str | None:
-    """The folder with the record of the run that made, or is making, an output; None where none is recorded."""
+    """The folder with the record of the run that made or is making an output; None if there is no record."""
     folders = (storage.join(out, name) for name in (storage.RUN, storage.HIDDEN_RUN))
     return next((folder for folder in folders if storage.exists(storage.join(folder, CONFIG))), None)
 
 
 def record_file(folder: str, name: str) -> str | None:
-    """The text of a file of a record; None where it is not there."""
+    """The text of a file of a record; None if the file does not exist."""
     data = storage.read_if_there(storage.join(folder, name))
     return None if data is None else data.decode(errors="replace")
 
@@ -112,13 +112,13 @@ def check_replaceable(out: str, stage: str) -> None:
 
 
 def _committed_by(out: str) -> str | None:
-    """The stage whose output a directory holds; None where nothing is committed."""
+    """The stage that committed a directory; None if nothing is committed."""
     manifest = storage.read_manifest(out)
     if manifest is not None:
         return manifest.get("made_by", {}).get("stage") or "something else"
     from ltrscale.data.dataset.scores import read_period, scored_periods  # listing runs needs no pyarrow
 
-    # scores are committed period by period, and have no manifest above
+    # scores are committed by period, without a manifest above
     return "score" if any(read_period(out, period) is not None for period in scored_periods(out)) else None
 
 
@@ -126,15 +126,15 @@ def _committed_by(out: str) -> str | None:
 def recorded(
     out: str, config: Config, stage: str, *, name: str = storage.RUN, origin: Mapping[str, object] | None = None
 ) -> Iterator[Report]:
-    """Keep config, environment, log and metrics of the block in a folder of `out`; yields what records metrics.
+    """Keep config, environment, log and metrics of the block in a folder of `out`; yields a recorder of metrics.
 
-    The environment has the time of the start, and once the block is over without an error that of its end.
+    The environment contains the start time and, if the block ends without an error, the end time.
 
-    Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run. Trackers
-    take a run for the same one as long as its origin is the same, by default what the config says of the result.
+    This appends to the log and the metrics of an earlier run, such as the interrupted part of a resumed run. Trackers
+    treat runs with the same origin as one run; by default, the origin is what the config says of the result.
 
     Raises:
-        InputError: `out` holds the output of another stage than this one; nothing is written there.
+        InputError: `out` holds the output of another stage; nothing is written there.
     """
     check_replaceable(out, stage)
     with holding(out), _record_folder(storage.join(out, name)) as folder:
@@ -160,10 +160,10 @@ def recorded(
                 for listener in listeners:
                     listener({})
                 yield report
-            with suppress(OSError):  # a full disk does not fail what is done
+            with suppress(OSError):  # a full disk must not fail a finished run
                 (folder / ENVIRONMENT).write_text(json.dumps({**began, "ended": _now()}, indent=1) + "\n")
         except BaseException as error:
-            # to the file alone: the job itself prints the error
+            # only to the file: the job itself prints the error
             trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()
             record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
             log.filter(record)
@@ -171,12 +171,12 @@ def recorded(
             raise
         finally:
             log.removeHandler(handler)
-            with suppress(OSError):  # a full disk: the last lines are lost, of which a warning was logged
+            with suppress(OSError):  # a full disk: a warning about the lost lines was logged
                 handler.close()
 
 
 class _LogFile(logging.FileHandler):
-    """The log of a run, whose failure does not end the run: a disk that is full for a while leaves a gap."""
+    """The log of a run, which survives write errors: a disk that is full for a while leaves a gap."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002
         """Warn once; the base class would print a traceback for every line."""
@@ -194,9 +194,9 @@ def _warn_of_gaps(folder: Path, error: str) -> None:
 
 @contextmanager
 def heard_by(listener: Report) -> Iterator[None]:
-    """Pass the reports of stages that start in this thread to a listener too, beside those around the block.
+    """Also pass the reports of stages that start in this thread to a listener; listeners can be nested.
 
-    A stage that begins to work reports an empty record.
+    A stage reports an empty record when it begins to work.
     """
     token = _listeners.set((*_listeners.get(), listener))
     try:
@@ -230,7 +230,7 @@ def _record_folder(target: str) -> Iterator[Path]:
 
 
 def _copy_at_last(folder: Path, target: str) -> None:
-    """Copy to the target, or else to a temporary directory of this machine; a failure does not fail the run."""
+    """Copy to the target, or else to a local temporary directory; a failure does not fail the run."""
     try:
         _copy(folder, target)
     except (InputError, OSError) as error:

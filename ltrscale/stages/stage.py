@@ -4,8 +4,8 @@ check        refuses bad settings before anything is read
 identity     the settings that the output depends on: the fields, without those that are marked `Operational`
 inputs       the content hashes of the inputs, which the types of the fields declare; with the identity they are the
              origin of the output
-is_done      whether the output of this origin is committed; tidy: what a run that was killed then has left undone
-clear        removes the remains of an earlier run, if the job is to start anew
+is_done      whether the output of this origin is committed; tidy: finishes what a run killed then left undone
+clear        removes the remains of an earlier run, if the job should start over
 work         makes the output and commits it
 
 A field that holds the place of an input is declared as `DataUrl`, `BundleUrl` or `OutputUrl`, at any depth: in a list,
@@ -48,7 +48,7 @@ Settings = dict[str, Any]
 
 
 def with_splits(config: Config | Settings, *splits: Split) -> Settings:
-    """The settings, and splits that name all their periods: periods added later do not belong to them."""
+    """The settings, and the splits with all their periods named, so that periods added later do not belong to them."""
     with_periods = [with_periods_named(split).model_dump(mode="json") for split in splits]
     return {"config": settings_of(config), "splits": with_periods}
 
@@ -73,13 +73,13 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
 def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
     """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
 
-    A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, as long
-    as their inputs are still at their recorded URLs.
+    A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, while
+    their inputs are still at the recorded URLs.
 
     Args:
         url: the bundle.
         test: the split to evaluate on.
-        chosen_on: let them be selected on it, and only not be trained on it.
+        chosen_on: allow that they were selected on it, but not that they were trained on it.
 
     Raises:
         InputError: one of them has; the message names the period.
@@ -94,10 +94,10 @@ def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
 
 
 def check_member(name: str, url: str, split: Split, fault: str, *, chosen_on: bool = False) -> None:
-    """As `check_unseen`, of a bundle among several; `fault` says what it has seen, what that does, and the remedy."""
+    """Like `check_unseen`, for one of several bundles; `fault` says what it has seen, the effect and the remedy."""
     try:
         check_unseen(url, split, chosen_on=chosen_on)
-    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
+    except UnavailableError:  # unreachable storage says nothing about the bundle
         raise
     except InputError as error:
         raise InputError(f"bundles.{name}: {url} {fault} ({error})") from error
@@ -118,7 +118,7 @@ def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
         else:
             for learnt in splits if made_by.get("stage") == "refit" else splits[:1]:  # a refit learns from both
                 check_disjoint(Splits(train=learnt, validation=test))
-    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
+    except UnavailableError:  # unreachable storage says nothing about the bundle
         raise
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
@@ -126,7 +126,7 @@ def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
 
 
 def _is_there(split: Split) -> bool:
-    """Whether the data sets still exist, with at least one of the periods that were read."""
+    """True if the data sets still exist, with at least one of the periods that were read."""
     exist = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
     return exist and bool(_still_there(split) or split.periods is None)
 
@@ -138,7 +138,7 @@ def _still_there(split: Split) -> list[str]:
 
 
 def scored_by(split: Split) -> list[str]:
-    """The bundles that made the scores which serve as labels of a split."""
+    """The bundles behind the scores that serve as labels of a split."""
     assert split.scores is not None
     periods = sorted({period for _, files in chosen_files(split) for period in files.periods})
     scored = list(read_periods(split.scores, periods))
@@ -163,12 +163,12 @@ def content_of(url: str) -> str:
 
 
 def _file_hashes(manifest: Mapping[str, Any]) -> str:
-    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed
+    # unlike the single hash of `ltrscale.bundle.content_hash`, this form shows which file changed
     return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))
 
 
 class _InputPlace(NamedTuple):
-    """The mark of a field that holds the place of an input."""
+    """Marks a field as the place of an input."""
 
     content: Callable[[str], str]
     """The content hash of what is there."""
@@ -179,13 +179,13 @@ _DATA = _InputPlace(lambda url: open_dataset(url).manifest.hash)
 _BUNDLE = _InputPlace(lambda url: bundle_hashes([url])[url])
 
 DataUrl = Annotated[str, _DATA]
-"""The directory of a data set, all of which is read."""
+"""The directory of a data set, which is read completely."""
 
 BundleUrl = Annotated[str, _BUNDLE]
 """The directory of a bundle."""
 
 BundleUrls = Annotated[Texts, _BUNDLE]
-"""The directories of bundles; one alone needs no list."""
+"""The directories of bundles; a single one needs no list."""
 
 OutputUrl = Annotated[str, _InputPlace(content_of)]
 """The directory of another committed output, such as an evaluation."""
@@ -199,9 +199,9 @@ class Input(NamedTuple):
 
 
 def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
-    """The splits that a job reads of a field: training and validation, or validation and test if it demands a test.
+    """The splits that a job reads of a field: training and validation, or validation and test if it requires a test.
 
-    What is declared counts: the splits of a job that trains may have a test split, which it does not read.
+    The declared type counts: splits of a training job may have a test split, which it does not read.
     """
     match value:
         case Split():
@@ -214,7 +214,7 @@ def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
 
 
 def is_input(field: FieldInfo) -> bool:
-    """Whether a field holds nothing but places of inputs or splits."""
+    """True if a field holds only places of inputs or splits."""
     return any(isinstance(mark, _InputPlace) for mark in field.metadata) or _is_input(field.annotation)
 
 
@@ -232,7 +232,7 @@ def _is_input(annotation: Any) -> bool:
 
 
 def inputs_in(config: Config) -> Iterator[Input]:
-    """All that the fields of a config name as input, in their order, also in configs below it.
+    """All inputs that the fields of a config name, in field order, including nested configs.
 
     Example:
         >>> class Job(Config):
@@ -247,7 +247,6 @@ def inputs_in(config: Config) -> Iterator[Input]:
 
 
 def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
-    """The inputs in the value of a field, or in an item of it."""
     match value:
         case Split() | Splits():
             yield from map(Input, read_of(field, value))
@@ -286,7 +285,7 @@ class Stage(Config):
     stage: ClassVar[str]
     """The name that manifests record."""
     makes_data: ClassVar[bool] = False
-    """Whether the output is a data set, which must be opened anew once it is made."""
+    """Whether the output is a data set, which must be reopened once it is made."""
     record: ClassVar[str] = storage.RUN
     """The folder of the run's record below `out`."""
     out: Operational[str]
@@ -298,7 +297,7 @@ class Stage(Config):
     def own_settings(self) -> Config:
         """The settings that the output depends on, besides the inputs and splits that are fields of the job itself.
 
-        They are those of the only other field, where it is a config, such as `finetune` of `FinetuneJob`; else all.
+        If the only other field is a config, such as `finetune` of `FinetuneJob`, its settings; otherwise all settings.
         """
         fields = type(self).model_fields.items()
         own_fields = [getattr(self, name) for name, field in fields if not (is_operational(field) or is_input(field))]
@@ -310,7 +309,7 @@ class Stage(Config):
         return self
 
     def splits_read(self) -> list[Split]:
-        """The splits that are fields of the job itself, whose periods are part of the identity."""
+        """The splits that are fields of the job itself, with periods that are part of the identity."""
         fields = type(self).model_fields.items()
         return [split for name, field in fields for split in read_of(field, getattr(self, name))]
 
@@ -328,10 +327,10 @@ class Stage(Config):
         """Make the output and commit it with this origin; `report` receives metrics."""
 
     def clear(self) -> None:
-        """Remove the remains of an earlier run in `out`, if this run is to start anew."""
+        """Remove the remains of an earlier run in `out`, if this run should start over."""
 
     def tidy(self) -> None:
-        """Remove what is useless once the output is committed, where a run was killed before it had done so."""
+        """Finish the clean-up of a run that was killed after it had committed the output."""
 
     def is_done(self, origin: Origin) -> bool:
         """Whether the complete output of this origin is committed; logs it if so."""
@@ -341,14 +340,14 @@ class Stage(Config):
         return up_to_date
 
     def recorded_as(self) -> Config:
-        """The config that repeats the run; the run directory keeps it."""
+        """The config that repeats the run, as recorded in the run directory."""
         return self
 
     def run(self) -> bool:
         """Make the output unless it is up to date; returns whether it was made.
 
-        The stage sees each data set as it was when first opened, even if it changes meanwhile, and relative periods are
-        those of then.
+        The stage sees each data set as it was when first opened, even if it changes meanwhile. Relative periods are
+        resolved at that time.
 
         Raises:
             InputError: `out` holds the output of another stage; or as `check` and `work`.
@@ -362,7 +361,7 @@ class Stage(Config):
         origin = made_by(self.stage, self.identity(), self.inputs())
         done = self.is_done(origin)
         with holding(self.out, only_left=done) as was_killed:
-            if done or self.is_done(origin):  # again: another process may have made it while this one waited
+            if done or self.is_done(origin):  # check again: another process may have made it meanwhile
                 if was_killed:
                     self.tidy()
                 return False

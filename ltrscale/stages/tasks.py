@@ -1,6 +1,6 @@
-"""Tasks, some of which need others to be done first: here one after the other, or in processes of a Ray cluster.
+"""Run tasks that depend on each other: here one after the other, or in processes of a Ray cluster.
 
-A task that fails ends neither the others nor the run; only the tasks that need it are given up.
+A failed task ends neither the other tasks nor the run; only tasks that need it are given up.
 """
 
 import logging
@@ -28,10 +28,10 @@ from ltrscale.runtime.workers import or_number
 from ltrscale.signals import ending_on_signal, stop_on_signal
 
 _RESTARTS = 2
-"""How often Ray starts a task again whose process has died."""
+"""How often Ray restarts a task after its process has died."""
 _LOOK_S, _PATIENCE_S = 1.0, 10.0
 _STOP_S = 60.0
-"""Time of the tasks to end after a request to stop: a step, and the checkpoint after it."""
+"""Time for tasks to end after a request to stop: a step, and the checkpoint after it."""
 
 
 class TaskWorkersConfig(Config):
@@ -57,22 +57,22 @@ TaskWorkers = Annotated[TaskWorkersConfig, BeforeValidator(or_number)]
 
 @dataclass(frozen=True)
 class Task:
-    """A call that commits its results to storage; the tasks named in `needs` must be done before."""
+    """A call that commits its results to storage, after the tasks named in `needs`."""
 
     name: str
     call: Callable[[], object]
     """Pickled to the process that runs it."""
     needs: tuple[str, ...] = ()
     kind: str = ""
-    """Tasks of a kind cost about as much as their size says."""
+    """Tasks of the same kind have costs in proportion to their sizes."""
     size: float = 1.0
     """What the task reads, in a unit of its kind."""
     folder: str = ""
-    """Where the record of its time is; "" for none."""
+    """Where its run time is recorded; "" if nowhere."""
 
 
 Ended = Callable[[Task, str | None, float], None]
-"""Receives a task that has ended, why it failed or None, and the seconds that it took."""
+"""Receives a task that has ended, its failure or None, and its duration in seconds."""
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
@@ -84,21 +84,21 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
         ended: called in this thread for each task that ends.
 
     Raises:
-        Stopped: this process was asked to stop, and tasks that ran have ended as they do alone, or after a minute by
-            force.
+        Stopped: this process was asked to stop, and running tasks have ended as they do alone, or by force after a
+            minute.
     """
     queue = _Queue(tasks, ended)
     if workers.number == 0:
         while (task := queue.next()) is not None:
             queue.end(task, _attempt(task.call))
         return
-    # a handler that raises would not do: Ray keeps its exception back until a task has ended
+    # a handler must not raise: Ray would delay its exception until a task has ended
     with ray_cluster(math.ceil((workers.number or 1) * workers.cpus)), stop_on_signal() as stopping:
         _run_with_ray(queue, workers, stopping)
 
 
 class Costs:
-    """The cost of the finished tasks, which predicts that of the others."""
+    """The cost of finished tasks, which predicts that of the others."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._left = Counter((task.kind, task.size) for task in tasks)
@@ -106,10 +106,10 @@ class Costs:
         self._spent = 0.0
 
     def done(self, task: Task, seconds: float, cost: float) -> float:
-        """Take note of a task that has ended; returns the share of this run's work that is done.
+        """Record a finished task; returns the share of this run's work that is done.
 
-        A task that was up to date took next to no seconds in this run; its cost, the seconds that it took in all runs,
-        predicts that of similar tasks.
+        A task that was up to date took almost no seconds in this run; its cost, the total seconds of all runs, predicts
+        similar tasks.
         """
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
@@ -118,7 +118,7 @@ class Costs:
         return self._spent / (self._spent + remaining) if remaining else 1.0
 
     def _foretold(self, kind: str, size: float) -> float:
-        """The mean of tasks of the same kind and size; else of the kind, in proportion to the size; else of all."""
+        """The mean cost of tasks of the same kind and size, or of the kind in proportion to size, or of all."""
         if same := self._costs.get((kind, size)):
             return statistics.fmean(same)
         costs_alike = [(other, cost) for (k, other), costs in self._costs.items() if k == kind for cost in costs]
@@ -183,7 +183,7 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
                 failure = str(error)
             queue.end(task, failure)
     finally:
-        if running:  # Ray may crash where a task that has ended is cancelled
+        if running:  # Ray may crash if a finished task is cancelled
             _, running_on = ray.wait(list(running), num_returns=len(running), timeout=0)
             for reference in running_on:
                 ray.cancel(reference, force=True)
@@ -191,7 +191,7 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
 
 
 def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...], mailbox: Any) -> str | None:
-    """Run a task in a process of Ray, which Ray uses again for later tasks."""
+    """Run a task in a Ray process, which Ray reuses for later tasks."""
     storage.join_leases(leases)
     torch.set_num_threads(threads)
     log.setLevel(logging.INFO)  # for the log beside each stage's output
@@ -204,7 +204,7 @@ def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.L
 
 @contextmanager
 def _asked_through(mailbox: Any) -> Iterator[None]:
-    """Turn the launching process's request to stop into the signal that ends this process's work when it runs alone."""
+    """Turn the launching process's request to stop into the signal that also stops a process running alone."""
     import ray
     from ray.exceptions import RayError
 
@@ -230,14 +230,14 @@ def _asked_through(mailbox: Any) -> Iterator[None]:
 
 
 def _attempt(call: Callable[[], object]) -> str | None:
-    """Run a task; returns why it failed, None if it did not."""
+    """Run a task; returns the reason of a failure, or None."""
     try:
         call()
     except Stopped:
         raise
     except InputError as error:
         return str(error)
-    except Exception as error:  # a defect, or a full GPU: the other tasks go on
+    except Exception as error:  # a defect, or a full GPU: the other tasks continue
         log.exception("the task failed")
         return " ".join(f"{type(error).__name__}: {error}".split())
     return None

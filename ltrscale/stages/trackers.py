@@ -1,4 +1,4 @@
-"""What a tracker of runs does, and the one that writes event files for TensorBoard."""
+"""The interface of run trackers, and the one that writes event files for TensorBoard."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ class Tracked(NamedTuple):
     config: Config
     stage: str
     origin: Mapping[str, object] | None
-    """By default what the config says of the result."""
+    """By default the part of the config that determines the result."""
     folder: Path
-    """Of the run's record, on this machine."""
+    """The local folder of the run's record."""
     goes_on: bool
     """Whether an earlier attempt has recorded steps."""
 
@@ -36,26 +36,26 @@ class Figures(NamedTuple):
 
 
 class RefusedError(Exception):
-    """The tracker answers, and does not take these figures."""
+    """The tracker answered and rejected these figures."""
 
 
 class Tracker(Protocol):
-    """Keeps what a run reports. A thread calls it, and may call again what has failed."""
+    """Keeps the reports of a run. A thread calls it, and may retry failed calls."""
 
     name: str
     every_s: float
-    """Seconds for which figures are gathered, because requests cost time."""
+    """Seconds to gather figures for, because requests cost time."""
     place: str
     """Where it is."""
 
     def open(self) -> None:
-        """Begin the run, or go on with it."""
+        """Begin or continue the run."""
 
     def send(self, figures: Sequence[Figures]) -> None:
-        """Keep figures, in their order; a `RefusedError` if another try is useless."""
+        """Keep figures in order; a `RefusedError` if a retry is useless."""
 
     def end(self, folder: Path, status: str) -> Iterator[None]:
-        """The run is over: FINISHED, FAILED or KILLED; its files are in a folder. Yields after each part."""
+        """End the run as FINISHED, FAILED or KILLED, with its files in a folder. Yields after each part."""
 
 
 def numbers(record: Mapping[str, object]) -> dict[str, float]:
@@ -96,7 +96,7 @@ class EventFiles:
 
     def __init__(self, folder: str, run: Tracked) -> None:
         try:
-            import torch.utils.tensorboard  # noqa: F401 - here, for threads that import wait for one another
+            import torch.utils.tensorboard  # noqa: F401 - here, because importing threads wait for each other
         except ImportError as error:
             raise InputError(
                 f"{TENSORBOARD}: TensorBoard is not installed; pip install 'ltrscale[tensorboard]'"
@@ -104,14 +104,14 @@ class EventFiles:
         self.place, self._run = storage.join(folder, run_name(run.out)), run
         self._writer: Any = None
         self._passed: dict[str, int] = {}
-        """The last step of each prefix that is there and done again, where `purge_step` cannot take it back."""
+        """The last step of each prefix that is written and repeated, if `purge_step` cannot remove it."""
 
     def open(self) -> None:
-        """Begin; a run that does not go on takes back all that an earlier one of its name has left."""
+        """Begin; a run that does not continue removes everything of an earlier run of the same name."""
         self._write_from(None if self._run.goes_on else 0)
 
     def _write_from(self, step: int | None) -> None:
-        """Write to a new file, before which nothing counts of this step and later ones, of whatever curve."""
+        """Start a new file, which invalidates earlier records of this step and later ones in all curves."""
         from torch.utils.tensorboard import SummaryWriter
 
         if self._writer is not None:
@@ -123,7 +123,7 @@ class EventFiles:
             self._writer.add_text("config", f"| key | value |\n|---|---|\n{rows}")
 
     def send(self, figures: Sequence[Figures]) -> None:
-        """Write figures, after taking back what they do again."""
+        """Write figures, after removing the ones that they repeat."""
         for (prefix, step, again, given_way), values, time_s in figures:
             if again:
                 self._write_from(0 if step <= 1 else step)

@@ -1,17 +1,17 @@
-"""Runs in the trackers that a team uses, TensorBoard and MLflow, which cost a run telemetry and nothing else.
+"""Runs in the trackers that a team uses, TensorBoard and MLflow; they only ever cost a run telemetry.
 
-Environment variables name them. They are read by every process that runs a job, and belong to no config: a model does
-not depend on who watches.
+Environment variables name the trackers. Every process that runs a job reads them. They belong to no config, because a
+model does not depend on who watches.
 
     LTRSCALE_TENSORBOARD=DIR   event files of each run below DIR, in a folder named like the run's output
     LTRSCALE_MLFLOW=URI        a run for each stage in MLflow's tracking store, such as sqlite:///mlflow.db or
                                http://host:5000, in the experiment that MLFLOW_EXPERIMENT_NAME names (ltrscale)
     LTRSCALE_TRACKING_REQUIRED=true   ends a job whose tracker does not answer at the start
 
-Each tracker has a thread that talks to it, so a server that is down, hangs or is slow delays no step, no checkpoint and
-no stop. What is reported waits in a queue of bounded length while the thread tries again; what finds the queue full is
-counted and lost. At the end of a run its tracker has some seconds for the rest. The threads are daemons, so one that
-hangs does not keep the process.
+Each tracker has its own thread, so a server that is down, hangs or is slow delays no step, checkpoint or stop. Reports
+wait in a bounded queue while the thread retries; reports that find the queue full are counted and lost. At the end of a
+run its tracker has some seconds for the rest. The threads are daemons, so a hanging one does not keep the process
+alive.
 """
 
 import math
@@ -42,12 +42,12 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _OPEN_S, _END_S, _SILENT_S = 30.0, 30.0, 10.0
 _off: ContextVar[bool] = ContextVar("off", default=False)
 _silent: set[str] = set()
-"""Places that had not answered when a run ended; the next ones do not wait for them."""
+"""Places that had not answered when a run ended; later runs do not wait for them."""
 
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Track nothing in the block: reading rows to score them is no run to look at."""
+    """Track nothing in the block, such as reading rows in order to score them."""
     token = _off.set(True)
     try:
         yield
@@ -57,13 +57,13 @@ def untracked() -> Iterator[None]:
 
 @contextmanager
 def tracked(run: Tracked) -> Iterator[Track]:
-    """Track the block in the trackers that the environment names; yields what passes records on to them.
+    """Track the block in the trackers that the environment names; yields a function that passes records to them.
 
-    The output and the stage name the run, whose config and the files in its folder are kept with it.
+    The output and the stage name the run. Its config and the files in its folder are kept with it.
 
     Raises:
-        InputError: a tracker is not installed, or what the environment names can be no store; or, where tracking is
-            required, its store did not answer at the start.
+        InputError: a tracker is not installed, the environment names an invalid store, or a required tracker did not
+            answer at the start.
     """
     required = _is_required()
     with _trackers_of(run) as trackers:
@@ -93,7 +93,7 @@ def tracked(run: Tracked) -> Iterator[Track]:
 
 @contextmanager
 def _trackers_of(run: Tracked) -> Iterator[list[Tracker]]:
-    """The trackers that the environment names, none of which has done anything yet; MLflow's is a parent meanwhile."""
+    """The trackers that the environment names, not yet opened; MLflow's run is a parent run inside the block."""
     environment: Mapping[str, str] = {} if _off.get() else os.environ
     trackers: list[Tracker] = []
     with ExitStack() as block:
@@ -107,7 +107,6 @@ def _trackers_of(run: Tracked) -> Iterator[list[Tracker]]:
 
 
 def _is_required() -> bool:
-    """Whether a tracker that does not answer at the start ends the job."""
     known = {"true": True, "1": True, "false": False, "0": False, "": False}
     if (value := os.environ.get(REQUIRED, "").lower()) not in known:
         raise InputError(f"{REQUIRED}: {value!r} is neither true nor false")
@@ -115,7 +114,7 @@ def _is_required() -> bool:
 
 
 class _Follower:
-    """Passes figures on to a tracker in a thread of its own."""
+    """Passes figures on to a tracker in its own thread."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -132,7 +131,7 @@ class _Follower:
         threading.Thread(target=self._work, name=f"tracking in {tracker.name}", daemon=True).start()
 
     def report(self, figures: Figures) -> None:
-        """Take figures, unless too many wait already; never waits itself."""
+        """Queue figures unless the queue is full; never waits."""
         self._reported += len(figures.values)
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(figures)
@@ -140,17 +139,17 @@ class _Follower:
 
     def require(self) -> None:
         """Wait until the tracker has begun the run; an `InputError` if it does not."""
-        self._warned = True  # the error says it
+        self._warned = True  # the error replaces the warning
         if not self._opened.wait(_OPEN_S):
             self._trouble, self._quiet = self._trouble or f"no answer within {_OPEN_S:.0f} s", True
             raise InputError(f"{self._said()}; start it, or unset {REQUIRED}")
         self._warned = False
 
     def end(self, folder: Path, status: str) -> None:
-        """Give the tracker some seconds for what waits and for the end of the run, and say what did not arrive."""
+        """Give the tracker some seconds to send the rest and end the run, and log what did not arrive."""
         self._ending = folder, status
         self._answered = now = time.monotonic()
-        # one that fails now gets one more try, so that a server that is down delays no run
+        # a failing tracker gets one more try, so that a server that is down delays no run
         self._until = now if self._trouble else now + _END_S
         with self._saying:
             self._over.set()
@@ -179,7 +178,7 @@ class _Follower:
             self._answered = time.monotonic()
 
     def _pass_on(self) -> bool:
-        """Send what is reported until the run is over; returns whether the tracker still answers."""
+        """Send reports until the run is over; returns whether the tracker still answers."""
         while not self._over.is_set() or self._waiting:
             self._news.wait()
             self._over.wait(self._tracker.every_s)
@@ -195,7 +194,7 @@ class _Follower:
         return True
 
     def _attempt(self, call: Callable[[], None]) -> bool:
-        """Call until it succeeds, each time after a longer wait; returns whether it did before time was up."""
+        """Call with growing pauses until it succeeds; returns whether it did before time was up."""
         wait_s = _FIRST_WAIT_S
         while True:
             last = time.monotonic() >= self._until
@@ -203,7 +202,7 @@ class _Follower:
                 call()
             except RefusedError:
                 raise
-            except Exception as error:  # of any library, network or disk
+            except Exception as error:  # from any library, network or disk
                 self._fail(error)
             else:
                 self._trouble, self._answered = "", time.monotonic()
@@ -216,7 +215,7 @@ class _Follower:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _fail(self, error: Exception, so: str = "its figures wait until that is over") -> None:
-        """Take note of a failure; only the first of a run is said, and those at its end with what did not arrive."""
+        """Log the first failure of a run; failures at its end are logged with what did not arrive."""
         with self._saying:
             self._trouble = _reason(error)
             if not self._warned and not self._over.is_set():
@@ -228,7 +227,7 @@ class _Follower:
 
 
 def _reason(error: BaseException) -> str:
-    """An error in a few words; of the long ones of requests those of what lies below, such as a refused connection."""
+    """A short text of an error; for long ones of requests, that of the cause, such as a refused connection."""
     text = str(error).strip().partition("\n")[0]
     below = error.__cause__ or error.__context__
     if text and (len(text) <= _LONGEST_REASON or below is None):

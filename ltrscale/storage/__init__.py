@@ -1,16 +1,16 @@
 """Files and directories, on a local disk or at the URLs of `names.SCHEMES`; no other module opens URLs.
 
-Stages hand each other directories. A directory consists of the files that its `manifest.json` lists: a writer puts the
+Stages hand each other directories. A directory consists of the files that its `manifest.json` lists. A writer puts the
 data files in place first and the manifest last, so a reader sees all of a stage's output or none of it. A manifest is
-put on the condition that nobody has put another since the writer began: of two writers one wins and the other fails
-with an error (`commit`). A job holds its output directory by a lease, so that two jobs never do the same work at once
-(`lease`). The same rules hold on a local disk and on S3. A commit to a local disk is flushed to the disk first, so that
-it survives a crash of the machine.
+put only if nobody has put another since the writer began: of two writers one wins, and the other fails with an error
+(`commit`). A job holds a lease on its output directory, so that two jobs never do the same work at once (`lease`). The
+same rules hold on a local disk and on S3. A commit to a local disk is flushed first, so that it survives a crash of the
+machine.
 
-Which S3 is asked, with which keys, certificates and proxy, is decided as in Amazon's own tools, by the environment
-(`AWS_ENDPOINT_URL` names a store other than Amazon's), `~/.aws/config` and the profile, for all libraries alike. While
-S3 cannot be reached or is overloaded, requests are repeated for three minutes, or for `LTRSCALE_STORAGE_PATIENCE_S`
-seconds; a refusal that a retry cannot cure is reported at once.
+The environment (`AWS_ENDPOINT_URL` names a store other than Amazon's), `~/.aws/config` and the profile choose the S3
+store, keys, certificates and proxy as in Amazon's own tools, for all libraries alike. While S3 cannot be reached or is
+overloaded, requests are retried for three minutes, or for `LTRSCALE_STORAGE_PATIENCE_S` seconds. A refusal that a retry
+cannot cure is reported at once.
 """
 
 from ltrscale.storage import scratch

@@ -1,4 +1,4 @@
-"""Writing directories that appear whole or not at all: a manifest, put in place last, lists a directory's files."""
+"""Write directories that appear whole or not at all: a manifest, put in place last, lists the files of a directory."""
 
 import contextlib
 import json
@@ -47,24 +47,24 @@ class Placed:
 class Commit:
     """Writes the files of one directory and, last, its manifest.
 
-    A context manager: `file` gives a local path to write to and puts the file in place at the end of its block;
+    A context manager: `file` gives a local path to write to, and puts the file in place at the end of its block;
     `finish` commits. Leaving without `finish`, by an error or not, deletes the files that were put in place. A
-    directory that is committed already is replaced: the new manifest replaces the old one, then files that only the
-    old one lists are deleted.
+    committed directory is replaced: the new manifest replaces the old one, then files that only the old one lists are
+    deleted.
 
-    A name with `{hash}` gets the first eight digits of the content's hash and the writer's token: it belongs to this
-    writer alone, and its file is in place at the end of the block. Several writers may use any other name: its file
-    waits until `finish`, which withdraws the old manifest first if that lists the name. A failure before this point,
-    such as a full disk, leaves the old commit whole. The manifest is put after all files were seen in their places,
-    and on the condition that no other writer has put one since this commit began (see `swap`); a writer whose lease
-    another job has taken over (see `lease`) fails before that.
+    A name with `{hash}` gets the first eight digits of the content's hash and the writer's token. It belongs to this
+    writer alone, and its file is in place at the end of the block. Any other name may be used by several writers, so
+    its file waits until `finish`, which first withdraws an old manifest that lists the name. A failure before this
+    point, such as a full disk, leaves the old commit whole. The manifest is put after all files were seen in their
+    places, and only if no other writer has put one since this commit began (see `swap`). A writer fails before that if
+    another job has taken over its lease (see `lease`).
 
     Other processes can put files in place for this commit: each through a commit that is `helping`, which it ends by
-    `leave`; the whole commit takes them over by `adopt`. A helping one uses names with `{hash}` only. `manifest` is
-    another name for the manifest, such as `HIDDEN_MANIFEST`.
+    `leave`; the main commit takes the files over by `adopt`. A helping commit uses only names with `{hash}`. `manifest`
+    is another name for the manifest, such as `HIDDEN_MANIFEST`.
 
-    Long work survives its process by `save`: what is in place then, with a document that says how to go on. The next
-    commit to the directory finds both in `saved`, takes the files over by `go_on`, or deletes them when it finishes.
+    Long work survives its process by `save`, which records the files in place and a document to resume from. The next
+    commit to the directory finds both in `saved`, and takes the files over by `go_on` or deletes them when it finishes.
 
     Example:
         >>> import tempfile
@@ -89,12 +89,12 @@ class Commit:
         previous = None if self._before is None else parse_manifest(self._before, self._manifest)
         self._previous = previous or {}
         self.replaced = listed_in(previous)
-        """The content hashes of the files that the manifest which this commit replaces lists itself, by name."""
+        """Content hashes, by name, of the files that the manifest to replace lists itself."""
         self.saved: dict[str, Any] = {}
         """The document of an unfinished commit, with its `files`; empty if there is none."""
         if not helping:
             if files.read_if_there(join(url, KEPT)) is not None:
-                with self._alone():  # another writer may be about to commit what it lists, or to delete it
+                with self._alone():  # another writer may be about to commit or delete these files
                     delete_kept(url)
             saved = files.read_if_there(join(url, UNFINISHED))
             self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
@@ -106,7 +106,7 @@ class Commit:
             if is_local(url):
                 root = local_path(url)
                 self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
-                # beside the final places, so that a rename puts a file in place; the token lets `sweep` find leftovers
+                # beside the final places, so a rename puts a file in place; the token lets `sweep` find leftovers
                 self._staging = root / writers.staging_name(self._token)
                 self._staging.mkdir(parents=True)
             else:
@@ -117,14 +117,14 @@ class Commit:
 
     @contextmanager
     def file(self, name: str, *, size: int = 0) -> Iterator[Path]:
-        """A local path to write; at the end of the block, or of the commit, the file is in place under `name`.
+        """A local path to write; the file is in place under `name` at the end of the block, or of the commit.
 
         Args:
             name: in the directory; with `{hash}` it belongs to this writer alone, see above.
-            size: about the bytes that the file will have: a full disk is reported before the block writes.
+            size: approximate bytes of the file, so that a full disk is reported before the block writes.
 
         Raises:
-            InputError: the disk is full, now or later while the block writes.
+            InputError: the disk is full, now or while the block writes.
         """
         local = self._staging / secrets.token_hex(8)
         with self._room(join(self.url, name), local, size):
@@ -143,7 +143,7 @@ class Commit:
         self._kept.update(names)
 
     def leave(self) -> tuple[Placed, ...]:
-        """End a helping commit: its files stay, for the whole commit to take over."""
+        """End a helping commit: its files stay, for the main commit to take over."""
         self._flush()
         self.finished = True
         return tuple(self.files)
@@ -158,9 +158,9 @@ class Commit:
         self.adopt(Placed(str(file["path"]), int(file["bytes"]), str(file["sha256"])) for file in self.saved["files"])
 
     def save(self, document: Mapping[str, Any], *, without: Iterable[str] = ()) -> None:
-        """Let the files in place, without some, outlive this process, with a document that says how to go on.
+        """Let the files in place outlive this process, except those in `without`, with a document to resume from.
 
-        What an earlier `save` named and this one does not is deleted.
+        Files that only an earlier `save` named are deleted.
         """
         left_out = set(without)
         self.files = [placed for placed in self.files if placed.path not in left_out]
@@ -173,7 +173,7 @@ class Commit:
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
-        """Turn an error for a full disk into one line, and delete the unfinished file to free its room."""
+        """Report a full disk in one line, and delete the unfinished file to free its room."""
         if shutil.disk_usage(self._staging).free < size:
             raise disk_full(url, size, self._staging)
         try:
@@ -188,14 +188,14 @@ class Commit:
         """Commit: write the manifest; its `files` are the files put in place, unless it brings its own list.
 
         Raises:
-            InputError: another writer has committed the directory since this commit began, or has taken over its
-                lease; or a file that was put in place is gone.
+            InputError: another writer has committed the directory since this commit began, or has taken over its lease;
+                or a file that was put in place is gone.
         """
         document = {"files": [vars(f) for f in self.files], **manifest}
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._see(placed for placed in self.files if placed.path not in self._waiting)
         stale = set(no_longer_listed(self.url, self._previous, document)) - {file.path for file in self.files}
-        if self.saved:  # its files that the old manifest lists are among these already
+        if self.saved:  # `stale` already has its files that the old manifest lists
             stale |= listed_in(self.saved).keys() - set(names_in(self.url, document))
         self._flush()
         with self._alone():
@@ -209,14 +209,14 @@ class Commit:
                 if current != data and not files.swap(self._manifest, replaced, data):
                     raise self._lost()
                 if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
-                    # this process was suspended here for so long that another has taken over the directory
+                    # this process was suspended for so long that another has taken over the directory
                     files.swap(self._manifest, data, None)
                     raise self._lost()
                 self.finished = True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other writers out while the block runs: by a lock on a local disk, else by a lease."""
+        """Keep other writers out, by a lock on a local disk or below a held lease, else by a lease."""
         if is_local(self.url) or writers.covering(self.url) is not None:
             with files.exclusively(self.url):
                 yield
@@ -228,15 +228,12 @@ class Commit:
         return InputError(f"{self.url}: another writer has committed it meanwhile; run one writer at a time")
 
     def _place_waiting(self, manifest: bytes) -> bytes | None:
-        """Put the files with shared names in place; returns the manifest to replace, None where there is none now.
-
-        An old manifest that lists one of them is withdrawn first, once the new commit is sure to fit on the disk.
-        """
+        """Put files with shared names in place and withdraw an old manifest of theirs; returns the one to replace."""
         url, old_manifest = self._manifest, self._before
         if not self._waiting:
             return old_manifest
         stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
-        # reserves the manifest's bytes on the disk, so that writing it last finds room
+        # reserve the manifest's bytes on the disk, so that writing it last finds room
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
@@ -268,10 +265,7 @@ class Commit:
                 )
 
     def _flush(self) -> None:
-        """Wait until the files, and the names of the directories down to them, would survive a crash of the machine.
-
-        All files at once and only here: each separate wait makes the file system write its journal again.
-        """
+        """Flush files and directory names, all at once because each flush makes the disk write its journal."""
         if is_local(self.url):
             root = local_path(self.url)
             waiting = {name: local for name, (_, local) in self._waiting.items()}
@@ -298,10 +292,10 @@ class Commit:
             self._staging.rmdir()
         if self.finished:
             return
-        # where storage has failed, deleting may fail too: the first error is the one to report
+        # where storage has failed, deleting may fail too; report the first error
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
             own_files = {placed.path for placed in self.files if placed.path not in self._waiting}
-            # perhaps ours: S3 may have stored it and lost the answer
+            # perhaps our own: S3 may have stored it and lost the answer
             committed = names_in(self.url, read_manifest(self.url, self._name))
             saved = listed_in(self.saved) if self._gone_on else {}
             for name in own_files - self._kept - set(committed) - saved.keys():

@@ -1,8 +1,8 @@
-"""Committed directories: reading their manifests and files, checking that they are whole, deleting them.
+"""Committed directories: read their manifests and files, check that they are whole, delete them.
 
-A directory consists of the files that its `manifest.json` lists. A deletion removes the manifest first. Only files that
-a manifest lists, or that carry the token of a writer whose lease is over, are ever deleted; never a directory with
-whatever it contains.
+A directory consists of the files that its `manifest.json` lists. A deletion removes the manifest first. It only ever
+deletes files that a manifest lists or that carry the token of a writer without a live lease, never a directory with all
+its contents.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 HIDDEN_MANIFEST = "_manifest.json"
-"""The manifest's name in a directory of tables, whose readers skip names that begin with an underscore."""
+"""The manifest's name in a directory of tables; readers of tables skip names that begin with an underscore."""
 KEPT = ".kept.json"
-"""Lists files that the next commit deletes, as it would those in quarantine: what a failed commit has left on purpose,
-and what a commit that was killed was about to delete."""
+"""Lists files for the next commit to delete like those in quarantine: files that a failed commit kept on purpose, and
+files that a killed commit was about to delete."""
 UNFINISHED = ".unfinished.json"
-"""Lists the files of long work whose process ended, and says how to go on; see `Commit.save`."""
+"""Lists the files of long work that has ended early, and how to resume it; see `Commit.save`."""
 _REQUESTS = 16  # at a time
 _FEW = 64
 _MOST_A_TURN = 64
@@ -38,13 +38,13 @@ _log = logging.getLogger("ltrscale")
 
 
 def read_manifest(url: str, name: str = MANIFEST) -> dict[str, Any] | None:
-    """The manifest of this name in a committed directory, or None where none is committed."""
+    """The manifest of this name in a committed directory; None if none is committed."""
     data = files.read_if_there(join(url, name))
     return None if data is None else parse_manifest(data, join(url, name))
 
 
 def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
-    """The content of a manifest that was read from `path`."""
+    """Parse a manifest read from `path`."""
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:  # json raises RecursionError for deep nesting
@@ -72,12 +72,12 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
-    """The content hashes of a manifest's files by name, those beside the data too."""
+    """Content hashes of a manifest's files by name, including the files beside the data."""
     return {str(f["path"]): str(f["sha256"]) for f in names.files_in(manifest or {})}
 
 
 def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
-    """Whether all files that a manifest and its parts list are there with their sizes; logs the first that is not."""
+    """True if all files of a manifest and its parts exist with their sizes; logs the first that does not."""
     try:
         sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
     except UnavailableError:
@@ -91,10 +91,10 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
         return not files.exists(path) or files.size(path) != sizes[name]
 
     lost = list(sizes)
-    if len(sizes) > _FEW:  # a listing takes one request for a thousand files
+    if len(sizes) > _FEW:  # a listing takes one request per thousand files
         actual = files.sizes_below(url)
         lost = [name for name in sizes if actual.get(name) != sizes[name]]
-    if len(sizes) <= _FEW or is_local(url):  # a listing follows no links
+    if len(sizes) <= _FEW or is_local(url):  # a listing does not follow links
         lost = [name for name, is_lost in zip(lost, at_once(differs, lost), strict=True) if is_lost]
     if lost:
         _log.warning(
@@ -104,8 +104,8 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
 
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """The function's result for each item, in order; the calls run at once, since they mostly wait for storage."""
-    # a thread takes several items at a time, since handing each over costs more than many a call
+    """Results of a function for each item, in order; the calls run concurrently, as they mostly wait for storage."""
+    # several items per thread turn, because handing over one can cost more than its call
     some = max(1, min(_MOST_A_TURN, len(items) // (4 * _REQUESTS)))
     turns = [items[i : i + some] for i in range(0, len(items), some)]
     with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -114,15 +114,15 @@ def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
 
 
 def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
-    """Delete a committed directory: its manifest first, then the files that this lists, then folders left empty.
+    """Delete a committed directory: its manifest first, then the files that it lists, then empty folders.
 
-    So nobody sees a manifest without its files. Where nothing is committed, nothing is deleted. Files that only a lost
-    or damaged part of the manifest lists stay there, which is logged.
+    So nobody sees a manifest without its files. Nothing is deleted if nothing is committed. Files that only a lost or
+    damaged part of the manifest lists stay there, which is logged.
 
     Args:
         url: the directory.
         own: names of files that the caller's writers put directly there, with the first digits of the content's hash as
-            the first group: such files are deleted too, and they alone where the manifest is missing or damaged.
+            the first group. Such files are deleted too, and only they if the manifest is missing or damaged.
         name: of the manifest.
     """
     try:
@@ -138,12 +138,12 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
         check_lease(url)
         with deleting(url, listed):
             files.remove(join(url, name))
-    if is_local(url):  # where nothing is committed, too: a withdrawal that was killed may have left the folder
+    if is_local(url):  # also if nothing is committed: a killed withdrawal may have left the folder
         files.remove_empty(local_path(url), local_path(url).parent)
 
 
 def _has_hash(url: str, name: re.Match[str]) -> bool:
-    """Whether the content of a file has the hash that its name states: another's file of such a name has not."""
+    """True if a file's content has the hash in its name, which a foreign file of such a name does not."""
     with files.open_input(names.listed_file(url, name.string)) as stream:
         return files.sha256_of(stream).startswith(name[1])
 
@@ -166,17 +166,17 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
 
 
 def kept_at(url: str) -> set[str]:
-    """The files of a directory whose deletion is left to its next commit."""
+    """The files that the next commit of a directory is to delete."""
     return set(names_in(url, read_manifest(url, KEPT)))
 
 
 def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> None:
-    """Leave the deletion of these files and no others to the next commit, whatever becomes of this process.
+    """Leave the deletion of exactly these files to the next commit, even if this process dies.
 
     Args:
         url: the directory.
         paths: the files.
-        ends: the hash of the manifest with which the unfinished work there ends.
+        ends: the hash of the manifest that completes the unfinished work there.
     """
     if paths or ends:
         kept = {"quarantine": sorted(paths), **({"ends": ends} if ends else {})}
@@ -187,17 +187,17 @@ def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> 
 
 @contextmanager
 def deleting(url: str, paths: Collection[str], *, ends: bytes | None = None) -> Iterator[None]:
-    """Delete files of a directory once the block has made them useless; if this process is killed, the next one does.
+    """Delete files that the block makes useless; if this process is killed, the next commit deletes them.
 
     Args:
         url: the directory.
         paths: the files.
-        ends: the manifest that the block puts in place, if the unfinished work there ends with it.
+        ends: the manifest that the block puts in place, if it completes the unfinished work there.
     """
     if not paths and ends is None:
         yield
         return
-    left = kept_at(url)  # by an earlier commit, beside a part that cannot be read
+    left = kept_at(url)  # of an earlier commit that could not read a part
     write_kept(url, left | {*paths}, ends=None if ends is None else hashlib.sha256(ends).hexdigest())
     yield
     for name in paths:
@@ -208,9 +208,9 @@ def deleting(url: str, paths: Collection[str], *, ends: bytes | None = None) -> 
 
 
 def delete_kept(url: str) -> None:
-    """Delete the files that a commit which did not end has left in a directory, but those that are committed there.
+    """Delete the uncommitted files that an interrupted commit has left in a directory.
 
-    Call it only where no other writer can commit. Nothing is deleted beside a manifest with a part that cannot be read.
+    Call it only where no other writer can commit. Nothing is deleted beside a manifest with an unreadable part.
     """
     if (document := read_manifest(url, KEPT)) is None:
         return
@@ -235,9 +235,9 @@ def delete_kept(url: str) -> None:
 def sweep(url: str, tokens: Collection[str]) -> None:
     """Delete what writers with these tokens have left below a directory: staged files and unlisted ones.
 
-    What a commit that was killed was about to delete goes too, and what other writers that are gone have left where
-    they held a directory below. Call it only when the lease of these writers is over. Nothing is deleted below a
-    manifest with a part that cannot be read.
+    This includes files that a killed commit was about to delete, and leftovers of other dead writers that held a
+    directory below. Call it only when the lease of these writers is over. Nothing is deleted below a manifest with an
+    unreadable part.
     """
     left_there = writers.left_by(tokens)
     found = files.below(url)
@@ -247,7 +247,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
             if before:
                 sweep(join(url, folder), before)
     for folder in _folders_of(found, KEPT):
-        if not folder.startswith(tuple(leased)):  # another writer may be about to commit what is listed there
+        if not folder.startswith(tuple(leased)):  # another writer may be about to commit these files
             delete_kept(join(url, folder))
             _remove_empty(join(url, folder), url)
     orphans = _orphans(url, [name for name in found if left_there.search(name)])
@@ -261,7 +261,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
 
 
 def sweep_helpers(url: str) -> None:
-    """Delete what processes that act for this one, the holder of a directory, have left and nobody has taken over.
+    """Delete files that helper processes of this holder of a directory have left and nobody has taken over.
 
     A helper may have died after its file was in place. Call it at the end of the work, when no helper runs any more.
     """
@@ -274,7 +274,7 @@ def sweep_helpers(url: str) -> None:
 
 
 def _orphans(url: str, leftovers: Sequence[str], *, also: Sequence[str] = ()) -> list[str]:
-    """Those of some files that no manifest above them lists."""
+    """The files that no manifest above them lists."""
     listed, unknown = set[str](), list[str]()
     for folder in {folder for name in leftovers for folder in _folders(name)}:
         try:
@@ -288,28 +288,28 @@ def _orphans(url: str, leftovers: Sequence[str], *, also: Sequence[str] = ()) ->
 
 
 def _folders_of(paths: Iterable[str], last: str) -> list[str]:
-    """The folders that hold a file of this name, each with a slash at its end, those above first."""
+    """The folders that contain a file of this name, with a trailing slash, parents first."""
     return [path.removesuffix(last) for path in paths if path.rpartition("/")[2] == last]
 
 
 def _remove_empty(folder: str, root: str) -> None:
-    """Delete a folder of a local disk and those above it, below `root`, as long as they are empty."""
+    """Delete a local folder and its parents below `root` while they are empty."""
     if is_local(root):
         files.remove_empty(local_path(folder), local_path(root))
 
 
 def _folders(name: str) -> list[str]:
-    """The folders above a file, each with a slash at its end, from the directory itself ("") down to the file's own."""
+    """The folders above a file with a trailing slash, from the directory itself ("") down to the file's own."""
     parts = name.split("/")[:-1]
     return ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts) + 1)]
 
 
 def _listed_at(url: str, *, also: Sequence[str] = ()) -> set[str]:
-    """The files that the manifests of a directory, its unfinished work and documents of other names list."""
+    """The files listed by a directory's manifests, its unfinished work and documents named in `also`."""
     documents = (read_manifest(url, name) for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED, *also))
     return {name for document in documents for name in names_in(url, document)}
 
 
 def names_in(url: str, manifest: Mapping[str, Any] | None) -> list[str]:
-    """The files that the manifest of a directory and its parts list, quarantine included."""
+    """The files that a directory's manifest and its parts list, quarantine included."""
     return list(sizes_in(url, manifest or {}))

@@ -1,8 +1,8 @@
-"""Conditional puts on S3, which keep two writers apart where there is no lock.
+"""Conditional puts on S3, which keep two writers apart without a lock.
 
-S3 puts an object only where none exists (If-None-Match) or where it has a given ETag (If-Match), and answers 412
-otherwise. A probe, once per process and bucket, detects a store that ignores the condition, and a warning says so.
-Stores other than S3 get no conditions here, and a warning says that, too.
+S3 puts an object only if none exists (If-None-Match) or if it has a given ETag (If-Match), and answers 412 otherwise. A
+probe, once per process and bucket, detects stores that ignore the condition. Such stores cause a warning, and so do
+stores other than S3, which get no conditions.
 """
 
 import functools
@@ -27,7 +27,7 @@ _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends th
 
 
 def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
-    """See `files.swap`; False also where the answer was lost."""
+    """Replace `old` by `new` as `files.swap` does; False also if the answer was lost."""
     fs, path = filesystem(url)
     if not heeded(url):
         with named_errors(url, "write"):
@@ -46,7 +46,7 @@ def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
 
 
 def put_file(local: Path, url: str, digest: str, seen: str | None) -> bool:
-    """See `files.put_over`."""
+    """Move a local file to a URL as `files.put_over` does."""
     fs, path = filesystem(url)
     condition = _condition(seen) if heeded(url) else {}
     put = functools.partial(fs.put_file, str(local), path, chunksize=_LARGEST_PUT, Metadata={DIGEST: digest})
@@ -55,7 +55,7 @@ def put_file(local: Path, url: str, digest: str, seen: str | None) -> bool:
 
 
 def stamp(url: str) -> str | None:
-    """The ETag of an object on S3, None where there is none; elsewhere always None."""
+    """The ETag of an object on S3, None if there is no object; always None on other stores."""
     if not url.startswith("s3://"):
         return None
     head = _head_object(url)
@@ -63,7 +63,7 @@ def stamp(url: str) -> str | None:
 
 
 def describes(url: str, bytes_: int, digest: str) -> bool:
-    """Whether an object has this size and, on S3, this hash in its metadata."""
+    """True if an object has this size and, on S3, this hash in its metadata."""
     if not url.startswith("s3://"):
         fs, path = filesystem(url)
         with named_errors(url):
@@ -104,7 +104,7 @@ def _condition(etag: str | None) -> dict[str, str]:
 
 
 def _accepted(put: Any) -> bool:
-    """True where S3 accepted the request, False where it refused because of the condition."""
+    """True if S3 accepted the request, False if it refused because of the condition."""
     try:
         put()
     except (OSError, ClientError) as error:
@@ -117,7 +117,7 @@ def _accepted(put: Any) -> bool:
 
 
 def heeded(url: str) -> bool:
-    """Whether the store respects conditions, so that two writers cannot overwrite each other unseen."""
+    """True if the store respects conditions, so that two writers cannot overwrite each other unseen."""
     if not url.startswith("s3://"):
         scheme = url.partition("://")[0]
         warn(scheme, f"{scheme}:// has no conditional put that is used here")

@@ -1,4 +1,4 @@
-"""Errors of storage as one line that names the URL and the remedy, and which of them a retry may cure."""
+"""Report storage errors in one line with the URL and the remedy, and tell which of them a retry may cure."""
 
 import errno
 import re
@@ -17,7 +17,7 @@ from ltrscale.storage.names import is_local, local_path
 
 
 class _Refusal(NamedTuple):
-    """A store's answer: the code of S3 and the status of HTTP, empty and 0 where the answer lacks them."""
+    """A store's answer: S3's code and the HTTP status, empty and 0 if the answer lacks them."""
 
     code: str
     status: int
@@ -25,7 +25,7 @@ class _Refusal(NamedTuple):
 
 # pyarrow reports S3's answer and the fate of the connection only in the text of an OSError
 _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
-_ARROW_NAME = re.compile(r"ExceptionName: (\w+)")  # S3's code, where pyarrow has no name for it
+_ARROW_NAME = re.compile(r"ExceptionName: (\w+)")  # S3's code, if pyarrow has no name for it
 _ARROW_CERTIFICATE = re.compile(r"curlCode: (51|60|77)\b")
 _FULL = re.compile(r"No space left on device|[Qq]uota exceeded|os error (28|122)\b")
 
@@ -53,10 +53,10 @@ _NO_KEYS = (PermissionError, boto.NoCredentialsError, boto.PartialCredentialsErr
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an error raised while a file was read is the storage's fault and says nothing about the content.
+    """True if an error while reading a file is the storage's fault and says nothing about the content.
 
-    pyarrow raises OSError for both: without an error number for content that it cannot decode, and with a text of
-    its own for an answer of S3.
+    pyarrow raises OSError for both: without an error number for undecodable content, and with its own text for an
+    answer of S3.
     """
     if isinstance(error, OSError):
         return error.errno is not None or _refusal(error) is not None or _is_unreachable(error)
@@ -64,18 +64,18 @@ def is_fault(error: BaseException) -> bool:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a store cannot be reached or cannot serve now, so that another try may succeed."""
+    """True if a store cannot be reached or cannot serve now, so that a retry may succeed."""
     return _is_unreachable(error) or _is_overload(error)
 
 
 def is_unexplained(error: Exception) -> bool:
-    """Whether a store has refused without a reason, as it must for a HEAD request, whose answer has no body."""
+    """True if a store refused without a reason, as it must for a HEAD request, because its answer has no body."""
     refusal = _refusal(error)
     return refusal is not None and refusal.code.isdecimal() and refusal.status in (400, 403)
 
 
 def _refusal(error: BaseException) -> _Refusal | None:
-    """The store's answer in an error; None where no store failed, or it gave no answer."""
+    """The store's answer in an error; None if no store failed, or it gave no answer."""
     cause = error if isinstance(error, boto.ClientError) else error.__cause__  # s3fs chains an OSError to it
     if isinstance(cause, boto.ClientError):
         answer = cause.response
@@ -91,7 +91,7 @@ def _refusal(error: BaseException) -> _Refusal | None:
 
 
 def _is_of_http(error: BaseException) -> bool:
-    """Whether aiohttp raised it, through which fsspec reads the web; by name, since importing aiohttp takes .2 s."""
+    """True if aiohttp, which fsspec reads the web with, raised it; by name, because importing aiohttp takes .2 s."""
     return type(error).__module__.partition(".")[0] == "aiohttp"
 
 
@@ -101,7 +101,7 @@ def _is_overload(error: Exception) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether there was no connection, or it ended before the whole answer had arrived."""
+    """True if there was no connection, or it ended before the whole answer arrived."""
     if _is_of_certificates(error):
         return False
     if isinstance(error, boto.ConnectionError | boto.HTTPClientError | boto.IncompleteReadError):
@@ -115,15 +115,15 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 def _is_of_certificates(error: BaseException) -> bool:
-    """Whether a server's certificate was not accepted, or the file of those that are cannot be used."""
+    """True if a server's certificate was rejected, or the file of trusted certificates cannot be used."""
     cause = error.kwargs.get("error") if isinstance(error, boto.BotoCoreError) else error
-    if type(error) is boto.HTTPClientError:  # what botocore has no name for: the certificates were being loaded
+    if type(error) is boto.HTTPClientError:  # botocore's unnamed error: loading certificates failed
         return isinstance(cause, ssl.SSLError | FileNotFoundError | IsADirectoryError | PermissionError)
     return isinstance(cause, ssl.SSLCertVerificationError) or _ARROW_CERTIFICATE.search(str(error)) is not None
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a disk or quota was exhausted, whichever library reports it."""
+    """True if a disk or quota is exhausted, whichever library reports it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(error)) is not None
 
 
@@ -132,7 +132,7 @@ def disk_full(url: str, need: int, folder: Path) -> InputError:
 
     Args:
         url: the file or directory to be written.
-        need: its bytes; 0 where they are unknown and all that is certain is that they exceed the free room.
+        need: its bytes; 0 if they are only known to exceed the free room.
         folder: a directory on the disk.
     """
     free = f"{shutil.disk_usage(folder).free:,}"
@@ -144,7 +144,7 @@ def disk_full(url: str, need: int, folder: Path) -> InputError:
 
 @contextmanager
 def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[None]:
-    """Turn an error of a file system into one line that names the URL.
+    """Turn an error of a file system into one line with the URL.
 
     Args:
         url: the file or directory that is read or written.
@@ -158,7 +158,7 @@ def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[No
     try:
         yield
     except Exception as error:
-        # s3fs lets some errors of botocore through untranslated
+        # s3fs does not translate some errors of botocore
         if not isinstance(error, OSError | boto.BotoCoreError) and not _is_of_http(error):
             raise
         if is_disk_full(error):
@@ -169,7 +169,7 @@ def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[No
 
 
 def _folder(url: str) -> Path:
-    """An existing directory on the disk that is written; for a remote URL that of the scratch files."""
+    """An existing directory on the written disk; for a remote URL, on the disk of the scratch files."""
     if not is_local(url):
         return Path(tempfile.gettempdir())
     path = local_path(url).absolute()
@@ -213,5 +213,5 @@ def _explanation(error: Exception, url: str, doing: str) -> str:
 
 
 def _is_of_keys(refusal: _Refusal) -> bool:
-    """Whether a store rejects the keys, or denies them this request."""
+    """True if a store rejects the keys, or denies them this request."""
     return refusal.status in (401, 403) or refusal.code.startswith(_OF_KEYS)

@@ -23,7 +23,7 @@ from ltrscale.storage.names import is_local, join, local_path
 
 _BLOCK = 1 << 20
 _PART = 8 << 20
-"""Bytes in one part of an upload to S3, which is also the amount sent again when a request fails."""
+"""Bytes in one part of an upload to S3, and the amount that is sent again when a request fails."""
 _MOST_PARTS = 10_000  # S3's limit for one upload
 _LOCK_S, _LOCK_POLL_S = 120.0, 0.005
 _GLOB = re.compile(r"[*?[]")
@@ -31,7 +31,7 @@ _locks = threading.local()
 
 
 def exists(url: str) -> bool:
-    """Whether a file or directory is there."""
+    """True if a file or directory exists."""
     fs, path = filesystem(url)
     with named_errors(url):
         return bool(fs.exists(path))
@@ -39,7 +39,7 @@ def exists(url: str) -> bool:
 
 @contextmanager
 def open_input(url: str) -> Iterator[BinaryIO]:
-    """Open a file for reading bytes; it can seek."""
+    """Open a seekable file for reading bytes."""
     fs, path = filesystem(url)
     with named_errors(url):
         stream = fs.open(path, "rb")
@@ -57,7 +57,7 @@ def read_bytes(url: str) -> bytes:
 def write_bytes(url: str, data: bytes, *, token: str | None = None) -> None:
     """Write a whole file; a reader sees the old bytes or the new ones.
 
-    The file that is written beside it and renamed carries a token, that of the lease unless one is given.
+    The temporary file that is renamed carries `token`, by default that of the lease.
     """
     fs, path = filesystem(url)
     with named_errors(url, "write", need=len(data)):
@@ -69,11 +69,11 @@ def write_bytes(url: str, data: bytes, *, token: str | None = None) -> None:
 
 
 def read_if_there(url: str) -> bytes | None:
-    """The whole of a file, or None where there is none."""
+    """The whole of a file; None if it does not exist."""
     fs, path = filesystem(url)
     with named_errors(url):
-        try:  # one request, not `exists` and then a read: the file may be deleted between the two
-            if is_local(url):  # thousands may be read, for which fsspec and pathlib would take twice as long
+        try:  # one request, because the file may be deleted after `exists`
+            if is_local(url):  # fsspec and pathlib would take twice as long for thousands
                 with open(path, "rb") as file:  # noqa: PTH123
                     return file.read()
             # s3fs asks for the size first, to read large files in pieces; those that may be missing are small
@@ -83,12 +83,12 @@ def read_if_there(url: str) -> bytes | None:
 
 
 def create_exclusively(url: str, data: bytes) -> bool:
-    """Write a file only where none exists, in one atomic step; returns whether its content is there now."""
+    """Write a file only if none exists, in one atomic step; returns whether its content is there now."""
     return swap(url, None, data)
 
 
 def claim(url: str, data: bytes) -> bool:
-    """As `create_exclusively`, with no other file beside it on a local disk: a kill may leave it there, but empty.
+    """Like `create_exclusively`, but without a temporary file on a local disk, so a kill may leave an empty file.
 
     An empty file counts as none.
     """
@@ -111,8 +111,8 @@ def claim(url: str, data: bytes) -> bool:
 def swap(url: str, old: bytes | None, new: bytes | None, *, token: str | None = None) -> bool:
     """Replace `old` by `new` in one atomic step; None stands for no file. Returns whether `new` is there now.
 
-    Of several writers that start from the same `old`, one succeeds. A file that already has the content `new` counts
-    as written: S3 may have stored it, lost the answer, and refused the retry. `token` as in `write_bytes`.
+    Of several writers that start from the same `old`, one succeeds. A file that already has the content `new` counts as
+    written, because S3 may have stored it, lost the answer, and refused the retry. `token` as in `write_bytes`.
     """
     with exclusively(url.rpartition("/")[0]):
         if is_local(url):
@@ -131,10 +131,10 @@ def _replace(url: str, new: bytes | None, token: str | None) -> bool:
 
 @contextmanager
 def exclusively(folder: str) -> Iterator[None]:
-    """Keep all other processes on this machine out of a local directory's commits while the block runs.
+    """Keep all other processes of this machine out of a local directory's commits while the block runs.
 
-    The kernel locks the directory itself, and unlocks it when the holder dies. A block inside another one for the
-    same thread and directory takes no second lock. Remote stores have conditions instead.
+    The kernel locks the directory itself, and unlocks it when the holder dies. A nested block for the same thread and
+    directory takes no second lock. Remote stores use conditions instead.
 
     Raises:
         InputError: another process holds the lock for minutes.
@@ -159,13 +159,13 @@ def exclusively(folder: str) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """An open descriptor of a directory that holds its lock."""
+    """Open and lock a directory; returns the descriptor that holds the lock."""
     deadline = time.monotonic() + _LOCK_S
     while True:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # a lock on a directory that was deleted, or made again, meanwhile keeps nobody out
+            # a lock on a directory that was deleted or made again meanwhile keeps nobody out
             if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
                 return descriptor
             path.mkdir(parents=True, exist_ok=True)
@@ -208,10 +208,10 @@ def put(local: Path, url: str, digest: str) -> None:
 
 
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
-    """Move a local file to a URL, provided that the object there still has this stamp (see `conditions.stamp`).
+    """Move a local file to a URL if the object there still has this stamp (see `conditions.stamp`).
 
     Returns:
-        Whether it is there now. On a local disk the caller keeps others out by `exclusively`.
+        Whether it is there now. On a local disk the caller must use `exclusively`.
     """
     if is_local(url) or not url.startswith("s3://"):
         put(local, url, digest)
@@ -223,10 +223,10 @@ def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
 
 
 def is_there(url: str, bytes_: int, digest: str) -> bool:
-    """Whether a file is there with this size and content hash.
+    """True if a file exists with this size and content hash.
 
-    A local file is read. For an object on S3 the hash in its metadata counts, since S3 has checked the content it
-    received; other stores are asked for the size only.
+    A local file is read. An object on S3 is identified by the hash in its metadata, because S3 has checked the content
+    it received; other stores are asked only for the size.
     """
     if not is_local(url):
         return conditions.describes(url, bytes_, digest)
@@ -237,7 +237,7 @@ def is_there(url: str, bytes_: int, digest: str) -> bool:
 
 @contextmanager
 def _staged(target: Path, data: bytes, token: str) -> Iterator[Path]:
-    """A file beside `target` with the data, flushed to the disk; a rename within the block is flushed at its end."""
+    """Write and flush data to a file beside `target`, and flush a rename at the end of the block."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(writers.staged_name(target.name, token))
     try:
@@ -250,7 +250,7 @@ def _staged(target: Path, data: bytes, token: str) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's content, or a directory's names, would survive a crash of the machine."""
+    """Wait until a file's content or a directory's names would survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -262,12 +262,12 @@ def flush(path: Path) -> None:
 
 
 def list_files(url: str) -> list[str]:
-    """The files of a path: itself, the matches of a glob, or all files below a directory; sorted, hidden ones left out.
+    """The files of a path: itself, the matches of a glob, or all files below a directory; sorted, without hidden ones.
 
-    What exists as it is written is no pattern, and neither is a folder of a path that does.
+    An existing path is not a pattern, and neither is a folder of a path that exists.
 
     Raises:
-        InputError: no file is there.
+        InputError: there is no file.
     """
     fs, path = filesystem(url)
     with named_errors(url):
@@ -279,7 +279,7 @@ def list_files(url: str) -> list[str]:
             paths = list(fs.find(path))
         else:
             paths = [path] if fs.exists(path) else []
-    # a hidden part that the caller wrote out is meant; one that the listing found is not
+    # keep a hidden part that the caller wrote out, unlike one that the listing found
     head = plain + _GLOB.split(pattern, maxsplit=1)[0]
     spelled_out = head.count("/") + (not pattern or head[-1:] != "/")
     paths = [p for p in paths if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
@@ -289,7 +289,7 @@ def list_files(url: str) -> list[str]:
 
 
 def _plain_and_pattern(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, str]:
-    """The beginning of a path that stands for itself, and the rest, from the first part that is a pattern; or none."""
+    """Split a path before the first part that is a pattern; the second half is empty if there is no pattern."""
     parts = re.findall(r"[^/]*/|[^/]+$", path)
     for i, part in enumerate(parts):
         if _GLOB.search(part) and not fs.exists("".join(parts[: i + 1]).rstrip("/")):
@@ -298,7 +298,7 @@ def _plain_and_pattern(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, s
 
 
 def children(url: str) -> list[str]:
-    """The files and directories directly in a directory, sorted, without hidden ones; empty where it does not exist."""
+    """The files and directories directly in a directory, sorted, without hidden ones; empty if it does not exist."""
     fs, path = filesystem(url)
     with named_errors(url):
         try:
@@ -310,12 +310,12 @@ def children(url: str) -> list[str]:
 
 
 def below(url: str) -> list[str]:
-    """The names of all files below a directory, hidden ones too, sorted; links are not followed."""
+    """The names of all files below a directory, with hidden ones, sorted; links are not followed."""
     return sorted(sizes_below(url))
 
 
 def sizes_below(url: str) -> dict[str, int]:
-    """The bytes of all files below a directory, by name, as `below`; S3 lists a thousand with each request."""
+    """Bytes of all files below a directory, by name, as in `below`; S3 lists a thousand with each request."""
     fs, path = filesystem(url)
     with named_errors(url):
         if is_local(url):
@@ -329,7 +329,7 @@ def sizes_below(url: str) -> dict[str, int]:
 
 
 def folders_below(url: str) -> list[str]:
-    """The names of all folders below a directory of a local disk, sorted; a store of objects has none."""
+    """The names of all folders below a local directory, sorted; object stores have none."""
     root = local_path(url)
     paths = [Path(above, name) for above, names, _ in os.walk(root) for name in names] if is_local(url) else []
     return sorted(path.relative_to(root).as_posix() for path in paths)
@@ -343,7 +343,7 @@ def size(url: str) -> int:
 
 
 def fingerprint(url: str) -> str:
-    """A text that changes when a file changes, found without reading it: size with ETag or modification time."""
+    """A text that changes when a file changes, found without reading the file: size with ETag or modification time."""
     fs, path = filesystem(url)
     with named_errors(url):
         info = fs.info(path)
@@ -352,13 +352,13 @@ def fingerprint(url: str) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Hash of a local file's content, in hexadecimal."""
+    """Hexadecimal hash of a local file's content."""
     with path.open("rb") as stream:
         return sha256_of(stream)
 
 
 def sha256_of(stream: BinaryIO) -> str:
-    """Hash of all that can be read, in hexadecimal."""
+    """Hexadecimal hash of all that can be read from a stream."""
     digest = hashlib.sha256()
     while block := stream.read(_BLOCK):
         digest.update(block)
@@ -370,21 +370,21 @@ def remove(url: str) -> None:
     fs, path = filesystem(url)
     with named_errors(url, "delete"):
         if is_local(url):
-            with contextlib.suppress(NotADirectoryError):  # a part of the path is a file: there is none below it
+            with contextlib.suppress(NotADirectoryError):  # a part of the path is a file, so there is no file below it
                 Path(path).unlink(missing_ok=True)
         elif fs.exists(path):
             fs.rm_file(path)
 
 
 def remove_with_folders(url: str, root: str) -> None:
-    """Delete a file, and the folders below `root` that this leaves empty."""
+    """Delete a file, and the folders below `root` that become empty."""
     remove(url)
     if is_local(url):
         remove_empty(local_path(url).parent, local_path(root))
 
 
 def remove_empty(folder: Path, root: Path) -> None:
-    """Delete a local folder and those above it, below `root`, as long as they are empty."""
+    """Delete a local folder and its parents below `root` while they are empty."""
     with contextlib.suppress(OSError):  # `rmdir` refuses a folder that is not empty
         while folder != root and folder.is_relative_to(root):
             folder.rmdir()

@@ -1,9 +1,9 @@
 """The file systems behind URLs.
 
-`patience` decides how often a request to S3 is tried. s3fs and botocore make one try each. pyarrow accepts only a
+`patience` decides how often a request to S3 is tried. s3fs and botocore make one try each. pyarrow only accepts a
 number of tries: it makes a few within a second, and `patience.patiently` repeats these.
 
-All clients of S3 reach the same store with the same keys: s3fs's session decides (`s3`).
+All S3 clients use the store and keys that s3fs's session has resolved (`s3`).
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _S3_OPTIONS = {
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL and the path on it; a plain path is local."""
     check_scheme(url, WEB)
-    if is_local(url):  # as below, in a tenth of the time: thousands of small files may be read
+    if is_local(url):  # as below, in a tenth of the time for thousands of small files
         return _local(), _local()._strip_protocol(url)
     s3 = url.startswith("s3://")
     if s3:
@@ -59,7 +59,7 @@ def arrow_filesystem(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def delta_options(url: str) -> Iterator[dict[str, str]]:
-    """Storage options with which deltalake reaches a URL as all else here does, for use inside the block."""
+    """Storage options that let deltalake reach a URL as all other clients do, for use inside the block."""
     if not url.startswith("s3://"):
         yield {}
         return

@@ -1,11 +1,11 @@
 """Leases: one job at a time writes a directory, identified by a token.
 
 A running job keeps `.lease` in its output directory and renews it every few seconds. A second job for the same
-directory waits, or ends and names the running one. A holder that died on this host is replaced at once; any other
-holder is replaced when its lease was not renewed for a while by the observer's clock, so that clocks need not agree.
-Every commit below the directory checks that the lease still has the committing job's token: a holder that was
-suspended and wakes up cannot commit. Files that a commit puts in place carry the token in their names, so the next
-holder knows which ones a dead holder has left.
+directory waits, or ends and names the running one. A dead holder on this host is replaced at once. Any other holder is
+replaced when its lease was not renewed for a while by the observer's clock, so clocks need not agree. Every commit
+below the directory checks that the lease still has the committing job's token, so a holder that was suspended and wakes
+up cannot commit. Files that a commit puts in place carry the token in their names, so the next holder knows which ones
+a dead holder has left.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from ltrscale.storage.names import join
 
 LEASE = ".lease"
 WHEN_BUSY = "LTRSCALE_IF_RUNNING"
-"""The environment variable that says what a second job does: `wait` (the default) or `end`."""
+"""The environment variable for what a second job does: `wait` (the default) or `end`."""
 _RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0  # several renewals may fail before another job takes over
 _log = logging.getLogger("ltrscale")
 
@@ -40,7 +40,7 @@ class LeaseLost(InputError):  # noqa: N818 - the name states the event
 
 
 def check_lease(url: str) -> None:
-    """Check that this process still holds its lease at or above a directory, if it has one.
+    """Check that this process still holds its lease, if any, at or above a directory.
 
     Raises:
         LeaseLost: another job has taken over.
@@ -58,18 +58,18 @@ def check_lease(url: str) -> None:
 
 @contextmanager
 def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
-    """Hold a directory while the block runs; without a second lease where this process holds it already.
+    """Hold a directory while the block runs; takes no second lease if this process holds it already.
 
     Args:
         url: the directory.
-        only_left: hold it only where a holder that is gone has left its lease, and else yield no token. The lease of
-            another machine is watched until it is renewed or lapses.
+        only_left: hold it only if a dead holder has left its lease, and otherwise yield no token. The lease of another
+            machine is watched until it is renewed or lapses.
 
     Yields:
-        The tokens of earlier holders that have not given it back, for `committed.sweep` to remove their leftovers.
+        The tokens of earlier holders that have not released it, for `committed.sweep` to remove their leftovers.
 
     Raises:
-        InputError: another job runs there, and this one shall not wait.
+        InputError: another job runs there, and this one should not wait.
     """
     place = writers.place(url)
     if place in writers.HELD:
@@ -96,7 +96,7 @@ def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
 
 @dataclass(eq=False)
 class _Holder:
-    """A lease of this process, and its file's content as last written."""
+    """A lease of this process, and the last content written to its file."""
 
     file: str
     token: str = field(default_factory=writers.new_token)
@@ -106,22 +106,19 @@ class _Holder:
     _beat: int = 0
 
     def acquire(self, busy: Literal["wait", "end", "leave"]) -> tuple[str, ...] | None:
-        """Write the lease's file as soon as nobody else holds it; returns the tokens of holders that left theirs.
-
-        With `leave`, None where no lease was left, or its holder is seen to live.
-        """
+        """Take the lease once free; returns the tokens of holders that left theirs, None if `leave` gives up."""
         watched, since, looked, warned = b"", 0.0, 0.0, False
         while True:
             current = files.read_if_there(self.file)
             now = time.monotonic()
             if busy == "leave" and (current is None or _lives(_lease_in(current)) or watched not in (b"", current)):
                 return None
-            # a slow look means that the store did not answer: the holder may have renewed unseen, so start over
+            # a slow look means that the store did not answer and may have hidden a renewal, so start over
             if current != watched or now - looked > 3 * _LOOK_S:
                 watched, since = current or b"", now
             looked = now
             other = _lease_in(current)
-            # empty: its writer died before the first byte, or is about to write, which `claim` then finds
+            # empty: its writer died before the first byte, or is about to write, which `claim` detects
             if not current or _lives(other) is False or now - since > _LAPSE_S:
                 self._before = () if current is None else _tokens(other)
                 if self._write(current):
@@ -145,7 +142,7 @@ class _Holder:
         lease = {"token": self.token, "beat": self._beat, "before": self._before, **_me()}
         new = (json.dumps(lease, indent=1) + "\n").encode()
         if old:
-            # until the rename the lease there names the token by which the staged file is found
+            # until the rename, the lease there has the token that identifies the staged file
             left_with = _lease_in(old).get("token")
             written = files.swap(self.file, old, new, token=left_with if writers.is_token(left_with) else self.token)
         else:
@@ -155,7 +152,6 @@ class _Holder:
         return written
 
     def renew(self) -> None:
-        """Renew the lease until it is over or lost."""
         while not self.over.wait(_RENEW_S):
             try:
                 if not self._write(self._written):
@@ -165,13 +161,13 @@ class _Holder:
                 _log.debug("%s: lease not renewed, trying again", error)
 
     def release(self) -> None:
-        """Give the directory back, unless another job has it; a lease that cannot be given back lapses."""
+        """Release the directory unless another job has it; a lease that cannot be released lapses."""
         with contextlib.suppress(InputError):
             files.swap(self.file, self._written, None)
 
 
 def _lease_in(data: bytes | None) -> dict[str, Any]:
-    """The content of a lease's file; empty for none, or for one that cannot be read."""
+    """Parse a lease's file; empty if it is missing or unreadable."""
     with contextlib.suppress(ValueError):
         lease = json.loads(data or b"")
         return lease if isinstance(lease, dict) else {}
@@ -179,7 +175,7 @@ def _lease_in(data: bytes | None) -> dict[str, Any]:
 
 
 def _me() -> dict[str, Any]:
-    """The facts by which other processes identify this one."""
+    """The facts that identify this process for others."""
     return {
         "host": platform.node(),
         "machine": _machine(),
@@ -190,39 +186,38 @@ def _me() -> dict[str, Any]:
 
 
 def _who(lease: dict[str, Any]) -> str:
-    """A holder in words."""
     process = f"process {lease.get('pid', '?')} on {lease.get('host', '?')}"
     return f"{process} ({shlex.quote(str(lease.get('command', '?')))})"
 
 
 def _lives(lease: dict[str, Any]) -> bool | None:
-    """Whether the holder is a process of this machine that runs; None where it is of another one."""
+    """True if the holder is a live process of this machine; None if it belongs to another machine."""
     pid = lease.get("pid")
     if not isinstance(pid, int) or lease.get("machine") != _machine():
         return None
-    # the start time too: the system gives a dead process's id to a new one
+    # compare the start time too, because the system reuses the ids of dead processes
     return _started(pid) == lease.get("started")
 
 
 def _machine() -> str:
-    """An id of this boot of this machine and of its process ids' namespace, since each container counts its own."""
+    """Id of this boot of the machine and of the process id namespace, because each container counts its own ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux: an id that never matches, so that a dead holder is replaced when its lease lapses
+    except OSError:  # not Linux: an id that never matches, so the lease of a dead holder must lapse
         return secrets.token_hex(8)
 
 
 def _started(pid: int) -> str | None:
-    """When a process was started, in ticks since boot; None where it does not run."""
+    """Start time of a process in ticks since boot; None if it does not run."""
     try:
         state, *stats = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else stats[18]  # a zombie runs no more, but has an entry until its parent waits for it
+    return None if state in "ZX" else stats[18]  # a zombie has an entry until its parent waits
 
 
 def _tokens(lease: dict[str, Any]) -> tuple[str, ...]:
-    """The tokens of a holder and of those before it that have not given the directory back."""
+    """The tokens of a holder and of earlier ones that have not released the directory."""
     previous = lease.get("before")
     return (*(map(str, previous) if isinstance(previous, list) else ()), str(lease.get("token", "")))

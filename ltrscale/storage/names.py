@@ -1,4 +1,4 @@
-"""URLs as text, and names that a manifest lists: checked when read, so that none leads out of its directory."""
+"""URLs as text, and names that a manifest lists, which are checked so that none leads out of its directory."""
 
 import contextlib
 import itertools
@@ -11,13 +11,13 @@ from typing import Any
 from ltrscale.errors import InputError
 
 SCHEMES = ("file", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
-"""The schemes that are read and written: stores of files, no archives, caches or chains of these."""
+"""The schemes that are read and written: file stores, but no archives, caches or chains of these."""
 WEB = ("http", "https")
-"""Further schemes for inputs, which may lie on a web server too."""
+"""Further schemes for inputs, which may be on a web server."""
 
 
 def is_local(url: str) -> bool:
-    """Whether the URL is on this machine's disk."""
+    """True if the URL is on this machine's disk."""
     return "://" not in url or url.startswith("file://")
 
 
@@ -27,7 +27,7 @@ def local_path(url: str) -> Path:
 
 
 def absolute(url: str) -> str:
-    """The URL, with a local path made absolute, so that processes with other working directories understand it."""
+    """Make a local path absolute, so that processes with other working directories understand it."""
     return str(local_path(url).absolute()) if is_local(url) else url
 
 
@@ -37,7 +37,7 @@ def join(url: str, *parts: str) -> str:
 
 
 def check_scheme(url: str, also: Collection[str] = ()) -> None:
-    """Check that a URL names a store of files, or has one of the schemes in `also`.
+    """Check that a URL names a file store, or has one of the schemes in `also`.
 
     Raises:
         InputError: it does not.
@@ -46,7 +46,7 @@ def check_scheme(url: str, also: Collection[str] = ()) -> None:
         >>> check_scheme("s3://bucket/config.yaml")
     """
     scheme = url.partition("://")[0] if "://" in url else "file"
-    # fsspec would chain file systems at "::", and take the text after `data:` for the content
+    # fsspec would chain file systems at "::", and treat the text after `data:` as content
     if scheme not in (*SCHEMES, *also) or "::" in url or url.startswith("data:"):
         readable = ", ".join(f"{name}://" for name in SCHEMES[1:])
         raise InputError(f"{url}: not a path or URL that is read; use a local path, or one of {readable}")
@@ -57,13 +57,13 @@ _PATTERNS = set("\\*?[]")
 """Characters that file systems read as a separator or a pattern: deleting a pattern would delete all its matches."""
 _RESERVED = {"manifest.json", "_manifest.json"}
 RUN, HIDDEN_RUN = "run", "_run"
-"""The directory of a job's own log, which no manifest owns; the second where other programs read all files."""
+"""The directory of a job's own log, which no manifest owns; the second is for directories that other programs read."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 100
 
 
 def listed_path(text: str) -> str:
-    """The text itself, if it can be the path of a file below the directory that lists it.
+    """Return the text if it can be the path of a file below the directory that lists it.
 
     Raises:
         ValueError: it cannot; names the fault.
@@ -90,17 +90,17 @@ def listed_path(text: str) -> str:
 
 _FOLDER = r"(?!_?manifest\.json/)[A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/"
 _PLAIN = re.compile(rf"(?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}")
-"""Paths as writers make them, none of which has a fault."""
+"""Paths as writers make them, which are all valid."""
 _PLAIN_LINES = re.compile(rf"({_PLAIN.pattern}\n)*")
 
 
 def check_listed_paths(paths: Sequence[str]) -> None:
-    """Check many paths as `listed_path` does.
+    """Check many paths like `listed_path`.
 
     Raises:
-        ValueError: as `listed_path`, for the first that cannot be listed.
+        ValueError: as `listed_path`, for the first invalid path.
     """
-    # one match for all where they look as writers make them, since there may be a hundred thousand
+    # one match for all paths of the usual form, because there may be a hundred thousand
     lines = "".join(f"{path}\n" for path in paths)
     if lines.count("\n") != len(paths) or not _PLAIN_LINES.fullmatch(lines):
         for path in paths:
@@ -108,7 +108,7 @@ def check_listed_paths(paths: Sequence[str]) -> None:
 
 
 def period_name(text: str) -> str:
-    """The text itself, if it can be the name of a period, which names a directory too.
+    """Return the text if it can be the name of a period, which is also the name of a directory.
 
     Raises:
         ValueError: it cannot; names the fault.
@@ -120,7 +120,7 @@ def period_name(text: str) -> str:
 
 
 def _part_fault(part: str, on_disk: str = "") -> str | None:
-    """The reason why a text cannot be one part of a path; None where it can."""
+    """Why a text cannot be one part of a path; None if it can."""
     if not part:
         return "a part is empty"
     if part[0] == ".":
@@ -142,10 +142,10 @@ def files_in(manifest: Mapping[str, Any]) -> list[Any]:
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
-    """Check the files that a manifest lists: paths below its directory, each once, with content hash and size.
+    """Check the files that a manifest lists: unique paths below its directory, with content hash and size.
 
     Raises:
-        InputError: an entry is not such a file; names the entry.
+        InputError: an entry is invalid; names the entry.
     """
     for key in _LISTS:
         if not isinstance(manifest.get(key, []), list):
@@ -162,7 +162,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def check_entries(files: Sequence[Any], where: str) -> None:
-    """As `check_files`, of the entries alone."""
+    """Check the entries like `check_files`."""
     seen = set()
     for i, file in enumerate([] if _are_plain(files) else files):
         fault = _file_fault(file)
@@ -174,21 +174,21 @@ def check_entries(files: Sequence[Any], where: str) -> None:
 
 
 def are_hashes(texts: Sequence[str]) -> bool:
-    """Whether each text is a content hash, as SHA-256 is written: 64 digits, a to f small.
+    """True if each text is a content hash, as SHA-256 is written: 64 digits, lower case.
 
     Example:
         >>> are_hashes(["0f" * 32]), are_hashes(["0F" * 32]), are_hashes(["0f" * 31 + " f"])
         (True, False, False)
     """
     digits = "".join(texts)
-    try:  # there may be a hundred thousand, on which a regular expression would spend a tenth of a second
+    try:  # a regular expression takes a tenth of a second for a hundred thousand
         return {*map(len, texts)} <= {64} and bytes.fromhex(digits).hex() == digits
     except ValueError:
         return False
 
 
 def _are_plain(files: Sequence[Any]) -> bool:
-    """The fast path: true if every entry is canonical, so that none needs a check of its own."""
+    """Fast path: true if every entry is canonical, so that none needs its own check."""
     try:
         paths, hashes, sizes = ([file[key] for file in files] for key in ("path", "sha256", "bytes"))
         path_lines, have_hashes = "".join(f"{path}\n" for path in paths), are_hashes(hashes)
@@ -200,7 +200,7 @@ def _are_plain(files: Sequence[Any]) -> bool:
 
 
 def _file_fault(file: Any) -> str | None:
-    """The fault of an entry in a manifest's list of files; None where it is valid."""
+    """The fault of an entry in a manifest's list of files; None if it is valid."""
     if not isinstance(file, dict) or not isinstance(file.get("path"), str):
         return "no path"
     try:
@@ -216,9 +216,9 @@ def _file_fault(file: Any) -> str | None:
 
 
 def listed_file(url: str, name: str) -> str:
-    """The URL of a file that the manifest of a directory lists.
+    """The URL of a file that a directory's manifest lists.
 
-    The directory itself may be reached through a symlink; the file must lie below the directory that this leads to.
+    The directory itself may be reached through a symlink; the file must be below the directory that this leads to.
 
     Raises:
         InputError: a symlink on a local disk leads out of the directory.
@@ -232,7 +232,7 @@ def listed_file(url: str, name: str) -> str:
 
 
 def check_links(url: str, names: Sequence[str]) -> None:
-    """Check files that the manifest of a directory lists as `listed_file` does, one folder at a time.
+    """Check the files that a directory's manifest lists like `listed_file`, one folder at a time.
 
     Raises:
         InputError: a symlink on a local disk leads out of the directory.
@@ -245,7 +245,7 @@ def check_links(url: str, names: Sequence[str]) -> None:
 
 
 def _links(root: str, folders: Collection[str]) -> set[str]:
-    """The symlinks in folders below a directory, and the folders that a symlink leads to, by name."""
+    """The symlinks in folders below a directory, and the folders reached through a symlink, by name."""
     links = set[str]()
     for folder in folders:
         above = itertools.accumulate(folder.split("/") if folder else [], lambda path, part: f"{path}/{part}")

@@ -1,7 +1,7 @@
-"""Parts of a manifest: tables of what would make the manifest itself long, so that an addition writes little.
+"""Parts of a manifest: tables that keep the manifest itself short, so that an addition writes little.
 
-A manifest lists its parts beside its own files. A part is a Parquet file whose rows are entries of the manifest: files
-of the directory, with `path`, `bytes` and `sha256`; files in quarantine, with a path alone; and others, without.
+A manifest lists its parts beside its own files. A part is a Parquet file with entries of the manifest as rows: files of
+the directory, with `path`, `bytes` and `sha256`; files in quarantine, with only a path; and others, without.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def read_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None =
     """The rows of a part of a directory's manifest, with all columns or some.
 
     Raises:
-        InputError: the part is gone, or is not what was committed.
+        InputError: the part is missing, or differs from what was committed.
     """
     import pyarrow as pa  # imported late: most manifests have no parts
     import pyarrow.parquet as pq
@@ -42,7 +42,7 @@ def read_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None =
 
 
 def sizes_in(url: str, manifest: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, int | None]:
-    """The bytes of all files that a manifest and its parts list, by name; None of those in quarantine.
+    """The bytes of all files that a manifest and its parts list, by name; None for files in quarantine.
 
     Args:
         url: the directory.
@@ -50,7 +50,7 @@ def sizes_in(url: str, manifest: Mapping[str, Any], without: Collection[str] = (
         without: names of parts to leave unread.
 
     Raises:
-        InputError: as `read_part`, or a part lists what cannot lie below the directory.
+        InputError: as `read_part`, or a part lists a path that cannot be below the directory.
     """
     sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in files_in(manifest)}
     sizes |= dict.fromkeys(map(str, manifest.get("quarantine", [])))
@@ -68,12 +68,12 @@ def sizes_in(url: str, manifest: Mapping[str, Any], without: Collection[str] = (
 
 
 def no_longer_listed(url: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The files that one manifest of a directory lists and the next does not; parts that both have are not read.
+    """The files that one manifest of a directory lists and the next does not, as in `names_to_delete`.
 
-    Those of the first are found as by `names_to_delete`.
+    Parts that both manifests have are not read.
 
     Raises:
-        InputError: as `sizes_in`, of the next manifest.
+        InputError: as `sizes_in`, for the next manifest.
     """
     both = {part["path"] for part in before.get("parts", [])} & {part["path"] for part in now.get("parts", [])}
     listed = sizes_in(url, now, both)
@@ -81,9 +81,9 @@ def no_longer_listed(url: str, before: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def names_to_delete(url: str, manifest: Mapping[str, Any], without: Collection[str] = ()) -> list[str]:
-    """The files that a manifest and its parts list, as `sizes_in`, where the directory is deleted or made again.
+    """The files that a manifest and its parts list, to delete a directory or make it again.
 
-    A part that is lost or damaged is logged: what it alone lists is not known, and stays there.
+    A lost or damaged part is logged: the files that only it lists are unknown and stay there.
     """
     parts = manifest.get("parts", [])
     names = [*sizes_in(url, manifest, {part["path"] for part in parts})]

@@ -1,8 +1,8 @@
 """How long requests wait for a store that cannot be reached or refuses for now.
 
-Every request is tried again with growing pauses. All requests of the process share the clock of an outage: it runs from
-the first failure after an answer, so that a request that begins later, such as the clean-up after a failed write, does
-not wait the whole time again.
+Every request is retried with growing pauses. All requests of the process share the clock of an outage: it starts at the
+first failure after an answer. So a later request, such as the clean-up after a failed write, does not wait the whole
+time again.
 """
 
 import math
@@ -24,11 +24,11 @@ PATIENCE = "LTRSCALE_STORAGE_PATIENCE_S"
 _DEFAULT_S = 180.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _LOGGED_AFTER_S = 3.0  # a shorter outage is not worth a line in the log
-_FORGOTTEN_AFTER_S = 60.0  # a failure so long after the last one begins a new outage
+_FORGOTTEN_AFTER_S = 60.0  # a failure this long after the last one starts a new outage
 
 
 def patience_s() -> float:
-    """Seconds for which requests are tried again.
+    """Seconds for which requests are retried.
 
     Raises:
         InputError: the environment variable is not a number.
@@ -44,7 +44,7 @@ def patience_s() -> float:
 
 
 class _Outage:
-    """The time since which all requests of this process have failed, without one answer between them."""
+    """The time since which all requests of this process have failed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class _Outage:
         self._logged = False
 
     def failed(self, error: Exception, patience: float) -> float:
-        """Take note of a request without an answer; returns the seconds since the first."""
+        """Record a request without an answer; returns the seconds since the first."""
         now = time.monotonic()
         with self._lock:
             if now - self._last > _FORGOTTEN_AFTER_S:
@@ -67,7 +67,6 @@ class _Outage:
         return lasts
 
     def end(self) -> None:
-        """Take note of an answer."""
         with self._lock:
             lasted, logged = time.monotonic() - self._since, self._logged
             self._since = self._last = -math.inf
@@ -87,7 +86,7 @@ class Tries:
         self._since = math.inf
 
     def pause_after(self, error: Exception) -> float | None:
-        """Seconds to wait before the request is tried again; None where a retry is useless or patience is exhausted."""
+        """Seconds to wait before the request is retried; None if a retry is useless or patience is exhausted."""
         if not may_pass(error):
             return None
         patience = patience_s()
@@ -95,20 +94,20 @@ class Tries:
         waited = max(_outage.failed(error, patience), time.monotonic() - self._since)
         if waited >= patience:
             return None
-        # the random part keeps many workers from asking a recovering store all at the same moment
+        # the random part keeps many workers from asking a recovering store at the same moment
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._failed) * random.uniform(0.5, 1.0)
         self._failed += 1
         return min(pause, patience - waited)
 
     def answered(self) -> None:
-        """Take note that the request was answered, with success or not."""
+        """Record that the request was answered, with success or not."""
         _outage.end()
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """The result of `call`, which is repeated while the store cannot be reached or is overloaded.
+    """Call `call`, and repeat it while the store cannot be reached or is overloaded; returns its result.
 
-    For reads through `arrow_filesystem`, whose own retries end within a second: an open file can be read again.
+    For reads through `arrow_filesystem`, which itself retries only for a second: an open file can be read again.
 
     Raises:
         OSError: from `call`: when patience is exhausted, or at once where a retry is useless.

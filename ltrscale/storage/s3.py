@@ -1,7 +1,7 @@
-"""The clients of S3: an s3fs whose requests all wait for a store that is away for now, and those made from it.
+"""S3 clients: an s3fs with requests that wait for an unavailable store, and clients made from it.
 
-botocore, below s3fs, decides alone which store is asked, as whom and how: it reads the environment, the config files
-and the profile. pyarrow and deltalake read less of them, each in its own way, so they are given what it has resolved.
+Only botocore, below s3fs, resolves store, credentials and options: it reads the environment, the config files and the
+profile. pyarrow and deltalake read less of these, each in its own way, so they get what botocore has resolved.
 """
 
 import asyncio
@@ -34,38 +34,38 @@ from ltrscale.storage.patience import Tries
 
 _CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead, FlexibleChecksumError)
 _ALWAYS = {"list_objects_v2": "IsTruncated", "create_multipart_upload": "UploadId"}
-"""What each answer to these requests has: without a body it would count as an empty listing."""
+"""A key of every complete answer to these requests; an answer without a body would count as an empty listing."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _AMAZON = re.compile(r"https://s3(\.[\w-]+)?\.amazonaws\.com(\.cn)?")
-"""Amazon's usual endpoints, which a client finds by itself for a region."""
+"""Amazon's usual endpoints, which a client finds by region."""
 _ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
 _regions: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Connection:
-    """What a client needs to reach a bucket as s3fs does."""
+    """The settings to reach a bucket as s3fs does."""
 
     bucket: str
     endpoint: str | None
     """URL of the store; None for Amazon's usual one of the region."""
     region: str
     bucket_in_host: bool
-    """Whether requests name the bucket in the host and not in the path; an endpoint of None decides by itself."""
+    """Whether requests name the bucket in the host, not in the path; clients with an endpoint of None decide this."""
     ca_file: str | None
-    """The certificates that are trusted; None without TLS."""
+    """The trusted certificates; None without TLS."""
     proxy: str | None = field(repr=False)
     keys: tuple[str, str, str | None] | None = field(repr=False)
-    """Id, secret and session token of this moment; None for requests without a signature."""
+    """Current id, secret and session token; None for unsigned requests."""
 
 
 class PatientS3(S3FileSystem):  # type: ignore[misc]
-    """S3 that tries each request again, the content of its answer included, as `patience` decides."""
+    """S3 that retries each request, including reading its answer, as `patience` decides."""
 
-    retries = 1  # none by s3fs itself: its requests do not share the clock of an outage
+    retries = 1  # no retries by s3fs itself, which would not share the clock of an outage
 
     async def set_session(self, *arguments: Any, **options: Any) -> Any:
-        """See s3fs."""
+        """Open a session as s3fs does; an `InputError` for an invalid endpoint."""
         try:
             return await super().set_session(*arguments, **options)
         except ValueError as error:
@@ -75,7 +75,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
     async def _connection(self, bucket: str) -> Connection:
         client = await self.set_session()
         endpoint, region = str(client.meta.endpoint_url).rstrip("/"), str(client.meta.region_name)
-        http = client._endpoint.http_session  # nothing public has what follows
+        http = client._endpoint.http_session  # there is no public access to what follows
         in_path = client._ruleset_resolver._builtins["AWS::S3::ForcePathStyle"]
         ca_file, proxy = get_cert_path(http._verify), http._proxy_config.proxy_url_for(endpoint)
         secure = endpoint.startswith("https://")
@@ -90,21 +90,21 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
         if client.meta.config.signature_version is not UNSIGNED:
             if credentials is None:
                 raise NoCredentialsError
-            frozen = await credentials.get_frozen_credentials()  # renews those that are about to end
+            frozen = await credentials.get_frozen_credentials()  # renews keys that are about to expire
             keys = (frozen.access_key, frozen.secret_key, frozen.token)
         return Connection(
             bucket, None if is_amazon else endpoint, region, not in_path, str(ca_file) if secure else None, proxy, keys
         )
 
     connection = sync_wrapper(_connection)
-    """What this session has resolved for a bucket, with the keys of this moment."""
+    """The settings that this session has resolved for a bucket, with current keys."""
 
     async def _region_of(self, bucket: str) -> str | None:
-        """The region of a bucket of Amazon's: s3fs follows its redirects to another region, other clients do not."""
+        """The region of an Amazon bucket: s3fs follows redirects to another region, other clients do not."""
         if bucket not in _regions:
             try:
                 answer = await self._call_s3("head_bucket", Bucket=bucket)
-            except PermissionError as error:  # the answer has the region nevertheless
+            except PermissionError as error:  # the answer still has the region
                 answer = error.__cause__.response if isinstance(error.__cause__, ClientError) else {}
             headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
             if "x-amz-bucket-region" not in headers:
@@ -129,7 +129,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
     call_s3 = sync_wrapper(_call_s3)
 
     async def _call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """One request with its whole answer, so that a connection lost in the middle fails here and is tried again."""
+        """Make one request and read its whole answer, so that a lost connection fails here and is retried."""
         try:
             answer = await super()._call_s3(method, *arguments, **options)
             if method == "get_object":
@@ -143,7 +143,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
             raise ConnectionError(f"the answer was cut short ({' '.join(str(error).split())})") from error
         except OSError as error:
             if method == "head_object" and is_unexplained(error):
-                # the answer to HEAD has no body for a reason: GET is refused alike, and its answer names the reason
+                # GET is refused like HEAD, but its answer has a body that names the reason
                 key = {name: options[name] for name in ("Bucket", "Key", "VersionId") if name in options}
                 await self._call_once("get_object", Range="bytes=0-0", **key)
             raise
@@ -151,18 +151,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
 
 
 def _check_length(asked: str, answered: str, bytes_: int) -> None:
-    """Check that a part of a file came whole: s3fs takes what comes, and fills a gap with zeros.
-
-    botocore compares a whole file with its checksum, which no store sends for a part.
-
-    Args:
-        asked: the header Range of the request, or "".
-        answered: the header Content-Range of the answer, or "".
-        bytes_: of the answer's body.
-
-    Raises:
-        ConnectionError: it is shorter or longer than what was asked for.
-    """
+    """Raise a `ConnectionError` if a part of a file is incomplete: s3fs would fill the gap with zeros."""
     if (part := _RANGE.fullmatch(asked)) is None:
         return
     first, last, total = *part.groups(), answered.rpartition("/")[2]
@@ -172,7 +161,7 @@ def _check_length(asked: str, answered: str, bytes_: int) -> None:
 
 
 class _Content:
-    """The content of an answer in the form that s3fs reads."""
+    """The content of an answer as s3fs reads it."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)
@@ -185,7 +174,7 @@ class _Content:
 
 
 def arrow_client(connection: Connection) -> Any:
-    """The client of S3 that pyarrow has; the same one, with its open connections, as long as nothing changes."""
+    """The S3 client of pyarrow; the same one, with its open connections, while nothing changes."""
     return _arrow_client(connection, os.getpid())  # a fork cannot use the client of its parent
 
 
@@ -206,14 +195,14 @@ def _arrow_client(connection: Connection, process: int) -> Any:  # noqa: ARG001 
         force_virtual_addressing=bool(host) and connection.bucket_in_host,
         tls_ca_file_path=connection.ca_file,
         proxy_options=connection.proxy,
-        # not pyarrow's standard strategy, which also limits the retries of all requests together
+        # not pyarrow's standard strategy, which also limits the total retries of all requests
         retry_strategy=arrow.AwsDefaultS3RetryStrategy(max_attempts=_ARROW_TRIES),
     )
 
 
 @contextmanager
 def rust_options(connection: Connection) -> Iterator[dict[str, str]]:
-    """Options of deltalake's own client of S3, for use inside the block."""
+    """Options of deltalake's S3 client, for use inside the block."""
     endpoint = connection.endpoint or ""
     if connection.bucket_in_host:
         endpoint = endpoint.replace("://", f"://{connection.bucket}.")
@@ -221,7 +210,7 @@ def rust_options(connection: Connection) -> Iterator[dict[str, str]]:
     options = {
         "aws_region": connection.region,
         "aws_endpoint_url": endpoint,
-        "aws_endpoint_url_s3": endpoint,  # else the environment's would win
+        "aws_endpoint_url_s3": endpoint,  # otherwise the environment's would win
         "aws_virtual_hosted_style_request": str(connection.bucket_in_host).lower(),
         "aws_allow_http": str(endpoint.startswith("http://")).lower(),
         "aws_access_key_id": id_,
@@ -232,7 +221,7 @@ def rust_options(connection: Connection) -> Iterator[dict[str, str]]:
     }
     before = os.environ.get("SSL_CERT_FILE")
     if connection.ca_file is not None:
-        os.environ["SSL_CERT_FILE"] = connection.ca_file  # no option of the library names the certificates
+        os.environ["SSL_CERT_FILE"] = connection.ca_file  # the library has no option for the certificates
     try:
         yield {name: value for name, value in options.items() if value}
     finally:

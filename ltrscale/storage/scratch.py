@@ -1,8 +1,8 @@
-"""Scratch directories: only their owner can look inside, and they disappear with the process that made them.
+"""Scratch directories, which only their owner can read and which disappear with the process that made them.
 
-A process has one directory, `$TMPDIR/ltrscale-UID/NAME`, which holds all that it makes here. It locks the directory for
-as long as it lives and removes it when it ends. The system releases the lock however a process ends, so the next
-process that makes scratch removes the directories that nobody has locked.
+A process has one directory, `$TMPDIR/ltrscale-UID/NAME`, for all its scratch files. It locks the directory while it
+lives, and removes it when it ends. The system releases the lock however a process ends, so the next process that makes
+scratch removes the unlocked directories.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from pathlib import Path
 from ltrscale.errors import InputError
 
 _NAME = re.compile(r"[a-z0-9_]{8}")
-"""The names that `tempfile` gives to directories, without a prefix."""
+"""The unprefixed names that `tempfile` gives to directories."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _lock = threading.Lock()
 _own: dict[Path, tuple[Path, int]] = {}
@@ -32,7 +32,7 @@ def make(*, longest: int | None = None) -> Path:
     """A new empty directory, removed at the end of this process at the latest.
 
     Args:
-        longest: bytes that its path may have; where TMPDIR is too deep, the directory is made below /tmp.
+        longest: maximum bytes of its path; if TMPDIR is too deep, the directory is made below /tmp.
 
     Raises:
         InputError: another user's directory has the name of ours.
@@ -56,7 +56,7 @@ def make(*, longest: int | None = None) -> Path:
 
 @contextmanager
 def directory(*, longest: int | None = None) -> Iterator[Path]:
-    """A new empty directory while the block runs; arguments and errors as of `make`."""
+    """A new empty directory while the block runs; arguments and errors as for `make`."""
     folder = make(longest=longest)
     try:
         yield folder
@@ -69,10 +69,10 @@ def _make_own(root: Path) -> tuple[Path, int]:
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
     with _root_opened(root) as opened:
-        with _flocked(opened):  # between its making and its lock nobody may take the directory for an abandoned one
+        with _flocked(opened):  # until it is locked, the new directory must not look abandoned
             folder = Path(tempfile.mkdtemp(prefix="", dir=root))
             descriptor = os.open(folder, _FOLDER)
-            # a file system without locks is fine: then nobody can lock the directory in order to remove it, either
+            # fine on a file system without locks: then nobody else can lock the directory to remove it, either
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         for path in root.iterdir():
@@ -83,7 +83,7 @@ def _make_own(root: Path) -> tuple[Path, int]:
 
 @contextmanager
 def _root_opened(root: Path) -> Iterator[int]:
-    """The directory of all our processes, opened and checked to belong to this user alone."""
+    """Open the parent directory of all our processes, and check that it belongs to this user alone."""
     try:
         opened = os.open(root, _FOLDER)
     except OSError as error:
@@ -105,7 +105,7 @@ def _foreign(root: Path) -> InputError:
 
 def _remove_if_left(path: Path, root: int) -> None:
     """Remove the directory of a process that has ended."""
-    with contextlib.suppress(OSError):  # its process lives, another process was faster, or it is no directory
+    with contextlib.suppress(OSError):  # its process lives, another process was faster, or it is not a directory
         folder = os.open(path, _FOLDER)
         try:
             with _flocked(root):
@@ -136,10 +136,10 @@ def _end() -> None:
 
 
 def _forked() -> None:
-    """Forget the parent's directory in a child process: the child makes its own and must not remove the parent's."""
+    """Forget the parent's directory in a child process, which makes its own and must not remove the parent's."""
     _own.clear()
     _lock.release()
 
 
-# the lock is held across a fork: else a child of a thread in `make` would inherit a lock that nobody releases
+# the lock is held across a fork, or a child forked during `make` would inherit a lock that nobody releases
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)

@@ -1,6 +1,6 @@
-"""Who writes where: the leases that this process holds or acts for, and the names that carry a writer's token.
+"""Who writes where: the leases that this process holds or acts for, and names that carry a writer's token.
 
-What a dead writer has left is known by its token alone. No other name is proof: anybody may call a file
+Only its token identifies what a dead writer has left. No other name is proof: anybody may call a file
 `.labels.20261127`, but nobody else draws the token of a lease.
 """
 
@@ -24,22 +24,22 @@ class Lease:
 HELD: dict[str, Lease] = {}
 """The leases that this process holds or acts for, by `place`."""
 SHARED: set[str] = set()
-"""The places of those that `share_leases` has given to other processes."""
+"""The places of leases that `share_leases` has given to other processes."""
 
 
 def share_leases() -> tuple[Lease, ...]:
-    """The leases that this process holds or acts for, for a process that it starts elsewhere, which joins them."""
+    """The leases that this process holds or acts for, to be joined by a process that it starts elsewhere."""
     SHARED.update(HELD)
     return tuple(HELD.values())
 
 
 def is_held(url: str) -> bool:
-    """Whether this process holds the lease of this very directory, or acts for its holder."""
+    """True if this process holds the lease of exactly this directory, or acts for its holder."""
     return place(url) in HELD
 
 
 def join_leases(leases: Iterable[Lease]) -> None:
-    """Act for the holder of these leases, in a process that it has started."""
+    """Act for the holder of these leases, in a process that the holder has started."""
     HELD.update((lease.url, lease) for lease in leases)
 
 
@@ -51,12 +51,12 @@ def covering(url: str) -> Lease | None:
 
 
 def place(url: str) -> str:
-    """One spelling per directory, so that different ways to write a path compare equal."""
+    """A canonical spelling of a directory, so that different ways to write a path compare equal."""
     return str(Path(absolute(url)).resolve()) if is_local(url) else url.rstrip("/")
 
 
 def token_at(url: str) -> str:
-    """The token of the lease that covers a URL; without one, a token of its own."""
+    """The token of the lease that covers a URL; a new token if there is none."""
     lease = covering(url)
     return new_token() if lease is None else lease.token
 
@@ -67,27 +67,27 @@ def new_token() -> str:
 
 
 def is_token(text: object) -> bool:
-    """Whether this can be a token."""
+    """True if this can be a token."""
     return isinstance(text, str) and re.fullmatch("[0-9a-f]{8}", text) is not None
 
 
 def hashed_name(name: str, digest: str, token: str) -> str:
-    """A name with `{hash}`, filled by the first digits of the content's hash and the token."""
+    """Fill the `{hash}` of a name with the first digits of the content's hash and the token."""
     return name.replace("{hash}", f"{digest[:8]}-{token}")
 
 
 def staged_name(name: str, token: str) -> str:
-    """The name of a small file until it is renamed to its own."""
+    """The temporary name of a small file until it is renamed."""
     return f".{name}.{token}-{secrets.token_hex(4)}"
 
 
 def staging_name(token: str) -> str:
-    """The name of the folder that holds a commit's files until they are renamed to their own names."""
+    """The name of the folder with a commit's files until they are renamed."""
     return f".staging-{token}-{secrets.token_hex(4)}"
 
 
 def left_by(tokens: Collection[str]) -> re.Pattern[str]:
-    """Finds what writers with these tokens have left, in names of files and staging folders below a directory.
+    """A pattern for what writers with these tokens have left: names of files and staging folders below a directory.
 
     Example:
         >>> left = left_by(["0a1b2c3d"])

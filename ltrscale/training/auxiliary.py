@@ -1,6 +1,6 @@
 """An auxiliary objective: a pretext loss on unlabelled groups beside the ranking loss on labelled ones.
 
-Few labels alone may undo what pretraining has learnt; the pretext loss keeps it while the ranker learns.
+Training on few labels alone may undo pretraining; the pretext loss preserves it while the ranker learns.
 """
 
 from collections.abc import Generator, Sequence
@@ -48,7 +48,7 @@ class AuxiliaryConfig(Config):
     """Batch size and order of the unlabelled groups."""
 
     def groups(self, selection: Selection, transform: FeatureTransform, *, run: Run) -> "Unlabelled":
-        """The groups to learn from, with a sample of their documents where the method draws values from it.
+        """The groups to learn from, with a sample of their documents if the method draws values from it.
 
         Raises:
             InputError: the data cannot be read.
@@ -65,19 +65,19 @@ class AuxiliaryConfig(Config):
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """What an auxiliary objective reads, the same value on every worker."""
+    """The input of an auxiliary objective, equal on all workers."""
 
     config: AuxiliaryConfig
     selection: Selection
     """All groups of the training split, without labels."""
     marginals_SF: Tensor | None
-    """Documents from which corrupted values are drawn; None where the method draws none."""
+    """Documents from which corrupted values are drawn; None if the method draws none."""
 
 
 class AuxiliaryObjective(nn.Module):
-    """The pretext loss of the encoders of some rankers, which learn side by side on unlabelled groups.
+    """The pretext loss on unlabelled groups, for the encoders of rankers trained side by side.
 
-    Their encoders are trained, and the method's own parts beside them; a pretrained bundle's projector goes on.
+    It trains the encoders and the method's own parts; the projector of a pretrained bundle is reused.
     """
 
     def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.EncoderBundle | None) -> None:
@@ -98,7 +98,7 @@ def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBun
     net = Pretrainer(
         ranker.transform, architecture.network, config.method, config.augment, unlabelled.marginals_SF, rates_F
     )
-    net.encoder = ranker.encoder  # shared with the ranker: its own has served for the sizes
+    net.encoder = ranker.encoder  # shared with the ranker; the original only gave the sizes
     if start is not None and net.projector is not None and start.projector() == net.projector.config:
         start.initialise_projector(net.projector)
     return net
@@ -112,17 +112,17 @@ class Auxiliary:
         self.config = objective.unlabelled.config
         self.epoch = 0
         self.positions: dict[int, Position] = {}
-        """With the epoch, all that an exact resume needs."""
+        """Positions in the streams; with the epoch, all that an exact resume needs."""
         self.rows_of: RowsOf | None = None
-        """The rows of tables on the host that groups can use, as the trainer finds them."""
+        """Finds the rows of host tables that groups can use; set by the trainer."""
         self._reading: Generator[Fed] | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether the step with this number has an auxiliary loss."""
+        """True if this step has an auxiliary loss."""
         return step % self.config.every == 0
 
     def next(self) -> Fed:
-        """The next micro-batches of this worker's streams; none where they have run out in this epoch."""
+        """The next micro-batches of this worker's streams; none once they have run out in this epoch."""
         if self._reading is None:
             steps = self.stream.epoch(self.epoch, self.positions or None)
             self._reading = read_ahead(
@@ -131,7 +131,7 @@ class Auxiliary:
         return next(self._reading, Fed({}, self.positions, Account()))
 
     def advance(self, fed: Fed, groups: float) -> None:
-        """Continue after a step in which all workers read this many groups; if none, the next epoch begins."""
+        """Move past a step in which all workers read this many groups; 0 starts the next epoch."""
         if groups:
             self.positions = fed.positions
             return
@@ -141,7 +141,7 @@ class Auxiliary:
         self.epoch, self.positions = self.epoch + 1, {}
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
+        """Stop the thread that reads ahead."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None

@@ -1,6 +1,6 @@
 """The blend of rankers of any kind: the mean of their scores, with weights that validation chooses.
 
-Greedy selection (Caruana et al. 2004) on resamples of the groups, with a half of each weight that is equal.
+Greedy selection (Caruana et al. 2004) on resamples of the groups; half of each weight is equal.
 
 Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -28,7 +28,7 @@ from ltrscale.ranking.choices import MetricName, metric_named
 from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member, check_unseen
 
 Judge = Callable[[Tensor], Doubles]
-"""The metric [Q] of each group from scores [N]."""
+"""Maps scores [N] to the metric of each group [Q]."""
 
 
 _LEARNT = (
@@ -71,7 +71,7 @@ class BlendJob(LabelledStage):
     blend: BlendConfig = BlendConfig()
 
     def check(self) -> None:
-        """Refuse splits that overlap, weights of other members, and a choice by groups that a member has learnt."""
+        """Refuse overlapping splits, weights of other members, and choosing on groups that a member has learnt from."""
         super().check()
         if isinstance(self.blend.weights, dict) and self.blend.weights.keys() != self.bundles.keys():
             raise InputError(f"blend.weights: name the members {', '.join(self.bundles)}, each with its weight")
@@ -80,19 +80,19 @@ class BlendJob(LabelledStage):
                 check_member(name, url, self.splits.validation, _LEARNT, chosen_on=True)
 
     def own_settings(self) -> _Blend:
-        """The settings, and the names of the members, which decide between equals."""
+        """The settings, and the names of the members, whose order breaks ties."""
         return _Blend(settings=self.blend, names=tuple(self.bundles))
 
     def work(self, origin: Origin, report: Report) -> None:
         """Score the validation groups with each member, choose weights, and commit the bundle.
 
         Raises:
-            InputError: a bundle is no ranker or has features that the data lack, or a split has no labelled group.
+            InputError: a bundle is not a ranker or has features that the data lack, or a split has no labelled group.
         """
         train = select(self.splits.train, labelled=True)
         opened = {name: load(url) for name, url in self.bundles.items()}
         for member in opened.values():
-            member.scorer(features=train.features)  # refuses what is no ranker, and features that are not there
+            member.scorer(features=train.features)  # raises for other bundles and missing features
         weights, metrics = self._weighed(opened)
         log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
         if without := [name for name in opened if name not in weights]:
@@ -109,7 +109,7 @@ class BlendJob(LabelledStage):
         save_blend(self.out, Blend(weights=weights), **about)
 
     def _weighed(self, opened: Mapping[str, Bundle]) -> tuple[dict[str, float], dict[str, MetricValue]]:
-        """The weights, and the metrics of validation; none for given weights, or groups that a member has learnt."""
+        """The weights and validation metrics; no metrics if weights are given or a member has learnt the groups."""
         config = self.blend
         if isinstance(config.weights, dict):
             total = sum(config.weights.values())
@@ -125,7 +125,7 @@ class BlendJob(LabelledStage):
         return {name: weight for name, weight in zip(opened, weights_M.tolist(), strict=True) if weight}, metrics
 
     def _is_unseen(self) -> bool:
-        """Whether no member has learnt from the validation groups."""
+        """True if no member has learnt from the validation groups."""
         try:
             for url in self.bundles.values():
                 check_unseen(url, self.splits.validation, chosen_on=True)
@@ -138,12 +138,12 @@ class BlendJob(LabelledStage):
 
 
 def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tuple[Judge, Tensor]:
-    """The metric of those judged groups that define it, and the standardised scores of each member, shape [M, N]."""
+    """The metric of the judged groups that define it, and the standardised scores of each member, shape [M, N]."""
     judged = with_tokens_of(judged, opened.values())
     parts = [groups.labels_N for groups in iterate(judged)]
     scores = [score_selection(judged, member.scorer(features=judged.features), name) for name, member in opened.items()]
     first = scores[0]
-    labels_N = torch.cat([labels_N for labels_N in parts if labels_N is not None])  # in the order of files, as scores
+    labels_N = torch.cat([labels_N for labels_N in parts if labels_N is not None])  # in file order, like the scores
     named = metric_named(metric)
     scores_MN = torch.stack([standardise_by_group(each.scores_N, first.offsets_Q1) for each in scores])
     defined_Q = ~named.of(labels_N, labels_N, first.offsets_Q1).isnan()
@@ -155,12 +155,11 @@ def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tup
 
 
 def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
-    """The weights [M] of the members, which add up to 1: half equal, half the mean of greedy choices on resamples.
+    """The weights [M] of the members, summing to 1: half equal, half the mean of greedy choices on resamples.
 
-    A member that no resample chooses has no weight. A greedy choice takes the luck of the groups that choose for skill,
-    and equal weights give a poor member the say of a good one. The mean over resamples leaves a member what luck might
-    have given to it (Caruana, Munson and Niculescu-Mizil 2006, who draw members), and with some hundred groups half of
-    that was best (docs/auto.md).
+    A member that no resample chooses gets weight 0. A greedy choice overfits the groups it sees, and equal weights give
+    a poor member as much say as a good one. The mean over resamples reduces the overfitting (Caruana, Munson and
+    Niculescu-Mizil 2006, who draw members). With some hundred groups, half of it was best (docs/auto.md).
 
     Raises:
         InputError: no group defines the metric.
@@ -173,7 +172,7 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
 
     @cache
     def values_of(counts: tuple[int, ...]) -> Doubles:
-        """The metric [Q] of the sum in which each member counts so often."""
+        """The metric [Q] of the scores summed with each member counted this often."""
         return judge(torch.tensor(counts, dtype=torch.float64) @ scores_MN.double())
 
     members = len(scores_MN)
@@ -190,7 +189,7 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
 
 
 def _greedy(values_of: Callable[[tuple[int, ...]], Doubles], members: int, times_Q: Ints, rounds: int) -> Doubles:
-    """The weights of the members that help most where groups count so often, added one by one; the first of equals."""
+    """Weights from adding the best member one by one, the first of equals; `times_Q` counts each group."""
     counts, highest = (0,) * members, -np.inf
     for _ in range(rounds):
         more = [(*counts[:m], counts[m] + 1, *counts[m + 1 :]) for m in range(members)]

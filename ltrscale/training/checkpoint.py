@@ -1,8 +1,8 @@
 """Checkpoints: everything that an exact resume needs, as committed directories.
 
 A checkpoint, `checkpoints/step-00000120`, holds safetensors files (weights, buffers, the optimizer's moments) and a
-manifest with plain data. An interrupted write is never committed, and so never read; damaged content is noticed. The
-learning rate's schedule and the random generators need no saving: they are functions of the step and the seed.
+manifest with plain data. An interrupted write is never committed, so never read; damage is detected. The learning rate
+and random generators are functions of the step and the seed, so they are not saved.
 """
 
 import re
@@ -32,7 +32,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Progress:
-    """The run's additions to the trainer's state: plain data, and tensors that no longer change."""
+    """What the run adds to the trainer's state: plain data, and tensors that no longer change."""
 
     steps_before: int = 0
     """Steps of earlier phases."""
@@ -45,10 +45,9 @@ class Snapshot:
     """The state of a trainer after a step, with the progress of the run."""
 
     state: Mapping[str, Any]
-    """The trainer's step, epoch, sums of the epoch, those expected, positions of all streams, and settings of the
-    optimizer."""
+    """The trainer's step, epoch, sums of the epoch and expected sums, stream positions, and optimizer settings."""
     tensors: Mapping[str, Tensors]
-    """`weights` and `optimizer`, and the tensors of the run's progress."""
+    """`weights`, `optimizer`, and the tensors of the run's progress."""
     progress: Mapping[str, Any]
     """Plain data of the run's progress."""
     steps_before: int = 0
@@ -60,13 +59,13 @@ class Snapshot:
         return int(self.steps_before + self.state["step"])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Snapshot":
-        """The snapshot with a function of each tensor in its place."""
+        """The snapshot with a function applied to each tensor."""
         tensors = {kind: {n: function(value) for n, value in of_kind.items()} for kind, of_kind in self.tensors.items()}
         return replace(self, tensors=tensors)
 
 
 class Buffers:
-    """CPU memory for copies of tensors, reused each time: allocating memory costs more than copying."""
+    """Reusable CPU memory for copies of tensors: allocating costs more than copying."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], Tensor] = {}
@@ -89,12 +88,9 @@ class Buffers:
 
 
 def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | None:
-    """The snapshot after a step, on rank 0; None on the others, which send it the positions of their streams.
-
-    It is valid until the next snapshot into the same buffers.
-    """
+    """The snapshot after a step on rank 0, valid until the next one into these buffers; None on the other ranks."""
     state, auxiliary = trainer.state, trainer.auxiliary
-    positions = _all_positions(trainer.stream, state.positions)  # a collective, so before any worker returns
+    positions = _all_positions(trainer.stream, state.positions)  # a collective: all workers must take part
     extra = {}
     if auxiliary is not None:
         of_auxiliary = _all_positions(auxiliary.stream, auxiliary.positions)
@@ -125,7 +121,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """The settings of its groups, and its tensors by `parameter.key`, where `parameter` is a number in order."""
+    """The settings of its groups, and its tensors by `parameter.key`; `parameter` is the parameter's index."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     moments = {
         f"{index}.{key}": torch.as_tensor(value)
@@ -136,22 +132,19 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]]
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]], tensors: Tensors) -> None:
-    """Restore what `of_optimizer` found."""
+    """Restore an optimizer from the result of `of_optimizer`."""
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".")
         moments.setdefault(int(index), {})[key] = value
-    groups = optimizer.state_dict()["param_groups"]  # with the parameters' numbers, which snapshots leave out
+    groups = optimizer.state_dict()["param_groups"]  # has the parameters' indices, which snapshots omit
     for group, settings in zip(groups, saved, strict=True):
         group.update(settings)
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
 def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
-    """The positions of the streams of all workers; empty at the start of an epoch.
-
-    Each row is written by the one worker that has the stream, so the sum over workers gathers them.
-    """
+    """The stream positions of all workers, gathered by a sum over disjoint rows; empty at the start of an epoch."""
     rows = torch.zeros(stream.config.streams, 1 + len(Position()), dtype=torch.int64)
     for c, position in positions.items():
         rows[c] = torch.tensor([1, *position])
@@ -159,14 +152,14 @@ def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> di
 
 
 def _positions(saved: Mapping[str, Sequence[int]], stream: GroupStream) -> dict[int, Position]:
-    """The positions of this worker's streams alone; a stream without one has no groups."""
+    """The positions of this worker's streams; a stream without one has no groups."""
     return {c: Position(*saved.get(str(c), Position())) for c in stream.streams} if saved else {}
 
 
 def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
-    """The snapshot that rank 0 passes, on all workers; None if it passes none.
+    """Rank 0's snapshot (or None) on all workers.
 
-    The tensors travel one by one, so no worker holds all of them twice.
+    The tensors are sent one by one, so no worker holds all of them twice.
     """
     outline = from_rank_0(snapshot and snapshot.map(lambda value: value.to("meta")))
     if outline is None:
@@ -176,7 +169,7 @@ def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
 
 
 def restore(trainer: Trainer, snapshot: Snapshot) -> None:
-    """Restore a trainer from a snapshot, which another number of workers may have made."""
+    """Restore a trainer from a snapshot, which a different number of workers may have taken."""
     trainer.model.load_state_dict(dict(snapshot.tensors["weights"]))
     saved = snapshot.state
     restore_optimizer(trainer.optimizer, saved["optimizer"], snapshot.tensors["optimizer"])
@@ -215,7 +208,7 @@ def write_checkpoint(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any],
     files = {}
     with storage.Commit(url) as commit:
         for kind, tensors in snapshot.tensors.items():
-            # named by content, so that a writer thought dead and its successor do not overwrite each other's files
+            # named by content: a writer thought dead and its successor must not overwrite each other's files
             size = sum(value.nbytes for value in tensors.values())
             with commit.file(f"{kind}-{{hash}}.safetensors", size=size) as path:
                 safetensors.torch.save_file({name: value.contiguous() for name, value in tensors.items()}, path)
@@ -238,7 +231,7 @@ def read_checkpoint(checkpoint: str) -> Snapshot:
     """The content of a checkpoint, checked against the hashes in its manifest.
 
     Raises:
-        InputError: the checkpoint is missing, damaged, or of another version of this package.
+        InputError: the checkpoint is missing, damaged, or from another version of this package.
     """
     manifest = storage.read_manifest(checkpoint)
     if manifest is None:

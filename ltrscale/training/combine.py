@@ -1,4 +1,4 @@
-"""Rankers made of what is there: finetuned ones combined (HOU24, A.3.7), or the order of one feature.
+"""Rankers made without a new network: finetuned ones combined (HOU24, A.3.7), or the order of one feature.
 
 Finetuned rankers are combined by their mean score, or by a linear layer over their embeddings.
 """
@@ -41,7 +41,7 @@ class FeatureJob(LabelledStage):
         return self.order
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Measure the order on the validation groups, as every trainer does, and commit the bundle."""
+        """Evaluate the order on the validation groups and commit the bundle."""
         data = LabelledData.of(self.splits.train, self.splits.validation, without=())
         data = data.serving([self.order.among(data.train.features)], whose=self.out, on_purpose=True)
         assert data.judged is not None
@@ -52,7 +52,7 @@ class FeatureJob(LabelledStage):
 
 
 def validated(judged: Selection, score: Scorer) -> dict[str, float]:
-    """NDCG@5 and NDCG@10 of a ranker that is not trained, over the groups that judge."""
+    """NDCG@5 and NDCG@10 of an untrained ranker over the judged groups."""
     values = []
     for groups in iterate(judged):
         assert groups.labels_N is not None
@@ -92,7 +92,7 @@ class CombineJob(LabelledStage, TrainingStage):
         """
         config, (train, validation) = self.combine, (self.splits.train, self.splits.validation)
         (first, *_) = _opened(self.bundles)
-        select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
+        select(train, labelled=True).serving(first.features, whose=first.url)  # raises before any work starts
         splits = {"train": train, "validation": validation}
         preflight = begin(splits, config.preflight, self.out, origin=origin, report=report)
         data = LabelledData.of(train, validation, without=preflight.without, config=config)
@@ -103,7 +103,7 @@ class CombineJob(LabelledStage, TrainingStage):
         launch(work, workers=self.workers if trains else ONE, report=report)
 
     def _combine(self, data: LabelledData, origin: Origin, context: Context) -> None:
-        """The part of one worker; rank 0 writes checkpoints and the bundle."""
+        """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config, opened = self.combine, _opened(self.bundles)
         torch.manual_seed(config.seed)
         data = data.serving(opened[0].features, whose=opened[0].url)
@@ -127,7 +127,7 @@ class CombineJob(LabelledStage, TrainingStage):
 
 
 def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
-    """The bundles to combine; all must have the features of the first, for the combined network has one input."""
+    """The bundles to combine; all must have the features of the first, because the combined network has one input."""
     opened = [bundle.load(url) for url in bundles]
     for one in opened[1:]:
         if one.features != opened[0].features:

@@ -1,9 +1,8 @@
 """Reading ahead: a thread reads, decodes, counts and copies the next steps to the device during the current step.
 
-The account of an epoch counts groups and documents, and a checksum identifies the groups. Two collections of groups
-with the same counts and the same checksum are the same, except with probability of about 2^-32. The order does not
-matter, and the checksums of parts add up. So one number shows that no group was missed or read twice, over any number
-of workers and restarts.
+The account of an epoch counts groups and documents, and has a checksum of the groups. Different collections of groups
+with equal counts share a checksum with probability of about 2^-32. The order does not matter, and checksums of parts
+add up. So one number shows that no group was missed or read twice, over any number of workers and restarts.
 
 Shapes: Q groups.
 """
@@ -39,7 +38,7 @@ class Account(NamedTuple):
     checksum: int = 0
 
     def plus(self, groups: float, documents: float, checksum: float) -> "Account":
-        """The account with these counts and this checksum added."""
+        """The account plus these counts and this checksum."""
         return Account(self.groups + int(groups), self.documents + int(documents), self.checksum + int(checksum))
 
     def times(self, passes: int) -> "Account":
@@ -47,12 +46,12 @@ class Account(NamedTuple):
         return Account(*(passes * count for count in self))
 
     def agrees_with(self, expected: "Account") -> bool:
-        """Whether it equals the expected account; documents are compared only where their expected count is known."""
+        """True if it equals the expected account; documents are compared only if their expected count is known."""
         documents = self.documents if expected.documents else 0
         return self._replace(documents=documents) == expected
 
     def gaps(self, expected: "Account") -> dict[str, int]:
-        """The least numbers of groups that were missed and repeated; an error of the checksum alone is one of each."""
+        """Minimum numbers of missed and repeated groups; a wrong checksum alone counts as one of each."""
         least = int(self.groups == expected.groups and not self.agrees_with(expected))
         return {
             "missed": max(least, expected.groups - self.groups),
@@ -61,7 +60,7 @@ class Account(NamedTuple):
 
 
 def checksum(ids_Q: NDArray[np.int64]) -> int:
-    """Sum of a 32-bit hash of every id; below 2^53, and so exact in float64, for 2 million groups.
+    """Sum of a 32-bit hash of every id; exact in float64 (below 2^53) for 2 million groups.
 
     Example:
         >>> whole, parts = checksum(np.array([4, 7])), [checksum(np.array([gid])) for gid in (7, 4)]
@@ -73,9 +72,9 @@ def checksum(ids_Q: NDArray[np.int64]) -> int:
 
 
 def listed(selection: Selection, reader: RowGroupReader) -> Account:
-    """The account that an epoch over a selection must reach, from the ids in its files; all workers share the reading.
+    """The expected account of an epoch, from the ids in the files; the workers share the reading.
 
-    Documents are 0, which means unknown, where only some groups of a row group are served.
+    Documents are 0 (unknown) if only some groups of a row group are served.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -83,13 +82,13 @@ def listed(selection: Selection, reader: RowGroupReader) -> Account:
     rank, world = rank_and_world()
     sums = torch.zeros(2, dtype=torch.int64)
     first, end = (len(selection.row_groups) * r // world for r in (rank, rank + 1))
-    # row groups that follow one another, so that each file is opened by as few workers as possible
+    # consecutive row groups, so that few workers open the same file
     own_row_groups, decoder = selection.row_groups[first:end], Decoder(selection, documents=False)
     for row_group, table in zip(own_row_groups, reader(own_row_groups, decoder.columns), strict=True):
         ids_Q = group_ids([row_group], [table])[decoder.served_rows([row_group], [table])]
         sums += torch.tensor([len(ids_Q), checksum(ids_Q)])
     groups, total = sum_over_workers(sums).tolist()
-    # the manifest counts documents by row group, so it cannot count those of some of its groups
+    # the manifest only has document counts of whole row groups
     whole = (selection.served_groups_R == selection.row_groups.groups_R).all()
     return Account(groups, selection.n_documents if whole else 0, total)
 
@@ -103,19 +102,19 @@ class Fed(NamedTuple):
     micro_batches: dict[int, QueryGroups | None]
     positions: dict[int, Position]
     account: Account
-    """Counts and checksum of all micro-batches, taken on the CPU: a GPU would have to send the ids back."""
+    """Counts and checksum of all micro-batches, computed on the CPU because a GPU would have to send the ids back."""
     rows: Mapping[int, Tensor] = {}
-    """The rows of tables on the host that each stream's micro-batch can use, on the CPU for the same reason."""
+    """The rows of host tables that each stream's micro-batch can use, on the CPU for the same reason."""
 
     def in_order(self) -> Iterator[tuple[int, QueryGroups]]:
-        """The streams that have a micro-batch, with it; in order, so that sums have the same bits each time."""
+        """Streams and their micro-batches, in a fixed order so that sums are reproducible to the bit."""
         for stream, groups in sorted(self.micro_batches.items()):
             if groups is not None:
                 yield stream, groups
 
 
 RowsOf = Callable[[QueryGroups], Tensor | None]
-"""The rows of tables on the host that groups on the CPU can use."""
+"""Finds the rows of host tables that groups on the CPU can use."""
 
 
 def read_ahead(
@@ -124,8 +123,8 @@ def read_ahead(
     """Yield the steps with their micro-batches on the device; a thread stays up to `depth` steps ahead.
 
     On a GPU the thread copies from pinned memory on a separate CUDA stream, so that neither reading nor copying waits
-    for the computation. An exception of the thread is raised here, after the steps that precede it. Closing the
-    generator ends the thread.
+    for the computation. An exception of the thread is raised here, after the steps before it. Closing the generator
+    ends the thread.
 
     A depth of 0 reads each step on request, without a thread.
     """
@@ -140,7 +139,7 @@ def read_ahead(
     stopped = threading.Event()
 
     def put(item: Fed | BaseException | None) -> None:
-        while not stopped.is_set():  # a plain put on a full queue would block for ever once the consumer has left
+        while not stopped.is_set():  # a plain put would block forever on a full queue once the consumer is gone
             with suppress(Full):
                 ready.put(item, timeout=_POLL_S)
                 break
@@ -169,23 +168,23 @@ def read_ahead(
             move.learn(item)
     finally:
         stopped.set()
-        with suppress(Empty):  # frees the batches, and makes room for a put that is waiting
+        with suppress(Empty):  # frees the batches, and unblocks a waiting put
             while True:
                 ready.get_nowait()
         thread.join()
 
 
 class _Mover:
-    """Moves the micro-batches of a step to a device, with what earlier steps have asked of their layouts."""
+    """Moves micro-batches to a device and precomputes the layout requests of earlier steps."""
 
     def __init__(self, device: torch.device, rows_of: RowsOf | None) -> None:
         self.device, self.rows_of = device, rows_of
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.asked: list[dict[Request, Any]] = []
-        """What was made of the layouts of a micro-batch, for each of its offsets."""
+        """Layout requests so far, for each offsets tensor of a micro-batch."""
 
     def __call__(self, step: MicroBatches) -> Fed:
-        """The step with its micro-batches on the device; all copies are complete."""
+        """The step on the device, with all copies complete."""
         account = Account()
         for groups in filter(None, step.micro_batches.values()):
             of_ids = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
@@ -196,7 +195,7 @@ class _Mover:
         with torch.cuda.stream(self.side):
             pinned = {c: g and g.map(Tensor.pin_memory) for c, g in step.micro_batches.items()}
             moved = {c: g and self._moved(g) for c, g in pinned.items()}
-        self.side.synchronize()  # blocks this thread only; the consumer goes on computing
+        self.side.synchronize()  # blocks only this thread; the consumer keeps computing
         return Fed(moved, step.positions, account, rows)
 
     def _rows(self, step: MicroBatches) -> dict[int, Tensor]:
@@ -205,22 +204,19 @@ class _Mover:
 
     def _moved(self, groups: QueryGroups) -> QueryGroups:
         moved = groups.to(self.device, non_blocking=True)
-        for offsets_Q1, asked in zip(moved.offsets(), self.asked, strict=False):  # of the first step nothing is known
+        for offsets_Q1, asked in zip(moved.offsets(), self.asked, strict=False):  # empty in the first step
             layout(offsets_Q1).make(asked)
         return moved
 
     def learn(self, step: Fed) -> None:
-        """Remember what a step, now done, has asked of its layouts: the next ones will ask the same."""
+        """Remember which layouts a finished step requested; the next steps will request the same."""
         for groups in filter(None, step.micro_batches.values()):
             asked = [layout(offsets_Q1).asked() for offsets_Q1 in groups.offsets()]
             before = self.asked or [{} for _ in asked]
             self.asked = [_merged(old, new) for old, new in zip(before, asked, strict=True)]
 
     def take(self, step: Fed) -> None:
-        """Register the batch's memory with the consumer's CUDA stream.
-
-        It was allocated on the copying stream: without this, the allocator may reuse it while the consumer computes.
-        """
+        """Register the batch's memory with the consumer's CUDA stream, or the allocator may reuse it too early."""
         if self.side is None:
             return
         current = torch.cuda.current_stream(self.device)
@@ -231,6 +227,6 @@ class _Mover:
 
 
 def _merged(old: dict[Request, Any], new: dict[Request, Any]) -> dict[Request, Any]:
-    """All that either has, and of offsets all that either has of them."""
+    """The union of both, recursively."""
     both = {request: _merged(old[request], new[request]) for request in old.keys() & new.keys() if new[request]}
     return old | new | both

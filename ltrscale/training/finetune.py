@@ -58,7 +58,7 @@ class RatesConfig(Config):
     Ruder 2018 have 1 / 2.6; .65 to .9 are usual for transformers."""
 
     def factors(self, rankers: Sequence[Ranker]) -> dict[nn.Parameter, float]:
-        """Factors of the pretrained layers of some rankers in the phase `full`."""
+        """Factors of the pretrained layers of the rankers in the phase `full`."""
         factors = {}
         for ranker in rankers:
             from_top = reversed([*depths(ranker.encoder), *depths(ranker.neck)])
@@ -150,14 +150,14 @@ class FinetuneJob(LabelledStage, TrainingStage):
     finetune: FinetuneConfig = FinetuneConfig()
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data sets and of the pretrained bundle, and of those that it has kept if probes choose."""
+        """Content of the data sets and the pretrained bundle, with its kept encoders if probes choose among them."""
         probed = kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
         return super().inputs() | bundle_hashes(probed)
 
     def work(self, origin: Origin, report: Report, *, epochs: Mapping[str, int] | None = None) -> None:
         """Finetune, and commit the bundle; resumes from the newest checkpoint below `out`.
 
-        With `epochs`, it trains on both splits together for so many epochs of each phase, and keeps the last weights.
+        With `epochs`, it trains each phase for this many epochs on both splits together, and keeps the last weights.
 
         Raises:
             InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
@@ -214,16 +214,13 @@ class FinetuneJob(LabelledStage, TrainingStage):
             )
         if start is None:
             return None
-        select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before anything is started
+        select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before any work starts
         if not config.probe_epochs:
             return start
         return bundle.load_encoder(self._best_of(kept_encoders(start.url), origin, report))
 
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
-        """The encoder whose linear probe has the best validation metric, the last of equal ones.
-
-        Each probe is a bundle below `out` until the ranker is committed, so a resumed run trains none again.
-        """
+        """The encoder whose linear probe validates best, the last of equals; a resumed run reuses finished probes."""
         config = self.finetune
         same = {name: getattr(config, name) for name in RankingConfig.model_fields}
         probe = FinetuneConfig(
@@ -246,7 +243,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
 
 
 def kept_encoders(pretrained: str) -> list[str]:
-    """The bundles that a pretraining has kept along the way, oldest first, and its last one.
+    """The bundles that a pretraining kept, oldest first, and its last one.
 
     Raises:
         InputError: as `bundle.load`.
@@ -258,7 +255,7 @@ def kept_encoders(pretrained: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Finetuning:
-    """The work of a finetuning, the same value on every worker."""
+    """The work of a finetuning, equal on all workers."""
 
     config: FinetuneConfig
     data: LabelledData
@@ -270,10 +267,10 @@ class Finetuning:
     unlabelled: Unlabelled | None = None
     """The groups of the auxiliary objective, if there is one."""
     epochs: Mapping[str, int] | None = None
-    """Epochs of each phase, where they are known beforehand."""
+    """Epochs of each phase, if known beforehand."""
 
     def __call__(self, context: Context) -> None:
-        """Take part; rank 0 writes checkpoints and the bundle."""
+        """Run on one worker; rank 0 writes checkpoints and the bundle."""
         config, data = self.config, self.data
         start = bundle.load_encoder(self.pretrained) if self.pretrained else None
         if start is not None:
@@ -289,7 +286,7 @@ class Finetuning:
         in_full = {} if start is None else config.rates.factors(rankers)
         best = Best(ranker, config, data)
         if config.keep_head:
-            best.update("start", 0)  # a ranker already, so training must do better
+            best.update("start", 0)  # already a ranker: training must beat it
         head, full = (None if self.epochs is None else self.epochs.get(name, 0) for name in ("head", "full"))
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
             Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
@@ -306,8 +303,8 @@ def _ranker(
     pretrained: bundle.EncoderBundle | None,
     device: torch.device,
 ) -> Ranker:
-    """A ranker before finetuning, with pretrained or random weights; there is room on the device for all heads'."""
-    trained = config.optimizer if config.epochs else None  # probing trains the head alone
+    """A ranker before finetuning, with pretrained or random weights; checks device memory for all heads."""
+    trained = config.optimizer if config.epochs else None  # probing trains only the head
     with_room = partial(built, optimizer=trained, device=device, networks=config.heads)
     torch.manual_seed(seed)
     added: dict[str, Any] = {
@@ -336,5 +333,5 @@ def _ranker(
 
 
 def _shared(network: NetworkConfig) -> dict[str, Any]:
-    """The parts of an architecture that its network names."""
+    """The parts of an architecture that its network defines."""
     return {"transform": network.transform, "numbers": network.numbers, "encoder": network.encoder}

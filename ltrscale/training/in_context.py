@@ -1,6 +1,6 @@
 """A ranker made of examples: labelled groups go into a bundle with a pretrained network that reads them.
 
-Nothing is trained, so it takes a moment. The network learnt to read examples on synthetic problems alone.
+Nothing is trained, so it is fast. The network learnt to read examples from synthetic problems only.
 """
 
 import hashlib
@@ -51,23 +51,23 @@ class InContextJob(LabelledStage):
     in_context: InContextConfig = InContextConfig()
 
     def check(self) -> None:
-        """Refuse splits that overlap, and scores in place of labels, which may be below 0."""
+        """Refuse overlapping splits, and scores used as labels, because they may be negative."""
         super().check()
         if self.splits.train.scores is not None:
             raise InputError("splits.train.scores: examples are read with labels, not scores; leave it out")
 
     def inputs(self) -> dict[str, str]:
-        """The data, and the weights of the network."""
+        """Content of the data and of the network's weights."""
         return {**super().inputs(), **weights_of(self.in_context)}
 
     def own_settings(self) -> InContextConfig:
-        """What is read."""
+        """The settings of the examples."""
         return self.in_context
 
     def work(self, origin: Origin, report: Report, *, refit: bool = False) -> None:
-        """Sample the examples, measure the ranker on the validation groups, and commit the bundle.
+        """Sample the examples, evaluate the ranker on the validation groups, and commit the bundle.
 
-        A `refit` reads groups of both splits, and measures nothing.
+        A `refit` reads groups of both splits and evaluates nothing.
 
         Raises:
             InputError: no training group has a relevant document, or no numeric feature varies.
@@ -88,7 +88,7 @@ class InContextJob(LabelledStage):
 
 
 def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:
-    """The features without categories, which the network cannot read."""
+    """The numeric features; the network cannot read categories."""
     numbers = [feature for feature in features if feature.kind == "numeric"]
     if categories := [feature.name for feature in features if feature.kind != "numeric"]:
         log.info("in context: categories are not read: %s", ", ".join(categories))
@@ -98,7 +98,7 @@ def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:
 
 
 def weights_of(config: InContextConfig) -> dict[str, str]:
-    """The content hash of the weights with which a ranker reads, by their place."""
+    """The content hash of the network's weights, by their location."""
     shipped = {} if config.pretrained else {"network": hashlib.sha256(_shipped()).hexdigest()}
     return {**hashes_of(config), **shipped}
 
@@ -107,7 +107,7 @@ def pretrained_network(url: str | None = None) -> InContextNetwork:
     """The network that comes with the package, or one that jobs.pretrain_in_context made.
 
     Raises:
-        InputError: there is none, or its weights are damaged.
+        InputError: the weights are missing or damaged.
     """
     if url is None:
         return _network(_shipped(), "the weights of the package")
@@ -118,7 +118,7 @@ def pretrained_network(url: str | None = None) -> InContextNetwork:
 
 
 def _network(data: bytes, whose: str) -> InContextNetwork:
-    """The network of a file of weights, whose header has its sizes."""
+    """The network from a weights file, whose header has its sizes."""
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         sizes = json.loads(header.get("__metadata__", {}).get(SIZES, "{}"))

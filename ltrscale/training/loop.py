@@ -1,9 +1,9 @@
 """The training loop: pretraining and finetuning, one process or many, with or without Ray.
 
 A step takes one micro-batch from each of the C canonical streams of the data; each worker computes those of its local
-streams. Losses are summed, not averaged: the sum over all micro-batches of all workers is divided once by the number of
-documents or groups that the objective averages over. So the update does not depend on how the streams are dealt to
-workers. Nor does randomness, which is seeded before each micro-batch from (seed, step, stream).
+streams. Losses are summed over all micro-batches and workers, then divided once by the number of documents or
+groups that the objective averages over. Randomness is seeded before each micro-batch from (seed, step, stream). So the
+update does not depend on how streams are assigned to workers.
 
 Shapes: see `ltrscale.batch`.
 """
@@ -38,14 +38,14 @@ loss for ranking losses. A count that depends on values stays on the device."""
 
 @dataclass
 class State:
-    """Progress of training; with weights and optimizer it is all that an exact resume needs."""
+    """Progress of training; an exact resume needs only this, the weights and the optimizer."""
 
     epoch: int = 0
     step: int = 0
     account: Account = field(default_factory=Account)
-    """What all workers have read in this epoch; the learning rate's schedule follows it too."""
+    """What all workers have read in this epoch; also drives the learning rate's schedule."""
     loss: float = 0.0
-    """Summed loss of this epoch, over all workers."""
+    """Summed loss of this epoch over all workers."""
     count: float = 0.0
     """Divisor of the summed loss."""
     positions: dict[int, Position] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class State:
 
 
 class _Sums(NamedTuple):
-    """Sums of a step over all workers: the first three over micro-batches, the others one value a worker."""
+    """Sums of a step over all workers: the first three over micro-batches, the others one value per worker."""
 
     groups: float
     documents: float
@@ -82,11 +82,11 @@ class StepResult:
     wait_s: float = field(compare=False)
     """Time spent waiting for data, mean over the workers."""
     checkpoint_due: bool
-    """Whether a worker asks for a checkpoint; the same on all workers."""
+    """True if a worker asks for a checkpoint; equal on all workers."""
     stopping: bool
-    """Whether a worker was asked to stop; the same on all workers."""
+    """True if a worker was asked to stop; equal on all workers."""
     failed: bool
-    """Whether a worker cannot go on, so that all must end; the same on all workers."""
+    """True if a worker cannot continue, so all must end; equal on all workers."""
 
 
 class AccountError(RuntimeError):
@@ -106,15 +106,14 @@ class Trainer:
         stream: this worker's share of the data.
         config: optimizer settings.
         epochs: total number, for the schedule of the learning rate.
-        seed: of augmentation, dropout and noise.
-        factors: of the learning rate, for parameters with their own rate.
-        precision: of matrix products; parameters and gradients are always float32.
+        seed: seed of augmentation, dropout and noise.
+        factors: learning rate factors, for parameters with their own rate.
+        precision: precision of matrix products; parameters and gradients are always float32.
         auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
-        expected: the account that every epoch must reach, checked at its end; None where it is unknown.
-        due: whether a checkpoint is due; this and the next two are called once a step, and one worker's yes becomes
-            the answer of all.
-        stopping: whether this worker was asked to stop.
-        failed: whether this worker cannot go on.
+        expected: the account that every epoch must reach, checked at its end; None if unknown.
+        due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
+        stopping: true if this worker was asked to stop.
+        failed: true if this worker cannot continue.
     """
 
     def __init__(
@@ -153,12 +152,12 @@ class Trainer:
         self.auxiliary_loss: float | None = None
         """Mean auxiliary loss of the last step; None if it had none."""
         self.waited_s = 0.0
-        """Time that this worker has spent waiting for data."""
+        """Time this worker has spent waiting for data."""
 
     def epoch(self) -> Generator[StepResult]:
         """Run the rest of the current epoch; yields after each step, when `state` may be saved.
 
-        A step adds up the gradients of the local micro-batches, and updates the weights by the sum over all workers.
+        A step accumulates the gradients of the local micro-batches, then updates with the sum over all workers.
 
         Raises:
             InputError: training has diverged.
@@ -178,7 +177,7 @@ class Trainer:
                 requests = (self.due(), self.stopping(), self.failed())
                 result, checksum = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
                 self.waited_s += wait_s
-                if result.groups == 0:  # the count is summed over all workers, so all of them end here
+                if result.groups == 0:  # summed over all workers, so all end here
                     break
                 self.state.step += 1
                 if result.count:
@@ -194,45 +193,44 @@ class Trainer:
     def fetch(self, steps: Iterator[Fed]) -> tuple[Fed, float]:
         """The next step of this worker, and the time spent waiting for it.
 
-        A worker whose streams have run out takes empty steps: the others still need its part in their sums.
+        A worker whose streams have run out takes empty steps, because the others still need it in their sums.
         """
         start = time.monotonic()
         step = next(steps, Fed({}, self.state.positions, Account()))
         return step, time.monotonic() - start
 
     def add_gradient(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> Tensor:
-        """Add the gradient of one micro-batch to the parameters'; seeds its randomness.
+        """Add the gradient of one micro-batch to the parameters', after seeding its randomness.
 
         Returns:
-            Its summed loss, and the count that divides it, float64, on the device: a step copies them to the CPU once.
+            Its summed loss and count, float64, on the device: a step copies them to the CPU once.
         """
         seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             loss, count = objective(groups, self.generator)
-        if loss.requires_grad:  # a batch without anything to learn from may have no graph
+        if loss.requires_grad:  # a batch with nothing to learn may have no graph
             loss.backward()  # type: ignore[no-untyped-call]
         counted = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=torch.float64)
         return torch.stack([loss.detach().double(), counted.double()])
 
     def reduce(self, loss_and_count: Tensor, own: _Sums) -> tuple[StepResult, int]:
-        """Sum over all workers, and update if there is something to learn from.
+        """Sum over all workers, and update if there is something to learn.
 
-        All that a step needs from the device (loss, count, norm of the gradient, and what the workers have read and
-        ask) is read at once, after the gradient: a GPU keeps the host waiting once a step; twice more if it has an
-        auxiliary loss.
+        Everything a step needs from the device (loss, count, gradient norm, workers' sums) is read at once, after the
+        gradient. So the host waits for a GPU once per step, and twice more with an auxiliary loss.
 
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
-        flat = self.gradient.summed()  # first, for some of it may have left during backward
-        # one small all-reduce, whose time grows with the workers; float64 keeps counts and checksums exact
+        flat = self.gradient.summed()  # first, because some buckets may have been sent during backward
+        # one small all-reduce; float64 keeps counts and checksums exact
         sums = torch.cat([loss_and_count, torch.tensor(own, dtype=torch.float64).to(self.device, non_blocking=True)])
         divisor = sum_over_workers(sums)[1].clamp(min=1e-30)
         flat /= divisor
         self.rows.collect(divisor)
-        update_norms(self.model)  # before an auxiliary loss, whose views they do not follow
+        update_norms(self.model)  # before an auxiliary loss, whose views must not enter them
         self.auxiliary_loss = None
         if self.auxiliary is not None and self.auxiliary.is_due(self.state.step) and sums[1] > 0:
             flat += self._gradient_of(self.auxiliary)
@@ -261,10 +259,7 @@ class Trainer:
         return result, int(total.checksum)
 
     def update(self, flat: Tensor, norm: float, groups: float) -> None:
-        """Clip the gradient, a vector of this norm whose parts the parameters have, and apply it.
-
-        `groups` is the number that the step read, by which the learning rate's schedule advances.
-        """
+        """Clip the gradient `flat` by its norm and apply it; the schedule advances by the `groups` read."""
         clip = 1.0
         if self.config.clip_norm is not None and norm > self.config.clip_norm:
             clip = self.config.clip_norm / norm
@@ -291,21 +286,21 @@ class Trainer:
             loss, documents, read = sum_over_workers(torch.cat([sums.cpu(), own_read])).tolist()
             auxiliary.advance(fed, read)
         check_finite("auxiliary loss", loss, self.state.step)
-        forget_moments(self.model)  # running statistics are those of documents, not of their views
+        forget_moments(self.model)  # running statistics are of documents, not of their views
         self.auxiliary_loss = loss / documents
         divisor = documents / auxiliary.config.weight
         self.rows.collect(divisor)
         return self.gradient.summed().div_(divisor)
 
     def close(self) -> None:
-        """End what reads in the background."""
+        """Stop background work."""
         self.gradient.close()
         if self.auxiliary is not None:
             self.auxiliary.close()
 
 
 def check_finite(name: str, value: float, step: int) -> None:
-    """Stop a run that has diverged; every worker sees the same sums, so all of them stop.
+    """Stop a run that has diverged; all workers see the same sums, so all stop.
 
     Raises:
         InputError: the value is not finite.

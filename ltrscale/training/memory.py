@@ -1,6 +1,6 @@
-"""What a training takes of its device, found before it begins: the memory of a network, and a step of the longest list.
+"""Memory and time that a training needs on its device, estimated before it starts: the network, and the longest list.
 
-What cannot fit is refused, what takes long is said.
+A training that cannot fit is refused, a slow one is logged.
 
 Shapes: N documents, S sizes of a list.
 """
@@ -31,16 +31,16 @@ from ltrscale.training.reduce import forget_moments
 from ltrscale.training.settings import OptimizerConfig
 
 _COPIES = {"adam": 4, "adamw": 4, "adagrad": 3, "sgd": 3}
-"""Numbers that a trained weight takes: itself, its gradient, and what the optimizer keeps."""
+"""Numbers stored per trained weight: itself, its gradient, and the optimizer's state."""
 _LONG = 5_000
-"""Documents of a list from which on a step is foreseen; the seconds of a shorter one are no surprise."""
+"""Lists longer than this are estimated beforehand; shorter ones take seconds."""
 _SMALLEST, _LARGEST, _ENOUGH_S = 64, 4096, 0.25
-"""Documents of the lists that are measured, from the first to the last at most, and when it takes long enough."""
+"""Shortest and longest list to measure, and the seconds per step that are enough to stop earlier."""
 _SLOW_S = 60.0
 _FLOPS = 32
-"""Of a matrix product that take as long as one number of other operations."""
+"""Operations of a matrix product that take as long as computing one number elsewhere."""
 _ROUNDING = 0.002
-"""Share of the costs below which a part that grows with the square of the length is none."""
+"""A quadratic part below this share of the costs is rounding."""
 _CPU = torch.device("cpu")
 _REMEDY = "prepare the data with a lower prepare.max_group"
 _OF_PAIRS = (
@@ -52,10 +52,10 @@ _OF_PAIRS = (
 def built(
     make: Callable[[], ModuleT], optimizer: OptimizerConfig | None, *, device: torch.device, networks: int = 1
 ) -> ModuleT:
-    """The network that `make` builds, if its device has room to train so many of them; without optimizer, to hold them.
+    """The network of `make`, if the device has room to train `networks` of it; without optimizer, room to hold them.
 
     Raises:
-        InputError: there is none.
+        InputError: there is not enough room.
 
     Example:
         >>> built(lambda: torch.nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
@@ -77,17 +77,17 @@ def built(
 
 
 class Taken(NamedTuple):
-    """What a step of one list takes."""
+    """The costs of a step of one list."""
 
     bytes: float
     """Kept from the forward pass for the backward one."""
     work: float
-    """Numbers that operations compute, a multiplication of matrices one for every few that it adds up."""
+    """Numbers that operations compute; a matrix product counts one for every `_FLOPS` operations."""
     seconds: float
 
 
 class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the work of operations: unlike their time, it is the same each time and follows from the sizes alone."""
+    """Counts the work of operations, which depends on the sizes alone, unlike time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -102,10 +102,10 @@ class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def foresee(trainer: Trainer, title: str) -> None:
-    """Say what a step of the longest group takes, if it is long; every worker finds it for its own device.
+    """Log the costs of a step of the longest group, if it is long; every worker estimates them for its own device.
 
-    Memory and time of a list of n documents are about `a n + b n^2`, whatever network and loss: lists of some hundred
-    or thousand documents tell a and b.
+    Memory and time of a list of n documents are about `a n + b n^2` for any network and loss; lists of some hundred or
+    thousand documents determine a and b.
 
     Raises:
         InputError: it does not fit into the memory of the device.
@@ -116,7 +116,7 @@ def foresee(trainer: Trainer, title: str) -> None:
         return
     measured = _measured(trainer)
     costs, size = extrapolated(measured, longest), max(measured)
-    of_pairs = costs.work > 2 * measured[size].work * longest / size  # more than a list of its length should take
+    of_pairs = costs.work > 2 * measured[size].work * longest / size  # grows faster than the length
     remedy = _REMEDY + _OF_PAIRS if of_pairs else _REMEDY
     says = f"{title}: a step of the longest group, {longest:,} documents, takes about {_gb(costs.bytes)}"
     if costs.bytes > room and selection.serves_longest:
@@ -129,7 +129,7 @@ def foresee(trainer: Trainer, title: str) -> None:
 
 
 def extrapolated(measured: dict[int, Taken], longest: int) -> Taken:
-    """The costs of a list of so many documents, from those of the last three sizes measured: n, 2 n and 4 n.
+    """The costs of a list of `longest` documents, from the last three sizes measured: n, 2 n and 4 n.
 
     Example:
         >>> costs = {n: Taken(1000 + 40 * n + n * n, 5 * n, 0.001 * n) for n in (256, 512, 1024)}
@@ -142,7 +142,7 @@ def extrapolated(measured: dict[int, Taken], longest: int) -> Taken:
 
 
 def _at(longest: int, sizes_S: Sequence[int], costs_S: Sequence[float]) -> float:
-    """The polynomial through three costs at another size; what makes hardly a difference among them is rounding."""
+    """The parabola through three costs at another size, or a line if the quadratic part is rounding."""
     quadratic, linear, constant = np.polyfit(sizes_S, costs_S, 2)
     if quadratic * sizes_S[-1] ** 2 < _ROUNDING * costs_S[-1]:
         return costs_S[-1] * longest / sizes_S[-1]
@@ -150,7 +150,7 @@ def _at(longest: int, sizes_S: Sequence[int], costs_S: Sequence[float]) -> float
 
 
 def _measured(trainer: Trainer) -> dict[int, Taken]:
-    """The costs of lists of 64, 128, ... documents; the network, its statistics and its gradients stay as they were."""
+    """The costs of lists of 64, 128, ... documents; leaves the network, its statistics and gradients unchanged."""
     some = next(iterate(trainer.stream.selection, docs_per_batch=_LARGEST))
     measured: dict[int, Taken] = {}
     for size in (_SMALLEST << k for k in count()):
@@ -166,7 +166,7 @@ def _measured(trainer: Trainer) -> dict[int, Taken]:
 
 
 def _costs(trainer: Trainer, groups: QueryGroups) -> Taken:
-    """The costs of a step of these groups, in time the quicker of two."""
+    """The costs of a step of these groups; the time is the faster of two."""
     known = {value.untyped_storage().data_ptr() for value in (*trainer.model.parameters(), *trainer.model.buffers())}
     kept: dict[int, int] = {}
 
@@ -189,7 +189,7 @@ def _costs(trainer: Trainer, groups: QueryGroups) -> Taken:
 
 
 def _one_list(groups: QueryGroups, length: int) -> QueryGroups:
-    """So many of the documents of some groups, as often as it takes, as one list of the first query."""
+    """One list of `length` documents with the first query; the documents repeat if there are too few."""
     rows = torch.arange(length) % groups.n_documents
 
     def taken(values_N: Tensor | None) -> Tensor | None:
@@ -212,7 +212,7 @@ def _gb(bytes_: float) -> str:
 
 
 def _spoken(seconds: float) -> str:
-    """A time in its own unit.
+    """A time with a fitting unit.
 
     Example:
         >>> _spoken(2.04), _spoken(600), _spoken(7201)

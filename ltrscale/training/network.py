@@ -1,7 +1,7 @@
-"""What a network takes from its surroundings before it trains, built the same way for pretraining and finetuning.
+"""Inputs of a network that are fixed before training, the same for pretraining and finetuning.
 
 The data give the feature transform, a sample of documents, the features to mask in views, and the vocabulary of texts.
-Initial weights of a transformer lie at any URL in Hugging Face's format: `config.json` and `model.safetensors` of a
+Initial weights of a transformer may be at any URL, in Hugging Face's format: `config.json` and `model.safetensors` of a
 BERT. Nothing is downloaded and nothing is unpickled.
 """
 
@@ -46,8 +46,8 @@ _DOCUMENTS, _DOCS_PER_BATCH = 200_000, 8192
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
     """Fit the feature transform on all documents of a training split, in one streaming pass.
 
-    Unlabelled groups count too: a feature's distribution needs no label. So a baseline without pretraining gets the
-    same transform as a pretrained network.
+    Unlabelled groups count too, because no label is needed. So a baseline without pretraining gets the same transform
+    as a pretrained network.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -100,10 +100,7 @@ def sample_inputs(
 
 
 def _sample_of_part(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
-    """The sampled documents of a part.
-
-    Transforms only groups with a sampled document, but these whole: `per_query` needs all documents of a group.
-    """
+    """The sampled documents of a part; transforms whole groups, because `per_query` needs all documents of a group."""
     sample, first = Sample(size, documents), part.first
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         numbers_N = np.arange(first, first + groups.n_documents)
@@ -115,7 +112,7 @@ def _sample_of_part(transform: FeatureTransform, size: int, documents: int, part
 
 
 def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = run_here) -> FeatureTransform:
-    """The transform of `fit`, kept in a committed directory, so that a resumed run reads it instead of fitting again.
+    """The transform of `fit`, cached in a committed directory so that a resumed run need not fit again.
 
     Raises:
         InputError: as `fit`, or the directory cannot be written.
@@ -127,7 +124,7 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
             log.info("%s: made before with the same settings and data; read from there", url)
             return FeatureTransform.from_state(safetensors.torch.load(data), config.transform)
-        except UnavailableError:  # the directory may be undamaged, and the new one could not be written either
+        except UnavailableError:  # it may be undamaged, and a new one could not be written either
             raise
         except InputError as error:
             log.warning("%s; making it again", error)
@@ -142,10 +139,10 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
 def masked_features(
     config: MaskConfig, selection: Selection, kinds: Sequence[FeatureKind], *, run: Run = run_here
 ) -> MaskConfig:
-    """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
+    """The same mask with an explicit rate for every masked feature.
 
-    The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
-    speak of other periods too. They are logged, with their shares and rates.
+    Features that identify a document are detected in a sample of the groups read, because manifests also cover other
+    periods. They are logged with their shares and rates.
 
     Raises:
         InputError: as `MaskConfig.rates`, or a file is missing or damaged.
@@ -166,7 +163,7 @@ def masked_features(
             else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
         )
     for name, share in suspects.items():
-        if not rates[name] and name not in config.columns:  # who has set a rate of 0 has answered
+        if not rates[name] and name not in config.columns:  # no warning if the user has set 0
             log.warning(
                 "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
                 "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
@@ -184,7 +181,7 @@ def _unique_of_part(part: Part) -> UniqueInGroup:
 
 
 def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
-    """The same groups with the token fields that an encoder reads.
+    """The same groups with the token fields that the encoder reads.
 
     Raises:
         InputError: the data lack one.
@@ -194,10 +191,10 @@ def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
 
 
 def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
-    """The network with the vocabulary of the data and, if it has initial weights, with their sizes.
+    """The network with the vocabulary of the data and the sizes of its initial weights, if any.
 
     Raises:
-        InputError: the data have no vocabulary or another one than the config says, the vocabulary lacks a special
+        InputError: the data have no vocabulary or one that differs from the config, the vocabulary lacks a special
             token, or the initial weights are of another architecture or of fewer tokens.
     """
     encoder = network.encoder
@@ -236,7 +233,7 @@ def _vocabulary(selection: Selection) -> TokenNumbers:
 
 
 def load_initial(encoder: Encoder, initial: str | None) -> None:
-    """Load the initial weights of an encoder's transformer, if there are any; other parts keep their random ones.
+    """Load the initial weights of an encoder's transformer, if any; other parts keep their random ones.
 
     Raises:
         InputError: a file is missing or damaged, or a tensor is missing, unexpected or of another shape.

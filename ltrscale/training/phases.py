@@ -46,9 +46,9 @@ class Phase:
     title: str
     """Name in the log and the progress bar."""
     epochs: int
-    """Maximum number, which schedules of the learning rate follow; a phase with 0 is skipped."""
+    """Maximum number, used by learning rate schedules; 0 skips the phase."""
     until: int | None = None
-    """The epoch after which it ends, where this is known beforehand; empty for the maximum."""
+    """The epoch after which it ends, if known beforehand; None for the maximum."""
     frozen: tuple[nn.Module, ...] = ()
     factors: Factors = field(default_factory=dict)
     """Factors of the learning rate, for parameters with their own rate."""
@@ -62,7 +62,7 @@ class Phase:
 
 
 def compile_encoders(model: nn.Module) -> None:
-    """Let every encoder in a model run compiled, for any number of documents; names of weights stay as they are."""
+    """Compile every encoder of a model, for any number of documents; keeps the names of weights."""
     for module in model.modules():
         if isinstance(module, Encoder):
             module.compile(dynamic=True)
@@ -80,7 +80,7 @@ class Training:
     config: TrainingConfig
     selection: Selection
     out: str
-    """Directory of the bundle; checkpoints lie below it."""
+    """Directory of the bundle and its checkpoints."""
     origin: Mapping[str, Any]
     context: Context
     best: Best | None = None
@@ -91,7 +91,7 @@ class Training:
     """Called after each epoch on all workers; returns further figures of the epoch."""
 
     def run(self, *phases: Phase) -> float:
-        """Train in each phase until its epochs or its patience run out; returns the mean loss of the last epoch.
+        """Train each phase until its epochs or its patience run out; returns the mean loss of the last epoch.
 
         Raises:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
@@ -146,15 +146,14 @@ class Training:
         return loss
 
     def _begin(self, phase: Phase, steps_before: int) -> Progress:
-        """Set the modes of the modules for an epoch; returns what its checkpoints hold beside the trainer's state."""
-        self.model.train()  # each epoch again, for validation sets eval mode
+        """Set the modes of the modules for an epoch; returns what checkpoints hold beside the trainer's state."""
+        self.model.train()  # every epoch, because validation sets eval mode
         for module in phase.frozen:
             module.eval()
         # once an epoch: only the validation after it changes `best`
         return Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
 
     def _report(self, phase: Phase, steps_before: int, trainer: Trainer, result: StepResult) -> None:
-        """Report a step."""
         self.context.report(
             {
                 **self._labels(phase),
@@ -169,7 +168,7 @@ class Training:
 
     @contextmanager
     def _gaps_reported(self, phase: Phase, trainer: Trainer) -> Iterator[None]:
-        """Report the groups that an epoch has missed or repeated, before the error ends this attempt."""
+        """Report missed and repeated groups before the error ends this attempt."""
         try:
             yield
         except AccountError:
@@ -177,7 +176,7 @@ class Training:
             raise
 
     def _judged(self, phase: Phase, epoch: int, record: Record) -> tuple[Record, bool]:
-        """The record of an epoch with its validation, and whether the phase ends."""
+        """The record of an epoch with its validation, and True if the phase ends."""
         record = {**self._labels(phase), **record, **self.watch()}
         if self.best is None:
             return record, epoch == phase.last
@@ -189,7 +188,7 @@ class Training:
         return {} if self.best is None else {"phase": phase.name}
 
     def _warn_of_last(self, best: Best, phases: Sequence[Phase]) -> None:
-        """Warn if the best epoch is the last of its phase: a phase that runs out of patience has a later one."""
+        """Warn if the best epoch is the last of its phase, because more epochs may be better."""
         for phase in phases:
             if phase.until is None and (best.phase, best.epoch) == (phase.name, phase.epochs):
                 log.warning(
@@ -198,25 +197,25 @@ class Training:
                 )  # fmt: skip
 
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
-        """The phases to run, starting with the checkpoint's."""
+        """The remaining phases, starting with the checkpoint's."""
         last_phases = [phase for phase in phases if phase.last]
         if saved is None or self.best is None:
             return last_phases
         return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], last_phases))
 
     def _expected(self, phase: Phase) -> Account | None:
-        """The account that every epoch must reach; None where the number of times a group is served is random."""
+        """The account that every epoch must reach; None if groups are served a random number of times."""
         order = self.config.order(phase.name)
         if order.regroup or order.repeat:
             return None
         return listed(self.selection, self.context.reader).times(GroupStream(self.selection, order).passes)
 
     def _trainer(self, phase: Phase, checkpoints: Checkpoints, expected: Account | None) -> Trainer:
-        """A trainer of the parameters that are not frozen in a phase."""
+        """A trainer of the parameters that are not frozen in the phase."""
         config, context = self.config, self.context
         rank, world = rank_and_world()
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
-        for parameter in self.model.parameters():  # before the trainer is made, which collects what requires gradients
+        for parameter in self.model.parameters():  # before the trainer collects them
             parameter.requires_grad_(id(parameter) not in frozen)
         order, memory = config.order(phase.name), None if self.best is None else self.best.memory
         stream = GroupStream(self.selection, order, rank=rank, world=world, reader=context.reader, memory=memory)
@@ -237,7 +236,7 @@ class Training:
         )
 
     def _auxiliary(self, phase: Phase) -> Auxiliary | None:
-        """What a phase learns beside its own objective, with this worker's share of its data."""
+        """The auxiliary objective of a phase, with this worker's share of its data."""
         if (objective := phase.auxiliary) is None:
             return None
         rank, world = rank_and_world()
@@ -248,7 +247,7 @@ class Training:
 
 
 def _gaps(trainer: Trainer, epoch: State) -> Record:
-    """The groups that an epoch has missed and repeated; empty where the expected account is unknown."""
+    """Missed and repeated groups of an epoch; empty if the expected account is unknown."""
     return {} if trainer.expected is None else {**epoch.account.gaps(trainer.expected)}
 
 
@@ -260,7 +259,7 @@ class _Clock:
         self.documents = trainer.state.account.documents
 
     def record(self, done: State) -> Record:
-        """Loss and account of the whole epoch; speed, waiting and memory of the workers, all of which must call it."""
+        """Loss and account of the epoch; speed, waiting and memory of the workers, all of which must call it."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         gpu = self.trainer.device.type == "cuda"
         gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
@@ -288,7 +287,7 @@ class _Clock:
 
 
 class _EpochLog:
-    """Logs the first epoch, the last, and in between at most one every `EVERY_S` seconds."""
+    """Logs the first and last epoch, and in between at most one every `EVERY_S` seconds."""
 
     EVERY_S = 10.0
 
@@ -297,12 +296,11 @@ class _EpochLog:
         self._next = 0.0
 
     def __call__(self, record: Mapping[str, object], *, last: bool) -> None:
-        """Log the record of an epoch."""
         now = time.monotonic()
         if now < self._next and not last:
             return
         self._next = now + self.EVERY_S
-        account = " (0 missed, 0 repeated)" if self.exact else ""  # the trainer would have raised otherwise
+        account = " (0 missed, 0 repeated)" if self.exact else ""  # otherwise the trainer would have raised
         loss = "" if record["loss"] is None else f", loss {record['loss']:.4g}"
         judged = {name.removeprefix("validation_"): record[name] for name in record if name.startswith("validation_")}
         metric = "".join(f", validation {metric_label(name)} {value:.4f}" for name, value in judged.items())

@@ -1,9 +1,9 @@
 """Published settings of pretraining and finetuning: `paper` follows HOU24's text, `hou24` its authors' public code.
 
 Where HOU24 does not state a setting of a baseline (SCARF's temperature, VIME's weights), the preset takes the value of
-that method's own paper. docs/methods.md lists what differs from the authors' code all the same.
+that method's own paper. docs/methods.md lists the remaining differences from the authors' code.
 
-Settings in a config override those of its preset, so that a study can start from a preset and change one thing.
+Settings in a config override its preset, so a study can start from a preset and change one thing.
 """
 
 from typing import Any, Literal
@@ -22,13 +22,13 @@ _CLASSES: dict[str, type[Objective]] = by_kind(FeatureMethodConfig)
 
 
 def preset(name: Preset, method: str) -> dict[str, Any]:
-    """Settings of `PretrainConfig` for a kind of method; settings that they leave out keep their defaults.
+    """Settings of `PretrainConfig` for a kind of method; omitted settings keep their defaults.
 
     Both presets have 300 epochs of Adam at 5e-4 on a ResNet of three blocks, and batches of about 200,000 documents, or
     2,000 for the methods that contrast all documents of a batch (HOU24, A.2.3). Views are zeroed at .1, one of the
     paper's choices. The text does not state sizes and schedule: `hou24` takes them from the authors' code.
     """
-    cls = _CLASSES.get(method, Objective)  # an unknown kind is refused later, when the settings are validated
+    cls = _CLASSES.get(method, Objective)  # validation refuses unknown kinds later
     stream = {"docs_per_batch": 2000 if cls.contrasts_batch else 200_000, "streams": 1}
     settings: dict[str, Any] = {
         "method": {"kind": method},
@@ -39,7 +39,7 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
         "stream": stream,
     }
     if method == "subtab":
-        # Contrasting 200,000 documents with each other, six times a step, is out of reach.
+        # contrasting 200,000 documents with each other, six times a step, is infeasible
         settings["method"]["within_groups"] = True
     if not cls.contrasts_batch and name == "paper":
         stream["streams"] = 8
@@ -70,12 +70,12 @@ _NETWORK = {
 """The network of HOU24's public code, for pretraining and for the baseline without."""
 
 _DECAY = {"simsiam": 2e-4, "simclr": 2e-3, "simclr_rank": 2e-3, "simclr_sample": 2e-3, "dacl": 2e-3}
-"""Weight decay of HOU24's public code, 1e-4 and 1e-3, times 2 where its loss is the mean of both views and ours the
-sum: Adam divides the factor out of the loss's gradient, and not out of the decay's share in it."""
+"""Weight decay of HOU24's public code, 1e-4 and 1e-3, doubled where its loss is the mean of both views and ours the
+sum: Adam cancels a factor of the loss, which changes the relative size of the decay."""
 
 
 def _of_the_code(method: str, cls: type[Objective]) -> dict[str, Any]:
-    """Settings of a method of HOU24's public code."""
+    """Settings of a method in HOU24's public code."""
     simclr = {"temperature": 0.01, "projector": {"layers": 3, "width": 136, "output": 64, "bias": True}}
     match method:
         case "simsiam":
@@ -110,4 +110,4 @@ def finetuning(name: Preset, method: str | None) -> dict[str, Any]:
 
 
 def _epochs(epochs: int) -> dict[str, int]:
-    return {"epochs": epochs, "patience": epochs}  # the best epoch is kept, and training does not stop before the end
+    return {"epochs": epochs, "patience": epochs}  # no early stop; the best epoch is kept

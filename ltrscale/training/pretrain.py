@@ -59,11 +59,11 @@ class PretrainConfig(TrainingConfig):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
 
     def order(self, phase: str) -> StreamConfig:
-        """As for any training; some methods regroup the documents."""
+        """The order of any training; some methods also regroup the documents."""
         return super().order(phase).replace(regroup=self.stream.regroup or self.method.regroups)
 
     def noise_seed(self, phase: str) -> int:  # noqa: ARG002
-        """The seed of the run, for there is only one phase."""
+        """The seed of the run, because there is only one phase."""
         return self.seed
 
     @model_validator(mode="after")
@@ -74,9 +74,9 @@ class PretrainConfig(TrainingConfig):
     @model_validator(mode="before")
     @classmethod
     def _over_the_preset(cls, values: Any) -> Any:
-        """The config's settings override those of its preset."""
+        """Let the config's settings override those of its preset."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
-            return values  # no preset, or an unknown one, which the validation of the field refuses
+            return values  # no preset, or an unknown one, which the field's validation refuses
         method = values.get("method", SimCLRRankConfig())
         kind = method.get("kind", SimCLRRankConfig().kind) if isinstance(method, Mapping) else method.kind
         return overlay(preset(values["preset"], kind), values)
@@ -91,11 +91,11 @@ class PretrainJob(TrainingStage):
     pretrain: PretrainConfig = PretrainConfig()
 
     def check(self) -> None:
-        """Refuse data sets and periods that are not there."""
+        """Refuse missing data sets and periods."""
         chosen_files(self.documents, "train")
 
     def splits_read(self) -> list[Split]:
-        """The documents."""
+        """The training split."""
         return [self.documents]
 
     def inputs(self) -> dict[str, str]:
@@ -104,7 +104,7 @@ class PretrainJob(TrainingStage):
 
     @property
     def documents(self) -> Split:
-        """The split without its settings for labels, which do not concern pretraining."""
+        """The split without its label settings, which pretraining ignores."""
         return Split(data=self.train.data, periods=self.train.periods, leave_out=self.train.leave_out)
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -133,13 +133,13 @@ class PretrainJob(TrainingStage):
 
 
 class _Watcher:
-    """Reads the geometry of the projections after each epoch, and warns once if it shows that nothing is learnt."""
+    """Measures the geometry of the projections after each epoch, and warns once if nothing is learnt."""
 
     def __init__(self, model: Pretrainer) -> None:
         self.model, self.warned = model, False
 
     def __call__(self) -> Record:
-        """The figures for the record of the epoch; empty if the method does not compare two views."""
+        """The figures for the epoch record; empty if the method does not compare two views."""
         sums = Sums(*sum_over_workers(self.model.watch.take()).tolist())
         if not sums.anchors:
             return {}
@@ -153,19 +153,19 @@ class _Watcher:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The work of a pretraining, the same value on every worker."""
+    """The work of a pretraining, equal on all workers."""
 
     config: PretrainConfig
     selection: Selection
     transform: dict[str, Tensor]
     """State of the fitted transform."""
     marginals_SF: Tensor | None
-    """Documents from which corrupted values are drawn; None where the method draws none."""
+    """Documents from which corrupted values are drawn; None if the method draws none."""
     out: str
     origin: Mapping[str, Any]
 
     def __call__(self, context: Context) -> None:
-        """Take part; rank 0 writes checkpoints and the bundle."""
+        """Run on one worker; rank 0 writes checkpoints and the bundle."""
         config, selection = self.config, self.selection
         torch.manual_seed(config.seed)
         transform = FeatureTransform.from_state(self.transform, config.network.transform)
@@ -187,7 +187,7 @@ class Pretraining:
             log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, self.out)
 
     def _keep(self, model: Pretrainer, report: Report, epoch: int, loss: float) -> None:
-        """Commit and report the encoder after every `keep_every` epochs; a resumed run keeps bundles already there."""
+        """Commit and report the encoder every `keep_every` epochs; keeps bundles that already exist."""
         config, interval = self.config, self.config.keep_every
         if interval is None or epoch % interval or epoch == config.epochs or rank_and_world()[0] != 0:
             return

@@ -1,8 +1,8 @@
-"""Pretraining of an in-context network: it learns to rank from examples on synthetic problems, each of them new to it.
+"""Pretraining of an in-context network: it learns to rank from examples, on a stream of new synthetic problems.
 
-A step draws problems by its own number (`ltrscale/simulate/problems.py`), reads their examples and ranks their other
-lists. Other processes draw ahead, so a step waits for problems only where too few processes draw. What is validated and
-kept is a moving average of the weights, which is better than those of any single step.
+Each step draws its own problems (`ltrscale/simulate/problems.py`), reads their examples and ranks their other lists.
+Other processes draw ahead, so a step waits only if they are too few. A moving average of the weights is validated and
+kept, because it is better than the weights of any single step.
 """
 
 import copy
@@ -47,11 +47,11 @@ from ltrscale.training.settings import CosineConfig, OptimizerConfig, build_opti
 
 _MOST_PROCESSES = 8
 _AHEAD = 2
-"""Draws that each process is ahead."""
+"""Draws that each process makes ahead."""
 _JUDGED_FROM = 1 << 40
-"""The number of the first problems of validation, which no step reaches."""
+"""Number of the first validation problems, beyond the number of any step."""
 _CUTOFF = 5
-"""Of the NDCG by which weights are chosen."""
+"""Cut-off of the NDCG that chooses the weights."""
 
 
 class InContextPretrainConfig(Config):
@@ -128,7 +128,7 @@ class PretrainInContextJob(ResumingStage):
             for made in _ahead(config, learner.step, learner.device):
                 before = learner.share
                 learner.learn(made)
-                share = learner.share  # read once: with `minutes` it goes on rising
+                share = learner.share  # read once: with `minutes` it keeps rising
                 advance(len(made.labels_BN), share - before)
                 if learner.step % config.validate_every == 0 or share >= 1:
                     report(learner.validate())
@@ -142,7 +142,7 @@ class PretrainInContextJob(ResumingStage):
         log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, self.out)
 
     def _keep(self, learner: "Learner", origin: Origin) -> None:
-        """Commit the present average, unless a run before has."""
+        """Commit the current average, unless an earlier run has."""
         url, of_step = join(self.out, STEPS, f"{learner.step:08d}"), {**origin, "step": learner.step}
         if not is_current(url, of_step):
             _commit(url, learner.average.state_dict(), self.pretrain.network, of_step, {"step": learner.step})
@@ -160,7 +160,7 @@ def _commit(
 
 
 class Learner:
-    """A network that learns, the moving average of its weights, and the best that this has been.
+    """A network in training, the moving average of its weights, and the best average so far.
 
     Raises:
         InputError: the weights to start from do not fit, or cannot be read.
@@ -186,18 +186,18 @@ class Learner:
 
     @property
     def spent_s(self) -> float:
-        """Seconds so far, over all processes."""
+        """Seconds so far, including before restarts."""
         return self.before_s + time.monotonic() - self.began
 
     @property
     def share(self) -> float:
-        """The share of the steps that are done, or of the minutes."""
+        """The share of the steps done, or of the minutes if that is larger."""
         minutes = self.config.minutes
         return max(self.step / self.config.steps, self.spent_s / (60 * minutes) if minutes else 0.0)
 
     @property
     def found(self) -> dict[str, Any]:
-        """How good the best average is, for a manifest."""
+        """Step and NDCG of the best average, for a manifest."""
         return {"step": self.best_step, f"validation_ndcg@{_CUTOFF}": self.value}
 
     def learn(self, made: Problems) -> None:
@@ -214,7 +214,7 @@ class Learner:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip_norm)
         self.optimizer.step()
         self.step += 1
-        self.losses.append(loss.detach())  # on the device, which no step waits for
+        self.losses.append(loss.detach())  # stays on the device, so that no step waits for it
         with torch.no_grad():
             keep = min(self.config.average, 1 - 10 / (self.step + 10))
             for averaged, present in zip(self.average.parameters(), self.network.parameters(), strict=True):
@@ -232,7 +232,7 @@ class Learner:
         return loss
 
     def validate(self) -> dict[str, float]:
-        """Judge the average and remember it if it is the best; the figures for the record.
+        """Validate the average and keep it if it is the best; returns the figures for the record.
 
         Raises:
             InputError: training has diverged.
@@ -249,10 +249,10 @@ class Learner:
         return {"step": self.step, "loss": loss, f"validation_ndcg@{_CUTOFF}": value}
 
     def snapshot(self) -> Snapshot:
-        """All that a resume needs; of a training that has diverged none is taken.
+        """All that a resume needs.
 
         Raises:
-            InputError: it has.
+            InputError: training has diverged.
         """
         self.mean_loss()
         groups, moments = of_optimizer(self.optimizer)
@@ -268,7 +268,7 @@ class Learner:
         return snapshot.map(lambda value: value.detach().to("cpu", copy=True))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot."""
+        """Restore the state of a snapshot."""
         state, tensors = snapshot.state, snapshot.map(lambda value: value.to(self.device)).tensors
         self.network.load_state_dict(dict(tensors["weights"]))
         self.average.load_state_dict(dict(tensors["average"]))
@@ -287,7 +287,7 @@ class Questions(NamedTuple):
 
 
 def ranked_questions(network: InContextNetwork, made: Problems, device: torch.device) -> Questions:
-    """Let a network read the examples of problems and rank their other lists."""
+    """The other lists of the problems, scored by a network that has read their examples."""
     x_BNF, labels_BN = (values.to(device, non_blocking=True) for values in (made.features_BNF, made.labels_BN))
     read, offsets_Q1 = made.n_read, made.offsets_Q1.numpy()
     known_Q1 = registered_offsets(offsets_Q1[: made.n_examples + 1], device)
@@ -297,7 +297,7 @@ def ranked_questions(network: InContextNetwork, made: Problems, device: torch.de
 
 
 def _ndcg(asked: Questions) -> Tensor:
-    """The mean NDCG of each problem, [B]; of lists with a relevant document."""
+    """The mean NDCG of each problem, shape [B], over lists with a relevant document."""
     n_problems = len(asked.labels_BN)
     offsets_R1 = repeated(asked.offsets_Q1, n_problems)
     value_R = ndcg(asked.scores[-1].flatten(), asked.labels_BN.flatten(), offsets_R1, k=_CUTOFF)
@@ -319,7 +319,7 @@ class _Steps(Dataset[Problems]):
 
 
 def _ahead(config: InContextPretrainConfig, first: int, device: torch.device) -> Iterator[Problems]:
-    """The problems of the steps from the first one on, in order, drawn ahead by other processes."""
+    """The problems of the steps from `first` on, in order, drawn ahead by other processes."""
     spare = min(_MOST_PROCESSES, cores() - 1)
     processes = spare if config.processes is None else config.processes
     several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD} if processes else {}
@@ -336,14 +336,14 @@ def _ahead(config: InContextPretrainConfig, first: int, device: torch.device) ->
 
 
 def _obey_parent(_: int) -> None:
-    """Leave requests to stop, which a terminal sends to all processes, to the one that learns, and end with it."""
+    """Ignore stop signals, which a terminal sends to all processes, and end with the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended, which torch overlooks if that was killed while this one started."""
+    """End this process with its parent; torch misses a parent that was killed while this process started."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

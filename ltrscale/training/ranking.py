@@ -1,4 +1,4 @@
-"""What all trainings with labels share: settings, data, loss, and the validation that chooses the weights to keep."""
+"""Shared parts of all trainings with labels: settings, data, loss, and the validation that chooses the weights."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -102,9 +102,9 @@ class RankingConfig(TrainingConfig):
 
 
 class RankingObjective(nn.Module):
-    """A ranker with the propensity model trained beside it, if any, and the loss of a micro-batch.
+    """The loss of a micro-batch, for a ranker and its propensity model, if any.
 
-    `auxiliary` is trained beside the ranker on other data, and no part of this loss.
+    `auxiliary` is trained beside the ranker on other data and is not part of this loss.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class RankingObjective(nn.Module):
         self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The summed loss of the groups that have something to rank, and their number.
+        """The summed loss of the groups with something to rank, and their number.
 
-        The loss of a mean ranker is the mean of its parts' losses: each part learns as if it were alone. So it is with
-        the members of one network.
+        The loss of a mean ranker is the mean of its parts' losses, so each part learns as if it were alone. The same
+        holds for the members of one network.
         """
         if self.config.negatives:
             groups = with_negatives(groups, self.config.negatives, generator)
@@ -136,7 +136,7 @@ class RankingObjective(nn.Module):
         return loss_Q.sum(), losses[0][1].sum()
 
     def _losses(self, scores: RankerScores, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The loss of each group, 0 where there is nothing to rank, and where there is something."""
+        """The loss of each group, 0 where there is nothing to rank, and a mask of the groups with something to rank."""
         scores_N, grades_QC, _ = scores
         assert groups.labels_N is not None
         if self.propensity is not None:
@@ -145,7 +145,7 @@ class RankingObjective(nn.Module):
             scored = Scored(scores_N, groups.labels_N, groups.offsets_Q1, self._weights(groups), generator)
             loss_Q, defined_Q = self.config.loss.of(scored), self.config.loss.counted(*scored[1:3])
         if self.list_loss is not None and grades_QC is not None:
-            defined_Q = groups.lengths_Q > 0  # the best label of a list is defined even where nothing can be ranked
+            defined_Q = groups.lengths_Q > 0  # the best label is defined even if there is nothing to rank
             best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
             loss_Q = loss_Q + self.list_loss.alpha * defined_Q * ordinal(grades_QC, best_Q)
         return loss_Q, defined_Q
@@ -162,14 +162,14 @@ class RankingObjective(nn.Module):
         return weights_N if self.config.debias.clip is None else weights_N.clamp(max=self.config.debias.clip)
 
     def _dual(self, scores_N: Tensor, groups: QueryGroups) -> tuple[Tensor, Tensor]:
-        """Both losses of the dual learning algorithm."""
+        """Both losses of the dual learning algorithm, summed, and a mask of the groups with clicks."""
         assert self.propensity is not None
         assert isinstance(self.config.debias, DLAConfig)
         assert groups.labels_N is not None
         if groups.positions_N is None:
             raise InputError("debias.kind dla: the data set has no `positions` column; map one in prepare")
         clip = self.config.debias.clip
-        clicks_N = groups.labels_N  # not refined ones: those are all above 0, as if every document were clicked
+        clicks_N = groups.labels_N  # not refined ones, which are all above 0
         examination_N = self.propensity(groups.positions_N)
         loss_Q = dla_ranking_loss(
             scores_N, clicks_N, groups.offsets_Q1, examination_logits_N=examination_N, clip=clip
@@ -190,9 +190,9 @@ class LabelledData:
 
     train: Selection
     validation: Selection | None = None
-    """None where the last epoch's weights are kept."""
+    """None if the last epoch's weights are kept."""
     judged: Selection | None = None
-    """The validation groups with a relevant document, which alone define a metric."""
+    """The validation groups with a relevant document; only these define a metric."""
 
     @classmethod
     def of(
@@ -205,8 +205,8 @@ class LabelledData:
     ) -> Self:
         """The labelled groups of the splits, with the features of the training split, without the files `without`.
 
-        The config says whether only training groups with a relevant document count, and whether weights are trained on:
-        then those that leave documents out are a warning.
+        The config says whether to use only training groups with a relevant document, and whether to check the weights:
+        weights that leave documents out cause a warning.
 
         Raises:
             InputError: as `select`, no list of a split has two labels, or the validation split lacks a feature.
@@ -226,16 +226,16 @@ class LabelledData:
     def serving(
         self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
     ) -> Self:
-        """The same groups, served with these features; see `Selection.serving`."""
+        """The same groups with these features, as in `Selection.serving`."""
         return self.each(lambda groups: groups.serving(features, whose=whose, where=where, on_purpose=on_purpose))
 
     def each(self, change: Callable[[Selection], Selection]) -> Self:
-        """The same data with every selection changed in the same way."""
+        """The same data with a function applied to every selection."""
         return type(self)(**{name: groups and change(groups) for name, groups in vars(self).items()})
 
 
 class Best:
-    """The weights with the best validation metric so far, their phase and epoch; without validation the last ones."""
+    """The weights with the best validation metric so far (the last ones without validation), their phase and epoch."""
 
     def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
         self.model, self.config, self.data = model, config, data
@@ -248,7 +248,7 @@ class Best:
         self.epochs: dict[str, int] = {}
         """The epochs of each phase that led to these weights."""
         self._last_better = 0
-        """The epoch of the current phase in which the value last rose."""
+        """The epoch of the current phase in which the metric last improved."""
         self._mean: dict[str, Tensor] = {}
         """Running mean of the trained weights in the current phase, if weights are averaged."""
 
@@ -258,7 +258,7 @@ class Best:
         self._last_better, self._mean = 0, {}
 
     def update(self, phase: str, epoch: int) -> float | None:
-        """Validate, and keep the weights, or their mean, if they are the best so far; returns the metric.
+        """Validate the weights, or their mean, and keep them if they are the best so far; returns the metric.
 
         Raises:
             InputError: no validation group has a relevant document.
@@ -272,7 +272,7 @@ class Best:
             self.value = -math.inf if value is None else value
             self.epochs = {**self.epochs, phase: epoch}
             self._last_better = epoch
-        if last is not None:  # training goes on from there
+        if last is not None:  # training continues from there
             self.model.load_state_dict(last)
         return value
 
@@ -288,10 +288,7 @@ class Best:
 
     @torch.no_grad()
     def _load_mean(self, epoch: int) -> None:
-        """Take the weights into the mean, and load it into the model with its own BatchNorm statistics.
-
-        The mean of the first epochs is a plain one, until their number reaches that of the weight.
-        """
+        """Update the running mean (a plain mean in the first epochs) and load it, with its own BatchNorm statistics."""
         new = {name: p.detach().cpu() for name, p in self.model.named_parameters() if p.requires_grad}
         share = max(1 - self.config.average, 1 / epoch)
         self._mean = {name: self._mean.get(name, value).lerp(value, share) for name, value in new.items()}
@@ -308,7 +305,7 @@ class Best:
             set_norms(norms, seen)
 
     def is_stale(self, epoch: int) -> bool:
-        """Whether to end the phase after this epoch: the value has not risen for `patience` epochs."""
+        """True if the metric has not improved for `patience` epochs."""
         return epoch - self._last_better >= self.config.patience
 
     def progress(self, *, phase: str, steps_before: int) -> Progress:
@@ -329,7 +326,7 @@ class Best:
             self.epochs = snapshot.progress["epochs"]
 
     def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.MetricValue) -> None:
-        """Load the best weights into the model; rank 0 commits it as a bundle, with further metrics."""
+        """Load the best weights into the model; rank 0 commits it as a bundle, with the metrics in `also`."""
         self.begin()
         if rank_and_world()[0] != 0:
             return
@@ -353,10 +350,7 @@ class Best:
 
 @torch.no_grad()
 def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
-    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share.
-
-    `memory` is as for `GroupStream`.
-    """
+    """Mean of a metric over the groups that define it, NaN if none do; each worker scores a share."""
     measure = metric_named(metric)
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
@@ -385,5 +379,5 @@ def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> It
 
 
 def _on_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of a module's weights and buffers that later training does not touch."""
+    """A CPU copy of a module's weights and buffers."""
     return {name: value.detach().to("cpu", copy=True) for name, value in module.state_dict().items()}

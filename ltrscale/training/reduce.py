@@ -1,8 +1,8 @@
 """Sums over workers: counts, gradients and BatchNorm moments.
 
-Gradients are summed here, once a step, instead of by DistributedDataParallel's hooks. A step accumulates the
-micro-batches of all streams of a worker, some of which may have run out. It divides by the count of the whole step,
-which no worker knows before its last backward pass. In one process the sums are the identity.
+Gradients are summed here once per step, instead of by DistributedDataParallel's hooks. A step accumulates micro-batches
+of all streams of a worker, some of which may have run out. It divides by the count of the whole step, unknown before
+the last backward pass. In one process the sums are the identity.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from ltrscale.runtime.workers import rank_and_world
 T = TypeVar("T")
 
 BUCKET_BYTES = 25 << 20
-"""Gradients that travel together."""
+"""Size of a bucket of gradients that is sent at once."""
 
 
 def sum_over_workers(values: Tensor) -> Tensor:
@@ -35,12 +35,12 @@ def gather_over_workers(values: Tensor) -> Tensor:
     """The values of all workers, by rank: shape [world, ...]."""
     rank, world = rank_and_world()
     of_workers = torch.zeros(world, *values.shape, dtype=values.dtype)
-    of_workers[rank] = values  # the other rows are zero, so that the sum is a gather
+    of_workers[rank] = values  # other rows are zero, so the sum is a gather
     return sum_over_workers(of_workers)
 
 
 def from_rank_0(value: T) -> T:
-    """The value that rank 0 passes, on all workers; plain data, for it is pickled."""
+    """Rank 0's value on all workers; plain data, because it is pickled."""
     shared = [value]
     if dist.is_initialized():  # on the CPU: by default NCCL would copy the pickled bytes through the GPU
         dist.broadcast_object_list(shared, src=0, device=torch.device("cpu"))
@@ -48,7 +48,7 @@ def from_rank_0(value: T) -> T:
 
 
 def broadcast(values: Tensor) -> Tensor:
-    """Give all workers rank 0's values of a tensor, in place."""
+    """Broadcast rank 0's values of a tensor, in place."""
     if dist.is_initialized():
         dist.broadcast(values, src=0)
     return values
@@ -57,9 +57,9 @@ def broadcast(values: Tensor) -> Tensor:
 class FlatGradient:
     """The gradients of all parameters as one vector, summed over the workers.
 
-    The vector travels in buckets, those of the last layers first, because backward has them first. In a network of
-    several buckets each starts as soon as the step's last backward has filled it, while that computes the others. All
-    workers send the buckets in the same order; one without a micro-batch sends zeros.
+    The vector is sent in buckets, last layers first, in the order of backward. If there are several, each is sent as
+    soon as the step's last backward has filled it, overlapping with the rest. All workers send the buckets in the same
+    order; a worker without a micro-batch sends zeros.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -84,7 +84,7 @@ class FlatGradient:
 
     @contextmanager
     def last_backward(self) -> Iterator[None]:
-        """What backward fills inside is complete."""
+        """Context of the last backward, which may send buckets as they fill."""
         self._filling = True
         try:
             yield
@@ -103,7 +103,7 @@ class FlatGradient:
         self._sent.append((part, dist.all_reduce(part, async_op=True) if dist.is_initialized() else None))
 
     def summed(self) -> Tensor:
-        """The vector; no other sum over workers may come between `last_backward` and this call."""
+        """The summed vector; no other sum over workers may come between `last_backward` and this call."""
         while len(self._sent) < len(self.buckets):
             self._send()
         for _, work in self._sent:
@@ -114,12 +114,12 @@ class FlatGradient:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def close(self) -> None:
-        """Let the parameters go."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
     def set(self, flat: Tensor) -> None:
-        """Make the parts of a vector the parameters' gradients."""
+        """Set the parameters' gradients to the parts of a vector."""
         parts = torch.split(flat, [p.numel() for p in self.parameters])
         for parameter, gradient in zip(self.parameters, parts, strict=True):
             parameter.grad = gradient.view_as(parameter)
@@ -132,12 +132,12 @@ def update_norms(model: nn.Module) -> None:
 
 
 def set_norms(norms: Sequence[MicroBatchNorm], seen: Tensor) -> None:
-    """Set running statistics to those of these moments, summed over the workers."""
+    """Set running statistics from these moments, summed over the workers."""
     update_running_statistics(norms, sum_over_workers(seen), momentum=1.0)
 
 
 def forget_moments(model: nn.Module) -> None:
-    """Drop what every BatchNorm has seen since the last update of its running statistics."""
+    """Drop the moments that BatchNorms have collected since their last update."""
     for norm in _norms(model):
         norm.seen = []
 

@@ -1,4 +1,4 @@
-"""Resuming: when a run saves its state, from which checkpoint it goes on, and what it keeps below `out` until then.
+"""Resuming: when a run saves its state, which checkpoint it continues from, and what it keeps below `out` until then.
 
 The previous checkpoint is kept until the next is committed; a damaged one is skipped.
 """
@@ -39,13 +39,13 @@ from ltrscale.training.reduce import from_rank_0
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
 EPOCHS, STEPS, PROBES = "epochs", "steps", "probes"
 _ALONE = Context()
-_FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
-_KEPT_CHECKPOINTS = 2  # should the newest prove damaged, a run resumes from the one before
+_FIRST_S = 60.0  # a run that ends early loses little, whatever `every_s` is
+_KEPT_CHECKPOINTS = 2  # if the newest is damaged, a run resumes from the previous one
 
 
 @dataclass(frozen=True)
 class _Carried:
-    """What rank 0 hands on from one group of workers to the next."""
+    """What rank 0 passes from one group of workers to the next."""
 
     snapshot: Snapshot
     good: tuple[str, ...]
@@ -53,24 +53,24 @@ class _Carried:
     stale: frozenset[str]
     """Checkpoints to delete."""
     since: float
-    """When the step was done."""
+    """Time at the end of the last step."""
 
 
 class Checkpoints:
     """The checkpoints of one run: saves them when they are due or the run must stop, and finds the one to resume from.
 
     All workers make the same calls after the same steps. Rank 0 copies the state to memory between two steps, and its
-    writing thread saves the copy while training goes on. Only one checkpoint is written at a time: no other is due
-    until it is committed, and one that fell due meanwhile follows at once. So training never waits for storage, and
-    memory holds one copy. A context manager: leaving it waits for the write in progress.
+    writing thread saves the copy while training continues. Only one checkpoint is written at a time: the next is due
+    once it is committed, at once if overdue. So training never waits for storage, and memory holds one copy.
+    A context manager: leaving it waits for the write in progress.
 
     Args:
         url: directory of the checkpoints.
         origin: config and inputs of the run; checkpoints of other runs are left alone.
-        data: hash of the selections that the run reads; a stream position means nothing in other data.
+        data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        failures: failed writes in a row that end the run.
-        context: counts committed checkpoints, on rank 0 in the writing thread, and says whether the workers regroup.
+        failures: number of failed writes in a row that ends the run.
+        context: counts committed checkpoints, on rank 0 in the writing thread, and tells if the workers regroup.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Checkpoints:
         self._stale: set[str] = set()
         self._failed: list[str] = []
         self._paused_since: float | None = None
-        """On rank 0: when the group before did its last step."""
+        """On rank 0: when the previous group of workers did its last step."""
 
     def __enter__(self) -> Self:
         return self
@@ -103,28 +103,28 @@ class Checkpoints:
         self._writer.shutdown()
 
     def newest(self) -> Snapshot | None:
-        """The state that the group before held in memory, or the newest undamaged checkpoint of this run, or None.
+        """The previous group's state in memory, else the newest undamaged checkpoint of this run, or None.
 
-        Rank 0 reads it for all workers, so storage is asked for it once, however many they are.
+        Only rank 0 reads it from storage, for all workers.
         """
         if from_rank_0(self.context.carried is not None):
             return self._taken_over(self.context.carried)
         return of_rank_0(self._choose() if self._first else None)
 
     def _taken_over(self, carried: object) -> Snapshot | None:
-        """What the group before held, which rank 0 was part of."""
+        """The previous group's state, if rank 0 was part of it."""
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
             return of_rank_0(carried.snapshot)
         return of_rank_0(None)
 
     def _choose(self) -> Snapshot | None:
-        """Read the newest undamaged checkpoint and remember it; the remains of interrupted writes are deleted."""
+        """Read the newest undamaged checkpoint and remember it; deletes the remains of interrupted writes."""
         foreign = False
         for checkpoint in reversed(storage.children(self.url)):
             try:
                 manifest = storage.read_manifest(checkpoint)
-                if manifest is None:  # an interrupted write, for the manifest comes last
+                if manifest is None:  # an interrupted write: the manifest comes last
                     withdraw_checkpoint(checkpoint)
                 elif not (is_made_by(manifest, self.origin) and manifest.get("data") == self.data):
                     foreign = True
@@ -133,7 +133,7 @@ class Checkpoints:
                 else:
                     snapshot = read_checkpoint(checkpoint)
                     self._good.append(checkpoint)
-            except UnavailableError:  # the checkpoint may be undamaged: an older one would lose steps for nothing
+            except UnavailableError:  # may be undamaged: an older one would lose steps
                 raise
             except InputError as error:
                 log.warning("%s; trying the checkpoint before", error)
@@ -150,18 +150,18 @@ class Checkpoints:
         return snapshot
 
     def due(self) -> bool:
-        """Whether this worker asks for a checkpoint; only rank 0 does, by its own clock."""
+        """True if this worker asks for a checkpoint; only rank 0 does, by its own clock."""
         return self._first and time.monotonic() >= self._due_at and not self._is_writing()
 
     def failed(self) -> bool:
-        """Whether too many writes in a row have failed on this worker."""
+        """True if too many writes in a row have failed on this worker."""
         return len(self._failed) >= self.failures
 
     def after(self, result: StepResult, trainer: Trainer, progress: Progress) -> None:
         """Act on the result of a step: save, save and stop, or end a run that cannot save.
 
         Raises:
-            Regrouped: the workers go on as another group, from what rank 0 holds.
+            Regrouped: the workers continue as another group, from the state of rank 0.
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
         """
@@ -172,7 +172,7 @@ class Checkpoints:
         if result.failed:
             raise self._cannot_save()
         if result.stopping and from_rank_0(self.context.regrouping()):
-            self._wait()  # for the buffers, and what it changes
+            self._wait()  # the write in progress uses the buffers and changes the lists below
             snapshot = take(trainer, progress, self._buffers)
             raise Regrouped(
                 snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic())
@@ -185,7 +185,7 @@ class Checkpoints:
             self._save(trainer, progress)
 
     def after_step(self, snapshot: Callable[[], Snapshot], *, stopping: bool) -> None:
-        """As `after`, of a loop of one process that takes its own snapshots; training waits until one is written."""
+        """Like `after`, for a loop in one process that takes its own snapshots; waits for the write."""
         if not (stopping or self.due()):
             return
         self._due_at, taken = time.monotonic() + self.every_s, snapshot()
@@ -219,7 +219,7 @@ class Checkpoints:
         if snapshot is None:
             return
         name = f"step {snapshot.step} ({_progress_of(trainer)})"
-        self._due_at = began + self.every_s  # not from the commit: slow storage must not space checkpoints out
+        self._due_at = began + self.every_s  # not from the commit: slow storage must not delay the next
         self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
 
     def _is_writing(self) -> bool:
@@ -228,7 +228,7 @@ class Checkpoints:
         return self._writing is not None
 
     def _wait(self) -> None:
-        """Wait for the write in progress; an unexpected exception of the writing thread is raised here."""
+        """Wait for the write in progress; raises the writing thread's unexpected exceptions."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
@@ -240,7 +240,7 @@ class Checkpoints:
         try:
             write_checkpoint(target, snapshot, origin=self.origin, data=self.data)
         except (InputError, OSError, SafetensorError) as error:
-            lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: trying again is futile
+            lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: retrying is futile
             self._failed += [str(error)] * (self.failures if lost else 1)
             self._stale.add(target)
             log.warning(
@@ -276,7 +276,7 @@ def _progress_of(trainer: Trainer) -> str:
 
 
 def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether a run of this origin was interrupted and can resume from a checkpoint."""
+    """True if a run of this origin was interrupted and can resume from a checkpoint."""
     manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
     return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
 
@@ -284,10 +284,10 @@ def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
 def begin(
     splits: Mapping[str, Split], config: PreflightConfig, out: str, *, origin: Mapping[str, Any], report: Report
 ) -> Preflight:
-    """Check the data of a run that starts or resumes into `out`; returns the result of the pre-flight.
+    """Check the data of a run that starts or resumes in `out`; returns the result of the pre-flight.
 
     Raises:
-        InputError: a run with the same settings was interrupted there and has read other data; or as `checked`.
+        InputError: an interrupted run with the same settings has read other data; or as `checked`.
     """
     if not is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
@@ -301,8 +301,8 @@ def begin(
 
 
 def _settings_of(origin: Mapping[str, Any]) -> Any:
-    """Stage and config of a run, without the periods that it read, which change as data arrives."""
-    # through JSON: a deep copy, for the periods of the caller's config must stay
+    """Stage and config of a run, without its periods, which change as data arrives."""
+    # a deep copy through JSON, because the caller's config must keep its periods
     plain = json.loads(json.dumps({"stage": origin.get("stage"), "config": origin.get("config", {})}))
     for split in plain["config"].get("splits", []):
         split["periods"] = []
@@ -310,19 +310,19 @@ def _settings_of(origin: Mapping[str, Any]) -> Any:
 
 
 def _data_of(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Hashes of the data sets that a run read, and of the scores that served as its labels."""
+    """Hashes of the data sets that a run read, and of the scores used as its labels."""
     splits = origin.get("config", {}).get("splits", [])
     urls = {url for split in splits for url in (*split["data"], split["scores"])}
     return {url: value for url, value in origin.get("inputs", {}).items() if url in urls}
 
 
 def finish(out: str) -> None:
-    """Remove files that are useless once the output is committed; the pre-flight stays, for it names the data read."""
+    """Remove files that are useless once the output is committed; keeps the pre-flight, which names the data read."""
     _withdraw(out, TRANSFORM)
 
 
 def start_anew(out: str) -> None:
-    """Remove everything that a run left, so that the next run starts from the beginning."""
+    """Remove everything that a run left, so the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS, STEPS)
 
 
@@ -352,21 +352,21 @@ class ResumingStage(Stage):
             start_anew(self.out)
 
     def tidy(self) -> None:
-        """Remove what only a resume needs."""
+        """Remove files that only a resume needs."""
         finish(self.out)
 
     def is_done(self, origin: Origin) -> bool:
-        """Whether the bundle is committed, and no checkpoint of this origin remains to resume from."""
+        """True if the bundle is committed and no checkpoint of this origin is left to resume from."""
         if self._starts_anew() or is_unfinished(self.out, origin):
             return False
         return super().is_done(origin)
 
     def recorded_as(self) -> Self:
-        """The config without `fresh`: repeating the run must not delete it."""
+        """The config without `fresh`, because repeating the run must not delete it."""
         return self.replace(fresh=False)
 
     def _starts_anew(self) -> bool:
-        # a restart by torchrun repeats the command, but must resume the run that it has begun
+        # torchrun restarts with the same command, but must resume the run
         return self.fresh and not under_torchrun.is_restarted()
 
 

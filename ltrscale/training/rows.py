@@ -1,9 +1,8 @@
-"""Gradients of embedding tables on the host: by the rows that a step used, over all workers.
+"""Gradients of embedding tables on the host, for the rows that a step used, over all workers.
 
-Workers exchange the numbers of these rows and their gradients, never a table. The optimizer updates these rows as it
-updates any weights, with their part of its state; those that a step did not use keep their weights and their state: no
-momentum moves them, no moment and no weight decays. So plain SGD is that of a dense table, and so is every optimizer
-for rows that each step uses.
+Workers exchange the indices of these rows and their gradients, never a table. The optimizer updates these rows with
+their part of its state. Rows that a step did not use keep their weights and state: no momentum, no decay. So plain SGD
+equals that of a dense table, and so does every optimizer for rows that each step uses.
 
 Shapes: N documents, F features, C categorical features, E dimensions of an embedding, U different rows.
 """
@@ -25,10 +24,10 @@ from ltrscale.training.reduce import gather_over_workers
 
 
 class RowGradients:
-    """What a step used of the tables of a network on the host, and its gradients.
+    """Rows of host tables that a step used, and their gradients.
 
     Args:
-        networks: the trained network, and others that share its tables.
+        networks: the trained network and others that share its tables.
     """
 
     def __init__(self, networks: Iterable[nn.Module]) -> None:
@@ -38,12 +37,12 @@ class RowGradients:
         self._summed: list[Lent] = []
         transforms = [module for module in modules if isinstance(module, FeatureTransform)]
         self.transform = copy.deepcopy(transforms[0]).cpu() if self.tables and len(transforms) == 1 else None
-        """Finds the rows of a batch on the CPU; None where several transforms would have to, and lookups wait."""
+        """Finds the rows of a batch on the CPU; None if there are several transforms: then lookups find them."""
         drawn = [m.marginals_SF for m in modules if isinstance(m, Pretrainer) and m.marginals_SF is not None]
         self._others = [self._rows(x_SF.cpu()) for x_SF in drawn] if self.transform is not None else []
 
     def ids(self, groups: QueryGroups) -> Tensor | None:
-        """The rows that a micro-batch can use, rising: its own, those of missing values, and those that views draw."""
+        """Sorted rows that a micro-batch can use: its own, those of missing values, and those that views draw."""
         if self.transform is None:
             return None
         indices_NC = self.transform.indices(groups.features_NF).long()
@@ -53,7 +52,7 @@ class RowGradients:
         return ids_U
 
     def _rows(self, x_NF: Tensor) -> Tensor:
-        """The different rows of transformed documents."""
+        """The distinct rows of transformed documents."""
         assert self.transform is not None
         ids_U: Tensor = torch.unique(x_NF[:, self.transform.categorical_C].long() + self._first_C)
         return ids_U
@@ -65,26 +64,26 @@ class RowGradients:
 
     @contextmanager
     def planned(self, ids_U: Tensor | None) -> Iterator[None]:
-        """Inside, the tables lend these rows; None lets each lookup find its own."""
+        """Context in which the tables lend these rows; with None each lookup finds its own."""
         with ExitStack() as stack:
             for table in self.tables:
                 stack.enter_context(table.planned(ids_U))
             yield
 
     def collect(self, divisor: Tensor | float | None) -> None:
-        """Take the gradients of what was lent, divided by this; None drops them."""
+        """Take the gradients of the lent rows, divided by `divisor`; None drops them."""
         for table, used in zip(self.tables, self._used, strict=True):
             if divisor is not None:
                 used += [Lent(ids_U, _gradient(rows_UE) / divisor) for ids_U, rows_UE in table.lent]
             table.lent = []
 
     def beside(self, values: Tensor) -> Tensor:
-        """Float64 values with the collected gradients behind them, to be copied from the device at once."""
+        """Float64 values followed by the collected gradients, to copy both from the device at once."""
         rows = [lent.rows_UE.flatten() for used in self._used for lent in used]
         return torch.cat([values.view(rows[0].dtype), *rows]) if rows else values
 
     def taken_from(self, copied: Tensor, values: int) -> Tensor:
-        """What `beside` had before the gradients, from the copy on the CPU; keeps these, summed over the workers."""
+        """The values given to `beside`, from its CPU copy; keeps the gradients, summed over the workers."""
         sizes = [lent.rows_UE.numel() for used in self._used for lent in used]
         first = values * 8 // copied.element_size() if sizes else len(copied)
         parts = iter(torch.split(copied[first:], sizes) if sizes else ())
@@ -99,7 +98,7 @@ class RowGradients:
         return math.hypot(*(float(torch.linalg.vector_norm(rows, dtype=torch.float64)) for _, rows in self._summed))
 
     def update(self, optimizer: torch.optim.Optimizer, scale: float) -> None:
-        """Update the rows by the summed gradients times `scale`, at the optimizer's present rates."""
+        """Update the rows by the summed gradients times `scale`, at the optimizer's current rates."""
         for table, (ids_U, gradient_UE) in zip(self.tables, self._summed, strict=True):
             if len(ids_U):
                 update_rows(optimizer, table.weight, ids_U, gradient_UE * scale)
@@ -110,7 +109,7 @@ def _gradient(rows_UE: Tensor) -> Tensor:
 
 
 def _over_workers(used: list[Lent], weight: Tensor) -> Lent:
-    """The rows that any worker used and the sums of their gradients, the same on all workers."""
+    """The rows that any worker used and the sums of their gradients, equal on all workers."""
     own = _joined(used, weight)
     if not dist.is_initialized():
         return own
@@ -125,7 +124,7 @@ def _over_workers(used: list[Lent], weight: Tensor) -> Lent:
 
 
 def _joined(parts: list[Lent], weight: Tensor) -> Lent:
-    """Each row of some parts once, rising, with the sum of its gradients."""
+    """Each row of the parts once, sorted, with the sum of its gradients."""
     if len(parts) == 1:
         return parts[0]
     ids = torch.cat([torch.zeros(0, dtype=torch.int64), *(part.ids_U for part in parts)])
@@ -136,10 +135,7 @@ def _joined(parts: list[Lent], weight: Tensor) -> Lent:
 
 @torch.no_grad()
 def update_rows(optimizer: torch.optim.Optimizer, weight: nn.Parameter, ids_U: Tensor, gradient_UE: Tensor) -> None:
-    """Update some rows of a parameter of an optimizer as if they were all that it has.
-
-    Their state is a part of the parameter's, which the optimizer saves and loads as that of any other.
-    """
+    """Update some rows of a parameter as if it had no others; uses their part of the optimizer's state."""
     (group,) = (group for group in optimizer.param_groups if any(p is weight for p in group["params"]))
     part = nn.Parameter(weight[ids_U])
     part.grad = gradient_UE

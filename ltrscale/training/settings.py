@@ -1,7 +1,7 @@
-"""Settings that pretraining and all trainings with labels share: the optimizer, its schedules, device and precision.
+"""Settings shared by pretraining and all trainings with labels: the optimizer, its schedules, device and precision.
 
-A schedule is a pure function of the number of epochs done, with a fraction for the current one. So a checkpoint need
-not save it: a resumed run continues at the rate at which it stopped.
+A schedule is a pure function of the number of epochs done, including a fraction of the current one. So checkpoints need
+not save it: a resumed run continues at the same rate.
 """
 
 import math
@@ -35,7 +35,7 @@ class ConstantConfig(Schedule):
     kind: Literal["constant"] = "constant"
 
     def share(self, done: float, epochs: int) -> float:  # noqa: ARG002
-        """All of it."""
+        """Always 1."""
         return 1.0
 
 
@@ -49,7 +49,7 @@ class StepDecayConfig(Schedule):
     """Factor of each multiplication."""
 
     def share(self, done: float, epochs: int) -> float:  # noqa: ARG002
-        """A power of the factor."""
+        """The factor to the power of the steps so far."""
         return self.factor ** (int(done) // self.every)
 
 
@@ -64,7 +64,7 @@ class InverseSqrtConfig(Schedule):
     the epochs done, as BUYL23's text says; 1 with `after: 20` is `(done - 19)^-.5`, as its public code has it."""
 
     def share(self, done: float, epochs: int) -> float:  # noqa: ARG002
-        """By the inverse square root."""
+        """1 at first, then the inverse square root."""
         if self.scale is not None:
             return 1 / math.sqrt(1 + max(0.0, done - self.after) / self.scale)
         return min(1.0, math.sqrt(self.after / done)) if done else 1.0
@@ -80,7 +80,7 @@ class CosineConfig(Schedule):
     """Rate at the end, as a share of the full rate."""
 
     def share(self, done: float, epochs: int) -> float:
-        """Up a line, then down half a cosine."""
+        """A linear rise, then half a cosine."""
         share = min(1.0, done / epochs)
         if share < self.warmup:
             return share / self.warmup
@@ -111,13 +111,13 @@ class OptimizerConfig(Config):
 
 
 Factors = Mapping[nn.Parameter, float]
-"""Factors of the learning rate; 1 for a parameter that is not there."""
+"""Learning rate factors; 1 for parameters that are not listed."""
 
 
 def build_optimizer(
     parameters: Iterable[nn.Parameter], config: OptimizerConfig, factors: Factors | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer of a config, at the full rate; parameters with the same `factor` are a group that stores it."""
+    """The optimizer of a config, at the full rate; parameters with equal `factor` form a group, which stores it."""
     by_factor: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
         by_factor.setdefault((factors or {}).get(parameter, 1.0), []).append(parameter)

@@ -1,4 +1,4 @@
-"""The libraries that grow trees, each with its settings and with what it can do.
+"""The libraries that grow trees, with their settings and abilities.
 
 A library is one class here and one line in `GBDTConfig`. No library is imported before it grows trees.
 """
@@ -23,7 +23,7 @@ _LIGHTGBM = {
     "min_data_per_group", "max_cat_to_onehot", "max_bin", "cegb_tradeoff", "cegb_penalty_split", "seed",
     "deterministic", "num_threads",
 }  # fmt: skip
-"""Settings that have the library's own names; so for XGBoost."""
+"""Settings that keep the library's own names; likewise for XGBoost."""
 _XGBOOST = {
     "max_leaves", "max_depth", "learning_rate", "min_child_weight", "colsample_bytree", "subsample", "reg_alpha",
     "reg_lambda", "max_bin", "seed",
@@ -35,9 +35,9 @@ _MOST_BORDERS, _LONGEST_ON_GPU = 255, 1023
 
 
 _LONGEST_OF_LIGHTGBM = 10_000
-"""Its limit on the documents of a group, whatever the objective; the other libraries have none on CPUs."""
+"""LightGBM's limit on the documents of a group, for any objective; the other libraries have no limit on CPUs."""
 _POOL_MB = 1024
-"""Of memory for histograms at most."""
+"""Maximum memory for histograms."""
 
 
 class LightGBMConfig(TreesConfig):
@@ -56,8 +56,8 @@ class LightGBMConfig(TreesConfig):
     min_data_in_leaf: int = Field(20, ge=1)
     """Minimum number of documents of a leaf."""
     min_sum_hessian_in_leaf: float = Field(1e-3, ge=0)
-    """Minimum sum of second derivatives in a leaf. With LambdaRank documents without a pair have none, so that a higher
-    one keeps leaves from resting on few pairs."""
+    """Minimum sum of second derivatives in a leaf. With LambdaRank, documents without a pair add none, so a higher
+    minimum keeps leaves from resting on few pairs."""
     feature_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the features that each tree may use, drawn at random."""
     bagging_fraction: float = Field(1.0, gt=0, le=1)
@@ -109,7 +109,7 @@ class LightGBMConfig(TreesConfig):
 
     @property
     def uses_gains(self) -> bool:
-        """Not so for regression and the softmax."""
+        """False for regression and the softmax."""
         return self.objective not in ("regression", "softmax")
 
     @property
@@ -119,13 +119,13 @@ class LightGBMConfig(TreesConfig):
 
     @property
     def learns_biases(self) -> bool:
-        """See `unbiased`."""
+        """Whether `unbiased` is set."""
         return self.unbiased
 
     def boost(
         self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
-        """See `with_lightgbm.boost`."""
+        """Grow trees with LightGBM; returns the model's text."""
         from ltrscale.trees import with_lightgbm
 
         for groups in (train, validation):
@@ -154,7 +154,7 @@ class LightGBMConfig(TreesConfig):
         With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
         """
         histograms = 16 * self.num_leaves * len(features) * self.max_bin
-        # LightGBM keeps one for each leaf; of wide data it makes some anew instead
+        # LightGBM keeps one histogram for each leaf; with a bounded pool it recomputes some
         bounded = {"histogram_pool_size": _POOL_MB} if histograms > _POOL_MB << 20 else {}
         return {
             **self.model_dump(include=_LIGHTGBM),
@@ -216,7 +216,7 @@ class XGBoostConfig(TreesConfig):
 
     device: Device = "cpu"
     """Where trees are grown: `auto` takes this worker's GPU if it has one; or `cpu`, `cuda`, `cuda:1`. Trees grown on a
-    GPU differ slightly, for its bins and sums do."""
+    GPU differ slightly, because its bins and sums do."""
     external_memory: bool = False
     """Keep the bins out of the device's memory: those of a GPU in the machine's memory, others in scratch files. For
     data whose bins do not fit; every split of a tree then reads all of them."""
@@ -235,7 +235,7 @@ class XGBoostConfig(TreesConfig):
 
     @property
     def uses_gains(self) -> bool:
-        """Not so for regression."""
+        """False for regression."""
         return self.objective != "reg:squarederror"
 
     @property
@@ -245,13 +245,13 @@ class XGBoostConfig(TreesConfig):
 
     @property
     def learns_biases(self) -> bool:
-        """See `unbiased`."""
+        """Whether `unbiased` is set."""
         return self.unbiased
 
     def boost(
         self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
-        """See `with_xgboost.boost`."""
+        """Grow trees with XGBoost; returns the model's JSON."""
         from ltrscale.trees import with_xgboost
 
         parameters = self.parameters(train.view.features, self.check_device())
@@ -259,7 +259,7 @@ class XGBoostConfig(TreesConfig):
         return with_xgboost.boost(parameters, train, targets_N, validation, codes, watch, **as_data)
 
     def check_device(self) -> torch.device:
-        """See `TreesConfig.check_device`."""
+        """The device of this process on which trees are grown."""
         from ltrscale.trees import with_xgboost
 
         device = own_device(self.device)
@@ -268,7 +268,7 @@ class XGBoostConfig(TreesConfig):
         return device
 
     def parameters(self, features: Sequence[Feature] = (), device: torch.device = CPU) -> dict[str, Any]:
-        """The settings under XGBoost's names, for columns of these features, without what the objective lacks."""
+        """The settings under XGBoost's names, for columns of these features; only those that the objective has."""
         ranking = {
             "lambdarank_pair_method": self.pair_method,
             "lambdarank_num_pair_per_sample": self.truncation if self.pair_method == "topk" else self.pairs,
@@ -317,16 +317,16 @@ class CatBoostConfig(TreesConfig):
 
     @property
     def uses_gains(self) -> bool:
-        """Not so for regression."""
+        """False for regression."""
         return self.objective != "QueryRMSE"
 
     @property
     def is_random(self) -> bool:
-        """Always: it draws orders of the documents."""
+        """Always true: CatBoost draws orders of the documents."""
         return True
 
     def check_workers(self, world: int) -> None:
-        """See `TreesConfig.check_workers`."""
+        """Check that CatBoost is installed and there is one worker."""
         if world > 1:
             raise InputError(
                 f"CatBoost trains in one process, not on {world} workers; set workers to 1, or choose another kind"
@@ -336,7 +336,7 @@ class CatBoostConfig(TreesConfig):
     def boost(
         self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
-        """See `with_catboost.boost`."""
+        """Grow trees with CatBoost; returns the model file."""
         from ltrscale.trees import with_catboost
 
         device = self.check_device()
@@ -348,7 +348,7 @@ class CatBoostConfig(TreesConfig):
         )
 
     def check_device(self) -> torch.device:
-        """See `TreesConfig.check_device`."""
+        """The device of this process on which trees are grown."""
         device = own_device(self.device)
         if device.type == "cuda":
             if self.rsm < 1:
@@ -373,7 +373,7 @@ class CatBoostConfig(TreesConfig):
 
 
 def _check_lengths(groups: Labelled, longest: int, where: str, remedy: str) -> None:
-    """Check that no group is longer than a library takes, before it fails on it."""
+    """Check that no group is too long for a library, before the library fails."""
     if len(groups.lengths_Q) and (length := int(groups.lengths_Q.max())) > longest:
         raise InputError(
             f"{groups.split}: group {groups.ids_Q[groups.lengths_Q.argmax()]} has {length:,} documents, {where} takes "

@@ -2,10 +2,10 @@
 
 A first pass gathers labels, lengths, the codes of categorical features and a sample of documents for the borders of
 bins. A second pass streams the features, some thousand documents at a time. Features that take little memory are read
-once and kept; of more no float matrix of all documents is made.
+once and kept; for larger ones no float matrix of all documents is made.
 
-Of several workers each bins its share of the training groups and all validation groups. Libraries exchange histograms
-by themselves, and need the addresses of all workers. With one worker all that workers share is the identity.
+With several workers, each bins its share of the training groups and all validation groups. Libraries exchange
+histograms by themselves, and need the addresses of all workers. With one worker, every exchange returns its input.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents, B documents that may be best.
 """
@@ -41,17 +41,17 @@ from ltrscale.runtime.workers import Context, rank_and_world
 HIGHEST_EXPONENTIAL = 31
 """Highest label; gains 2^y - 1 of higher labels would swamp all others."""
 SAMPLE = 200_000
-"""Documents from which bins are made; LightGBM's default. Of more than 335 features they are fewer."""
+"""Documents from which bins are made; LightGBM's default. Fewer with more than 335 features."""
 _DOCS_PER_BATCH = 1 << 13
 _NUMBERED = 10_000
-"""Numbers that each group has for its documents."""
+"""Document numbers reserved for each group."""
 _MEMORY_GB = 0.25
 """Largest size of the features that are kept in memory."""
 _MEMORIES = 4
 
 
 class BinCodes(NamedTuple):
-    """Findings of the first pass for the bins: codes of categorical columns, and a sample of documents."""
+    """What the first pass found for the bins: codes of categorical columns, and a sample of documents."""
 
     vocabularies: Mapping[int, ValueCounts]
     sample: Sample
@@ -63,7 +63,7 @@ class BinCodes(NamedTuple):
         self.sample.merge(other.sample)
 
     def sample_rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The sampled documents as trees see them, shape [M, F]; releases them here to save memory."""
+        """The sampled documents as trees see them, shape [M, F]; frees them here."""
         return renumber(self.sample.take_MF(), vocabularies)
 
     def known(self) -> dict[int, NDArray[np.float32]]:
@@ -78,7 +78,7 @@ class Labelled:
 
     `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `positions_N` is NaN
     for a document without a position, and None if the whole split has none. `start_N` are the scores to which trees are
-    added, None for 0. `kept` has the features in chunks, None if they are too many: then every pass reads them.
+    added, None for 0. `kept` has the features in chunks; None if they are too large, and every pass reads them.
     """
 
     split: str
@@ -110,12 +110,12 @@ class Labelled:
     def mean_ndcg(self, scores_N: NDArray[np.float64], k: int) -> float:
         """Mean NDCG@k over the groups that define it.
 
-        It is asked for after every tree, so only the k best documents of each group are ranked: by score, with those
-        that tie with the last, and by label. The others reach neither the first k ranks nor those of the best order.
+        It runs after every tree, so only the k best documents of each group by score (with ties) and by label are
+        ranked. No other document reaches the first k ranks of either order.
         """
         scores, labels_N, offsets_Q1 = map(torch.from_numpy, (scores_N, self.labels_N, self.offsets_Q1))
         if k not in self._best_labels:
-            earlier_N = torch.linspace(0.5, 0, len(labels_N))  # of equal labels any k will do
+            earlier_N = torch.linspace(0.5, 0, len(labels_N))  # breaks ties: any k of equal labels will do
             self._best_labels[k] = _among_best(labels_N + earlier_N, offsets_Q1, self._chunks, k)
         best_N = _among_best(scores, offsets_Q1, self._chunks, k) | self._best_labels[k]
         best_B = best_N.nonzero().squeeze(1)
@@ -174,11 +174,11 @@ def read_labelled(
 
 
 _memories: dict[Hashable, Memory] = {}
-"""What this process has read last: a search grows trees on the same groups again and again."""
+"""What this process read last, because a search grows trees on the same groups repeatedly."""
 
 
 def _memory(selection: Selection) -> Memory | None:
-    """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
+    """A cache if reading is dominated by groups outside the selection; otherwise None."""
     if 4 * selection.n_documents >= selection.row_groups.documents_R.sum():
         return None
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
@@ -216,19 +216,19 @@ def _field_of(parts: list[QueryGroups], name: str) -> Tensor | None:
 
 
 def _document_numbers(groups: QueryGroups) -> NDArray[np.int64]:
-    """A unique number for each document, from its group's id and its index there; independent of how data is cut."""
+    """A unique number for each document, from its group's id and its index there, however data is cut."""
     assert groups.ids_Q is not None
     group_N = group_index(groups.offsets_Q1)
     place_N = torch.arange(groups.n_documents) - groups.offsets_Q1[group_N]
     near_N = groups.ids_Q[group_N] * _NUMBERED + place_N % _NUMBERED
-    return (near_N + (place_N // _NUMBERED << 48)).numpy()  # the few groups that are longer count far above all others
+    return (near_N + (place_N // _NUMBERED << 48)).numpy()  # longer groups, which are few, count far above all others
 
 
 def check_labels(groups: Labelled, targets_N: Doubles, highest: int | None) -> None:
-    """Check that every target has a gain: is an integer from 0 to the highest, unless the objective takes any number.
+    """Check that every target is an integer from 0 to `highest`, and so has a gain; None allows any number.
 
     Raises:
-        InputError: a target has none; the message names the group, the label and the remedy.
+        InputError: a target has no gain; the message names the group, the label and the remedy.
     """
     if highest is not None and (misfit := _first_misfit(groups, targets_N, highest)):
         raise InputError(
@@ -238,10 +238,10 @@ def check_labels(groups: Labelled, targets_N: Doubles, highest: int | None) -> N
 
 
 def check_positions(groups: Labelled) -> None:
-    """Check that every document has a position, a whole number, and no two of a group have the same.
+    """Check that every document has a whole number as its position, which no other of its group has.
 
     Raises:
-        InputError: one has none, or two have the same; the message names the group and the remedy.
+        InputError: a position is missing, fractional or repeated; the message names the group and the remedy.
     """
     if groups.positions_N is None:
         raise InputError(f"{groups.split}: unbiased trees need positions; map the column in prepare, or unset unbiased")
@@ -262,12 +262,12 @@ def check_positions(groups: Labelled) -> None:
 
 
 def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
-    """The validation groups with a relevant document, to which `only_relevant` has narrowed the selection.
+    """The validation groups with a relevant document; `only_relevant` has already narrowed the selection to them.
 
     Args:
         selection: the groups.
         view: the columns that trees see.
-        highest: the highest label by which trees may be judged; see `TreesConfig.highest_judged`.
+        highest: the highest label for judging trees; see `TreesConfig.highest_judged`.
 
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
@@ -343,7 +343,7 @@ def merged_codes(codes: BinCodes) -> BinCodes:
 
 
 def together(context: Context) -> Context:
-    """A context whose request to stop reaches all workers before the same tree, so that none waits for another."""
+    """A context that stops all workers before the same tree, so that none waits for another."""
     if not dist.is_initialized():
         return context
 
@@ -365,8 +365,8 @@ def own_address() -> str:
 
 
 def meeting_points() -> list[tuple[str, int]]:
-    """An address and a free port of each worker, by rank; listen at once, for the ports are not reserved."""
+    """An address and a free port of each worker, by rank; listen at once, because the ports are not reserved."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = int(probe.getsockname()[1])
-        return all_workers((own_address(), port))  # while the port is bound, so that no neighbour gets the same one
+        return all_workers((own_address(), port))  # while the port is bound, so that no neighbour gets the same port

@@ -1,4 +1,4 @@
-"""The mean of several models that differ only in their seed: of all, or of those that validation chooses.
+"""The mean of models that differ only in their seed: all of them, or those that validation chooses.
 
 Shapes: N documents, C candidates.
 """
@@ -32,7 +32,7 @@ class EnsembleConfig(Config):
 
 
 def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
-    """Check that the seed makes a difference, for otherwise all candidates are the same.
+    """Check that the seed makes a difference, because otherwise all candidates are equal.
 
     Raises:
         ValueError: it makes no difference.
@@ -48,7 +48,7 @@ class AverageJob(LabelledStage):
 
     stage: ClassVar = "average"
     bundles: tuple[BundleUrl, ...] = Field(min_length=1, max_length=1000)
-    """Of one model each, which differ in their seed."""
+    """Bundles of one model each, which differ in their seed."""
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Judge the mean on the labelled groups of validation, and commit it.
@@ -104,7 +104,7 @@ class _Judged(NamedTuple):
 
     groups: Labelled
     n_groups: int
-    """Labelled ones, those without a relevant document too."""
+    """Labelled groups, including those without a relevant document."""
     scores_CN: Doubles
 
     @classmethod
@@ -154,9 +154,9 @@ def forward_selection(
     """Models whose mean score has the highest value, chosen greedily (Caruana et al. 2004).
 
     Starts with the best model; each round adds the model that raises the value of the mean most, or lowers it least.
-    Returns the best mean of all rounds, and among equals the one of fewest models. So a model that harms is never
-    forced in. Unlike in the paper, each model is taken only once: the paper's models are of many kinds, while these are
-    equally good except for chance, so that weights would fit the noise of the validation groups.
+    Returns the best mean of all rounds, the smallest of equal ones, so a harmful model is never forced in. Unlike in
+    the paper, each model is taken at most once: the paper's models are of many kinds, but these differ only by chance,
+    and weights would fit the noise of the validation groups.
 
     Returns:
         The chosen models in order, the value of their mean, and the value of the best candidate alone.

@@ -1,7 +1,7 @@
 """Gradient boosted trees, which read the same data sets and write the same bundles as networks.
 
-Students of a teacher are among them: BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer. The
-training split names the scores, all its groups count as labelled, and validation keeps its true labels.
+They can also be students of a teacher: BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer.
+The training split names the scores, all its groups count as labelled, and validation keeps its true labels.
 
 Shapes: N documents, Q groups.
 """
@@ -49,8 +49,6 @@ from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsC
 
 
 class _Ensemble(Config):
-    """The settings of an ensemble."""
-
     gbdt: GBDTConfig
     ensemble: EnsembleConfig
 
@@ -64,7 +62,7 @@ class GBDTJob(LabelledStage):
     ensemble: EnsembleConfig | None = None
     """Train several models, below `out/candidates`, and average the best; empty for one model."""
     start: BundleUrl | None = None
-    """Bundle of one LightGBM model to go on from: trees are added to its scores; empty starts from equal scores."""
+    """Bundle of one LightGBM model to continue from: trees are added to its scores; empty starts from equal scores."""
     workers: Operational[Workers] = ONE
     """Workers that each hold a share of the training groups, for data that one machine cannot hold."""
 
@@ -108,23 +106,23 @@ def train_gbdt(
 
     Missing values are not imputed: a split sends them to one side. Categorical features are split by sets of codes.
     Features are streamed into the library's bins. Validation groups without a relevant document, whose NDCG is
-    undefined, are not read. The validation NDCG is this package's own; the library's, which orders documents of equal
-    score in another way, is reported beside it. If the training groups are too few for `min_data_in_leaf`, there is
-    nothing to split: all scores are equal, and a warning is logged.
+    undefined, are not read. The validation NDCG is this package's own; the library's, which breaks ties differently, is
+    reported beside it. If the training groups are too few for `min_data_in_leaf`, there is nothing to split: all scores
+    are equal, and a warning is logged.
 
     With several workers each holds a share of the training groups and all validation groups. The trees then differ
     slightly from those of one process, because LightGBM estimates the number of documents of a leaf and XGBoost merges
     quantiles. If a worker dies, all restart from the first tree.
 
-    Trees are added to the scores of `start`, a bundle of one LightGBM model. The bundle made holds both models, and
-    scores by their mean, whose order is that of their sum. With `trees`, so many are grown on the groups of both splits
-    together, and all are kept.
+    Trees are added to the scores of `start`, a bundle of one LightGBM model. The new bundle holds both models and
+    scores by their mean, which has the same order as their sum. With `trees`, exactly that many are grown on the groups
+    of both splits together and kept.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
             documents; no validation group has a relevant document; the library is not installed or takes only one
             worker; there are fewer row groups than workers; `monotone` names no feature; `unbiased` lacks positions;
-            `start` is no such bundle.
+            `start` is not such a bundle.
     """
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
@@ -145,7 +143,7 @@ def train_gbdt(
 
 
 def check_alone(config: GBDTConfig) -> None:
-    """Check that the library and its device are there and this process is the only one, for trainers that need that.
+    """Check that the library and its device are available and that this is the only process.
 
     Raises:
         InputError: the library is not installed, the device is not there, or there are other processes.
@@ -179,7 +177,7 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
 
 
 def _started(config: GBDTConfig, url: str) -> Bundle:
-    """The bundle to whose scores trees are added, of one LightGBM model; the trees to add see features as it does."""
+    """The bundle of one LightGBM model to continue from, which must see features as the new trees do."""
     start, plain = load(url), TreesArchitecture(per_query=config.per_query)
     if not config.goes_on or start.forest != plain:
         raise InputError(
@@ -203,7 +201,7 @@ class TreeGrowing:
     start: str | None = None
 
     def __call__(self, context: Context) -> None:
-        """Take part; rank 0 writes the bundle."""
+        """Train as one of the workers; rank 0 writes the bundle."""
         config: GBDTConfig = self.config
         config.check_device()  # before anything is read
         rank, world = rank_and_world()
@@ -248,7 +246,7 @@ def _with_start(groups: Labelled, start: Bundle) -> Labelled:
 
 
 def shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
-    """Targets of a worker's documents, shape [N]; grades have borders from the scores of all workers."""
+    """Targets of a worker's documents, shape [N]; the borders of grades come from the scores of all workers."""
     rank, world = rank_and_world()
     if config is None or not config.of_all_groups or world == 1:
         return make_targets(config, share.labels_N, share.offsets_Q1)
@@ -296,7 +294,7 @@ class LearningTrees(Config):
     """Trees of LightGBM that learn a teacher's scores; the kind is their objective."""
 
     needs: ClassVar = "a method of LightGBM's trees without an ensemble"
-    """The method that can be such a student, for errors."""
+    """The method that can be such a student, for error messages."""
     exported: ClassVar = True
     """Whether `jobs.distill` exports it."""
     kind: str
@@ -311,7 +309,7 @@ class LearningTrees(Config):
         return self
 
     def streams(self) -> list[StreamConfig]:
-        """None: trees read everything at once."""
+        """Empty: trees read everything at once."""
         return []
 
     def job(self, out: str, splits: Splits, workers: WorkersConfig) -> GBDTJob:

@@ -1,6 +1,6 @@
-"""What every library that grows trees has: settings that all share, targets, and a watch on the validation NDCG.
+"""What all tree libraries share: common settings, training targets, and a watch on the validation NDCG.
 
-Targets say how labels, above all a teacher's scores, are transformed before training.
+Targets transform labels, above all a teacher's scores, before training.
 
 Shapes: N documents, Q1 = groups + 1 offsets.
 """
@@ -46,7 +46,7 @@ class StandardisedConfig(Targets):
     kind: Literal["standardised"] = "standardised"
 
     def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
-        """See `standardised`."""
+        """Labels standardised within each group, shape [N]."""
         return standardised(labels_N, offsets_Q1)
 
 
@@ -63,7 +63,7 @@ class QuantisedConfig(Targets):
     """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
 
     def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
-        """See `quantised`."""
+        """Labels cut into grades, shape [N]."""
         scores_N = standardised(labels_N, offsets_Q1) if self.standardise else labels_N
         return quantised(scores_N, grades=self.grades, bins=self.bins)
 
@@ -122,7 +122,7 @@ class TreesConfig(Config, ABC):
     """Settings that all libraries share."""
 
     sampling: ClassVar[str]
-    """The settings that make trees draw at random, for errors."""
+    """The settings that make trees draw at random, for error messages."""
     goes_on: ClassVar[bool] = False
     """Whether its trees can be added to those of a bundle."""
     num_trees: int = Field(500, ge=1, le=1_000_000)
@@ -131,7 +131,7 @@ class TreesConfig(Config, ABC):
     """Weight of each tree."""
     label_gain: Literal["exponential", "linear"] | tuple[Gain, ...] = "exponential"
     """Gain of a document of label 0, 1, 2, ... in a ranking objective: 2^y - 1, y, or a list of gains. Early stopping
-    judges by NDCG with gains 2^y - 1 whatever it is, as all methods are judged."""
+    always uses NDCG with gains 2^y - 1, as for all methods."""
     per_query: bool = False
     """Standardise each numeric feature within its query group before trees see it, as `transform.per_query` does for
     networks; missing values stay missing. HOU24's public code does it, so that trees and networks have equal inputs."""
@@ -155,7 +155,7 @@ class TreesConfig(Config, ABC):
     @property
     @abstractmethod
     def uses_gains(self) -> bool:
-        """Whether the objective is of gains, which labels must have; otherwise it takes any number."""
+        """Whether the objective uses gains, so that every label needs one; otherwise it takes any number."""
 
     @property
     @abstractmethod
@@ -164,14 +164,14 @@ class TreesConfig(Config, ABC):
 
     @property
     def learns_biases(self) -> bool:
-        """Whether it learns how positions attract clicks, and so needs them."""
+        """Whether it learns a bias of positions, and so needs them."""
         return False
 
     @abstractmethod
     def boost(
         self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: "StoppingWatch"
     ) -> bytes:
-        """Add trees until the watch ends it; returns the trees to keep in the library's own format.
+        """Add trees until the watch stops it; returns the trees to keep in the library's own format.
 
         `train` is this worker's share, `validation` and `codes` are of all workers.
 
@@ -183,7 +183,7 @@ class TreesConfig(Config, ABC):
         """Check that the library is installed and supports this number of workers.
 
         Raises:
-            InputError: it is not, or does not.
+            InputError: it is not installed, or does not support it.
         """
         if self.learns_biases and world > 1:  # each worker would learn biases from its share alone
             raise InputError(f"unbiased trees train in one process, not on {world} workers; set workers to 1")
@@ -210,7 +210,7 @@ class TreesConfig(Config, ABC):
 
     @property
     def highest_judged(self) -> int:
-        """The highest validation label: one that has a gain, in the objective or in NDCG, whose gains are 2^y - 1."""
+        """The highest validation label with a gain in the objective or in NDCG, whose gains are 2^y - 1."""
         return max(HIGHEST_EXPONENTIAL, min(self.highest_label() or 0, HIGHEST_LABEL))
 
 
@@ -218,7 +218,7 @@ CPU = torch.device("cpu")
 
 
 def own_device(name: str) -> torch.device:
-    """The device that a config names, a GPU with its number: libraries would take the first of all for none.
+    """The device that a config names, a GPU with its number: without one, libraries take the first GPU.
 
     Raises:
         InputError: as `choose_device`.
@@ -254,8 +254,8 @@ class StoppingWatch:
 
     Without validation groups it counts the trees, and keeps all.
 
-    The NDCG is this package's own, which leaves groups without a relevant document out of the mean; libraries would
-    count them as 1 or 0.
+    The NDCG is this package's own, which leaves groups without a relevant document out of the mean; libraries count
+    them as 1 or 0.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class StoppingWatch:
         if self._validation is None or scores_N is None:
             self._context.report({"tree": self.trees})
             return self.trees >= self._config.num_trees
-        # rank 0's value: processors may round differently, and the others would wait for a worker that stopped alone
+        # rank 0's value: rounding may differ, and the others would wait for a worker that stopped alone
         self.last_value = all_workers(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
         library_values = {} if library_value is None else {self._library_metric: library_value}
         self._context.report({"tree": self.trees, self.name: self.last_value, **library_values})

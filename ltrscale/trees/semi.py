@@ -166,11 +166,11 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
 def fit_projection(
     selection: Selection, components: int, view: View | None = None, *, scaled: bool = True, run: Run = run_here
 ) -> Projection:
-    """Principal components of the numeric features, with the mean in place of missing values.
+    """Principal components of the numeric features; the mean replaces missing values.
 
     They are the eigenvectors of the features' correlation matrix with the largest eigenvalues, or of the covariance
-    matrix if features are not scaled. Two passes over the data
-    gather the matrix in float64: means, then products of deviations. The largest entry of each component is positive.
+    matrix if features are not scaled. Two passes over the data gather the matrix in float64: means, then products of
+    deviations. The largest entry of each component is positive.
 
     Raises:
         InputError: there are fewer numeric features than components, or the data cannot be read.

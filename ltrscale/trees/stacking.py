@@ -46,7 +46,7 @@ class StackConfig(Config):
     """The trees."""
 
     def fold(self, number: int, train: Split, *, held_out: bool) -> Fold:
-        """One of the folds of a split's labelled groups, or all others if not `held_out`.
+        """One fold of a split's labelled groups, or all other folds if not `held_out`.
 
         Raises:
             InputError: the split serves a fold within a fold.
@@ -183,7 +183,7 @@ def _score(selection: Selection, member: Bundle, name: str) -> DocumentScores:
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
-    """Check by a bundle's record of its training split that it saw none of the groups, so that no fold is mixed up."""
+    """Check by its recorded training split that a bundle saw none of the groups, so that no fold is mixed up."""
     trained_on = select(validate(Split, opened.made_by["config"]["splits"][0], opened.url), labelled=True)
     trained, kept_out = trained_on.kept_labelled, held_out.kept_labelled
     assert kept_out is not None

@@ -34,12 +34,12 @@ def boost(
     stop_on: int,
     calls_back: bool = True,
 ) -> bytes:
-    """Add trees until the watch ends it; returns the trees to keep in CatBoost's own format.
+    """Add trees until the watch stops it; returns the trees to keep in CatBoost's own format.
 
     CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
-    `stop_on` is the cut-off of CatBoost's own NDCG, reported beside ours. On a GPU CatBoost calls nobody: without
-    `calls_back` all trees are grown before the watch sees the first, which keeps the same trees, and CatBoost's NDCG is
+    `stop_on` is the cut-off of CatBoost's own NDCG, reported beside ours. On a GPU CatBoost has no callbacks: without
+    `calls_back` all trees are grown before the watch sees the first. It keeps the same trees, but CatBoost's NDCG is
     not reported.
 
     Raises:
@@ -96,7 +96,7 @@ def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapp
 
 
 def _watch_afterwards(model: Any, validation_pool: Any, watch: StoppingWatch) -> None:
-    """Show a watch the trees of a finished model, one after the other, until it has enough."""
+    """Replay the trees of a finished model to a watch, until it has enough."""
     no_scores = itertools.repeat(None, model.tree_count_)
     for scores_N in no_scores if validation_pool is None else model.staged_predict(validation_pool):
         if watch(scores_N):
@@ -143,7 +143,7 @@ class _Look:
 
 
 class _Notify:
-    """Notifies the watch of each tree; keeps what it raises, for CatBoost would turn it into another error."""
+    """Notifies the watch of each tree; keeps what it raises, because CatBoost would replace the error."""
 
     def __init__(self, look: _Look | None, watch: StoppingWatch, metric: str) -> None:
         self._look, self._watch, self.metric = look, watch, metric

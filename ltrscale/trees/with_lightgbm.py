@@ -19,7 +19,7 @@ from ltrscale.trees.library import StoppingWatch
 GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
 _AT_ONCE = 16
-"""Columns that are taken from rows at once, for a read from memory brings neighbours along."""
+"""Columns copied from rows at once, because a memory read also brings their neighbours."""
 
 
 def boost(
@@ -33,7 +33,7 @@ def boost(
     unbiased: bool = False,
     temperature: float | None = None,
 ) -> bytes:
-    """Add trees until the watch ends it; returns the model's text with the trees to keep.
+    """Add trees until the watch stops it; returns the model's text with the trees to keep.
 
     `temperature` is that of the softmax objective, which LightGBM lacks; None for our own objective.
     """
@@ -45,7 +45,7 @@ def boost(
     borders = _borders(codes.sample_rows(vocabularies), list(vocabularies), parameters)
     train_set = _dataset(train, targets_N, vocabularies, borders)
     validation_set = validation and _dataset(validation, validation.labels_N, vocabularies, borders)
-    del borders  # it has room for the bins of the sample
+    del borders  # it holds memory for the bins of the sample
     if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
@@ -65,10 +65,10 @@ def boost(
 def _grow(
     booster: lgb.Booster, objective: GradientFunction | None, watch: StoppingWatch, metric: str, min_data_in_leaf: int
 ) -> None:
-    """Add trees until the watch ends it, or there is nothing to split."""
+    """Add trees until the watch stops it, or there is nothing to split."""
     last: dict[str, Doubles] = {}
 
-    # a custom metric, for LightGBM passes it the scores
+    # a custom metric, because LightGBM passes it the scores
     def look(scores_N: Doubles, _: lgb.Dataset) -> tuple[str, float, bool]:
         last["scores_N"] = scores_N
         return "ours", 0.0, True
@@ -101,22 +101,19 @@ def _network() -> dict[str, Any]:
 
 
 class _Dataset(lgb.Dataset):  # type: ignore[misc]
-    """A data set that hands all its parameters on; LightGBM's own drops the threads and the verbosity of a stream."""
+    """A data set that passes on all its parameters; LightGBM's own drops the threads and the verbosity of a stream."""
 
     def get_params(self) -> dict[str, Any]:
-        """All parameters."""
         return dict(self.params)
 
 
 def _borders(rows_MF: NDArray[np.float32], categorical: Sequence[int], parameters: Mapping[str, Any]) -> lgb.Dataset:
-    """The borders of bins that LightGBM finds in a sample; the sample itself is not put into bins, which takes longer.
-
-    LightGBM takes columns without their zeros, as it would make them from a matrix.
-    """
+    """The borders of bins that LightGBM finds in a sample, without the slower binning of the sample itself."""
     values, places = [], []
     for first in range(0, rows_MF.shape[1], _AT_ONCE):
         for column_M in rows_MF[:, first : first + _AT_ONCE].T.astype(np.float64, order="C"):
-            place_M = np.flatnonzero(~(np.abs(column_M) <= lgb.basic.ZERO_THRESHOLD))  # NaN stays
+            # without zeros, as LightGBM samples a matrix; NaN stays
+            place_M = np.flatnonzero(~(np.abs(column_M) <= lgb.basic.ZERO_THRESHOLD))
             values.append(column_M[place_M])
             places.append(place_M.astype(np.int32))
     borders = _Dataset(None, params={**parameters, "categorical_feature": list(categorical)})
@@ -126,7 +123,7 @@ def _borders(rows_MF: NDArray[np.float32], categorical: Sequence[int], parameter
 def _dataset(
     groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
-    """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
+    """A split in bins with these borders; columns have no names, because LightGBM refuses some."""
     dataset = _Dataset(None, params=borders.params)._init_from_ref_dataset(len(labels_N), borders._handle)
     for rows_NF in groups.rows(vocabularies):
         dataset._push_rows(rows_NF)

@@ -42,7 +42,7 @@ def boost(
     by_position: bool,
     external_memory: bool = False,
 ) -> bytes:
-    """Add trees until the watch ends it; returns the model's JSON with the trees to keep.
+    """Add trees until the watch stops it; returns the model's JSON with the trees to keep.
 
     Ranking objectives of XGBoost weight groups, not documents: a group's weight is the mean of its documents'.
 
@@ -69,7 +69,6 @@ def boost(
 def _grow(
     parameters: Mapping[str, Any], train_set: xgb.DMatrix, validation_set: xgb.DMatrix | None, watch: StoppingWatch
 ) -> xgb.Booster:
-    """Add trees until the watch ends it."""
     cached = [train_set] if validation_set is None else [train_set, validation_set]
     booster = xgb.Booster(dict(parameters), cached)
     enough = False
@@ -79,21 +78,14 @@ def _grow(
             enough = watch()
             continue
         evaluated = booster.eval(validation_set, iteration=watch.trees)
-        # evaluates only the new tree, for XGBoost caches the scores of matrices that its booster knows
+        # evaluates only the new tree, because XGBoost caches the scores of matrices that its booster knows
         scores_N = booster.predict(validation_set, output_margin=True)
         enough = watch(scores_N.astype(np.float64), float(evaluated.rpartition(":")[2]))
     return booster
 
 
 class _Rows(xgb.DataIter):  # type: ignore[misc]
-    """The rows of a split in chunks of whole groups, some thousand rows each; XGBoost reads them four times.
-
-    XGBoost makes bins where the rows are, so they go to the device. With a `cache`, the beginning of names of files,
-    the bins stay in external memory.
-
-    With `by_group`, groups are weighted, otherwise documents. With `by_position`, each group is sorted by position, for
-    XGBoost takes the place in its group for a document's position.
-    """
+    """A split in chunks of whole groups, on the device; with a `cache` (a file prefix) bins are in external memory."""
 
     def __init__(
         self,
@@ -112,14 +104,14 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         self._order_N = np.arange(len(labels_N))
         if by_position:
             assert groups.positions_N is not None
-            # groups stay one after the other and batches hold whole ones, so the rows of a batch stay in it
+            # XGBoost takes a document's place in its group as its position. Batches hold whole groups in order, so the
+            # rows of a batch stay in it.
             self._order_N = np.lexsort((groups.positions_N, self._group_N))
         self._types = ["c" if i in vocabularies else "q" for i in range(len(groups.view.features))]
         self.reset()
         super().__init__(cache)
 
     def reset(self) -> None:
-        """Start again at the first row."""
         self._rows = _pages(self._groups.rows(self._vocabularies), self._page)
         self._first = 0
 

@@ -1,8 +1,7 @@
-"""The trials of a search in storage, from which alone it resumes, and its results for people.
+"""The stored trials of a search, which are all it needs to resume, and its results as files.
 
-`trials/00007/trial.json` exists once trial 7 has begun, `result.json` once it has ended. A result is written only where
-none exists, so it never changes. For people there are a table of the trials, a report with pictures, and a storage for
-optuna-dashboard.
+`trials/00007/trial.json` exists once trial 7 has begun, `result.json` once it has ended. A result is written once and
+never changes. The results are a table of the trials, a report with pictures, and a storage for optuna-dashboard.
 """
 
 import csv
@@ -68,12 +67,12 @@ class TrialRecord:
 
     @property
     def number(self) -> int:
-        """Number of the trial."""
+        """The trial's number."""
         return self.begun.number
 
 
 def lying_in(space: Space, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials with which a search of a space goes on: the settings as given, and those that it could draw."""
+    """The trials that a search of a space can reuse: trial 0, and those that the space contains."""
     return [trial for trial in trials if trial.number == 0 or is_in(space, trial.begun.params)]
 
 
@@ -83,13 +82,13 @@ class History:
 
     url: str
     space: Space | None = None
-    """Trials outside it, which a search of another space has left, are left out; None reads all."""
+    """Trials outside it, left by a search of another space, are ignored; None reads all."""
 
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin a history, or check that the existing one belongs to this search.
 
-        The identity is everything besides its parameters that the value of a trial depends on, as plain data, and the
-        space, of which the values of a key may change. An `InputError` names the first other difference.
+        The identity is plain data: the space, and all else that a trial's value depends on besides its parameters. Only
+        the values of the space's keys may change. An `InputError` names the first other difference.
         """
         url = join(self.url, _SEARCH)
         stored = json.loads(json.dumps(identity))  # tuples become lists, as in the file
@@ -117,7 +116,7 @@ class History:
         return _identity_in(url)
 
     def is_of_another(self, identity: Mapping[str, Any]) -> bool:
-        """Whether there is a history, of another search than this one."""
+        """Whether a history exists and belongs to another search."""
         before = self.identity()
         return before is not None and not _is_same(before, json.loads(json.dumps(identity)))
 
@@ -126,7 +125,7 @@ class History:
         return join(self.url, _TRIALS, f"{number:05d}")
 
     def begin(self, begun: Begun) -> None:
-        """Record that a trial begins, or restarts; an `InputError` if another process has begun it meanwhile."""
+        """Record that a trial begins, or restarts; an `InputError` if another process has already begun it."""
         storage.check_lease(self.url)
         url = join(self.folder(begun.number), _BEGUN)
         if not storage.create_exclusively(url, _json_lines(begun.model_dump(mode="json"))):
@@ -159,23 +158,23 @@ class History:
         return records if self.space is None else lying_in(self.space, records)
 
     def next_number(self) -> int:
-        """A number above those of all trials, also of those outside the space; 1 for a new history, after trial 0."""
+        """A number above those of all trials, including those outside the space; at least 1."""
         names = (folder.rpartition("/")[2] for folder in storage.children(join(self.url, _TRIALS)))
         return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def remove(self, loose: Collection[str] = ()) -> None:
         """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
         for folder in storage.children(join(self.url, _TRIALS)):
-            if storage.exists(join(folder, _BEGUN)):  # others may have put other folders there
+            if storage.exists(join(folder, _BEGUN)):  # there may be unrelated folders
                 storage.withdraw_below(folder, loose)
-                for name in (_ENDED, _BEGUN):  # what marks a trial goes last: a removal that is stopped goes on
+                for name in (_ENDED, _BEGUN):  # the marker goes last, so an interrupted removal can resume
                     storage.remove_with_folders(join(folder, name), self.url)
         storage.remove(join(self.url, _SEARCH))
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two identities are equal, wherever the inputs are."""
-    # without the files of each data set by URL, whose content the inputs state, too
+    """Whether two identities are equal, ignoring where the inputs are stored."""
+    # `data` lists files by URL; the inputs already state their content
     first, second = ({key: value for key, value in identity.items() if key != "data"} for identity in (one, other))
     return bool(by_content(first) == by_content(second))
 
@@ -190,10 +189,7 @@ def _identity_in(url: str) -> dict[str, Any]:
 
 
 def _without_values(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity without the values of the keys of its space: a trial is what it is, whatever others may be drawn.
-
-    What a key depends on stays, since the same parameters would mean other settings.
-    """
+    """The identity without the ranges and choices of its space; each key's `when` stays, as it changes the settings."""
     space = {key: {"when": dimension.get("when")} for key, dimension in identity.get("space", {}).items()}
     return {**identity, "space": space}
 
@@ -204,7 +200,7 @@ def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def trials_by_value(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The complete trials by their value, the highest first and the earlier among equals."""
+    """The complete trials, highest value first; of equal values, the earlier trial first."""
     complete = [(t.result.value, t) for t in trials if t.result is not None and t.result.state == "complete"]
     ordered = sorted(((-value, t.number, t) for value, t in complete if value is not None), key=lambda each: each[:2])
     return [trial for _, _, trial in ordered]
@@ -273,7 +269,7 @@ class SearchOutcome:
 def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
     """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
 
-    The shell commands train with the best settings again.
+    `commands` are shell commands that train again with the best settings.
     """
     written = {TABLE: _table(outcome).encode(), JOURNAL: _journal(out, outcome), **files(document(outcome, commands))}
     for name, content in written.items():
@@ -281,10 +277,7 @@ def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) 
 
 
 def _journal(out: str, outcome: SearchOutcome) -> bytes:
-    """The ended trials as a storage of Optuna, which optuna-dashboard opens; a stopped trial has its curve.
-
-    Optuna checks values by the space, so the settings as given, which may lie outside, have no parameters there.
-    """
+    """The ended trials as a storage for optuna-dashboard."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     states = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
     with storage.scratch.directory() as folder:
@@ -293,7 +286,7 @@ def _journal(out: str, outcome: SearchOutcome) -> bytes:
         study.set_user_attr("metric", outcome.metric)
         for trial in ended(outcome.trials):
             assert trial.result is not None
-            inside = is_in(outcome.space, trial.begun.params)
+            inside = is_in(outcome.space, trial.begun.params)  # Optuna refuses other parameters
             study.add_trial(
                 as_trial(
                     outcome.space if inside else {},
@@ -330,7 +323,7 @@ def _table(outcome: SearchOutcome) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: an error may begin with the name of a file or a column.
+    """The text, escaped if a spreadsheet would take it for a formula.
 
     Example:
         >>> [_cell(text) for text in ("=HYPERLINK(A1)", "@SUM(A1)", "-1+A1", "-1e-05", "mlp", "")]
@@ -341,7 +334,7 @@ def _cell(text: str) -> str:
 
 
 def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
-    """The report of a search; `commands` train with the best settings again."""
+    """The report of a search; `commands` train again with the best settings."""
     trials, leader = ended(outcome.trials), best(outcome.trials)
     states = [t.result.state for t in trials if t.result]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
@@ -388,7 +381,7 @@ def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
 
 
 def _result_charts(outcome: SearchOutcome) -> Iterator[Chart]:
-    """The trials that have a value, if there are several."""
+    """Charts of the trials that have a value, if there are at least two values."""
     valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
     drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]
     if len({_value(trial) for trial in valued}) < 2:  # nothing to compare
@@ -433,7 +426,7 @@ def _parallel(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.S
 
 
 def _scale(dimension: Dimension) -> Callable[[Any], float]:
-    """The place of a value on its axis, from 0 to 1."""
+    """Map a value to its place on the axis, from 0 to 1."""
     if dimension.choices is not None:
         names = [label(choice) for choice in dimension.choices]
         return lambda value: names.index(label(value)) / max(1, len(names) - 1)
@@ -443,7 +436,7 @@ def _scale(dimension: Dimension) -> Callable[[Any], float]:
 
 
 def _importances(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
-    """The importance of each setting to the metric, by Optuna: shares that add up to 1."""
+    """Optuna's importance of each setting to the metric, as shares that sum to 1."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     for trial in trials:

@@ -38,7 +38,7 @@ class _SearchedJob(Config):
 
     @property
     def metric(self) -> str:
-        """The metric that compares trials, of the bundle that the last stage commits."""
+        """The metric that compares trials: one of the bundle that the last stage commits."""
         raise NotImplementedError
 
     @property
@@ -69,7 +69,7 @@ class _SearchedJob(Config):
         raise NotImplementedError
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        """The step of a record of the stage, as ASHA counts; None for a record without the metric."""
+        """The step of a record, as ASHA counts steps; None for a record without the metric."""
         raise NotImplementedError
 
     def run(self, folder: str, report: ReportValue) -> float:
@@ -194,7 +194,7 @@ class PretrainSearch(_SearchedJob):
             return _value(job.out, self.metric)
 
         def hear(record: Mapping[str, Any]) -> None:
-            if "bundle" in record:  # not so the epochs of finetuning, which are no steps of the search
+            if "bundle" in record:  # epochs of finetuning are not steps of the search
                 epoch, out = record["epoch"], f"{finetuning.out}-{record['epoch']:05d}"
                 report(epoch, finetuned(finetuning.replace(out=out, pretrained=record["bundle"])))
 
@@ -212,7 +212,6 @@ class PretrainSearch(_SearchedJob):
 
 
 def _named(split: Split) -> dict[str, Any]:
-    """A split with its periods by name."""
     return with_periods_named(split).model_dump(mode="json")
 
 
@@ -222,7 +221,7 @@ SearchedT = TypeVar("SearchedT", bound=Searched)
 
 @contextmanager
 def _same_mode() -> Iterator[None]:
-    """Restore torch's global settings afterwards, for finetuning runs in the middle of pretraining."""
+    """Restore torch's global settings afterwards, because finetuning runs in the middle of pretraining."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     precision, of_cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
@@ -249,7 +248,7 @@ def run_trial(
     *,
     view: Mapping[str, Dataset] | None = None,
 ) -> float:
-    """Run a trial: the job with these parameters, in this directory, on the data sets as the search opened them."""
+    """Run the job with these parameters in this directory, on the data sets as the search opened them."""
     with one_view(view):
         return with_params(job, space, params)[0].run(folder, report)
 
@@ -262,7 +261,7 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
     Raises:
         InputError: a key is unknown, or a value does not fit.
     """
-    # without defaults: as explicit settings they would override those of a preset
+    # without defaults, which as explicit settings would override a preset
     values = job.model_dump(mode="json", exclude_unset=True)
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:
@@ -279,7 +278,7 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; a mapping is merged into an existing one."""
-    existing, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
+    existing, value = find(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
     both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
     assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
 
@@ -313,7 +312,7 @@ def check_space(job: Searched, space: Space) -> None:
             try:
                 filled, used = with_params(job, space, {**enabling, key: probe})
             except InputError as error:
-                # the ends of a range may be whole numbers where the third probe, between them, is not
+                # the ends of a range may be whole numbers while the probe between them is not
                 if i == 2 and dimension.choices is None and "integer" in str(error):
                     raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
                 raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error

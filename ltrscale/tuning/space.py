@@ -13,13 +13,13 @@ from ltrscale.config import Config, Operational
 from ltrscale.errors import InputError
 
 VALUE, STEP = "value", "step"
-"""The names under which a trial reports its metric and its step."""
+"""Names of the metric and the step in a trial's reports."""
 
 Params = dict[str, Any]
 """A value for every key of a space."""
 
 ReportValue = Callable[[int, float], None]
-"""Reports to the search a step, as ASHA counts steps, and the metric there; greater is better."""
+"""Reports a step, as ASHA counts steps, and the metric there to the search; greater is better."""
 
 
 class Dimension(Config):
@@ -52,7 +52,7 @@ class Dimension(Config):
             raise ValueError("give low and high, or choices")
         if self.low >= self.high:
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them, or leave the key out")
-        # Optuna takes no step on a logarithmic scale, except 1 between integers
+        # on a logarithmic scale Optuna allows only step 1 between integers
         if self.log and (self.low <= 0 or self.step not in (None, 1 if self.integer else None)):
             raise ValueError("log needs low above 0 and no step")
         if self.integer and any(x is not None and x != int(x) for x in (self.low, self.high, self.step)):
@@ -69,7 +69,7 @@ class Dimension(Config):
         return self.low, self.high
 
     def probes(self) -> list[Any]:
-        """Values that test whether the key takes the whole range: every choice, or both ends and a point between."""
+        """Values that test whether the key accepts the whole range: every choice, or both ends and a point between."""
         if self.choices is not None:
             return list(self.choices)
         low, high = self.bounds
@@ -100,7 +100,7 @@ class Dimension(Config):
         return step is None or _is_whole((value - low) / step)
 
     def distribution(self) -> BaseDistribution:
-        """The dimension for Optuna, which takes only plain values and so gets the labels of choices."""
+        """The dimension for Optuna; choices become their labels, because Optuna takes only plain values."""
         if self.choices is not None:
             return CategoricalDistribution([label(choice) for choice in self.choices])
         low, high = self.bounds
@@ -175,13 +175,13 @@ def to_optuna(space: Space, params: Params) -> Params:
 
 
 def as_trial(space: Space, params: Params, *, state: TrialState, value: float | None, **more: Any) -> FrozenTrial:
-    """A trial of Optuna with parameters of the space, and further arguments of `create_trial`."""
+    """An Optuna trial with parameters of the space; `more` goes to `create_trial`."""
     distributions = {key: dimension.distribution() for key, dimension in space.items()}
     return create_trial(state=state, value=value, params=to_optuna(space, params), distributions=distributions, **more)
 
 
 def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:
-    """Values as the config takes them; the inverse of `to_optuna`."""
+    """Values for the config; the inverse of `to_optuna`."""
     params = {}
     for key, dimension in space.items():
         choices = {label(choice): choice for choice in dimension.choices or ()}
@@ -207,7 +207,7 @@ def is_in(space: Space, params: Params) -> bool:
 
 
 def assign(values: Any, key: str, value: Any) -> None:
-    """Set a dotted key of plain data; setting another `kind` clears the settings of the former kind.
+    """Set a dotted key of plain data; setting another `kind` clears the settings of the old kind.
 
     Raises:
         InputError: the key leads through a plain value, or beyond the end of a list.

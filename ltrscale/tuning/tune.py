@@ -3,10 +3,10 @@
 The metric is the validation metric of the bundle that a trial commits. Below `out` are the history and the outputs of
 the trials (`trials/00007/...`), the table and report of the search, and the best settings as configs for the jobs.
 
-Optuna proposes trials, Ray Tune runs them, and the history records the rest of the work. After any end of a search, the
-next one with the same history resumes it: the sampler and ASHA receive the ended trials, trials that began run again
-with their parameters in their directory, then new trials follow. The proposal for trial n depends only on the seed, n
-and the history. So with one trial at a time an interrupted search ends as an uninterrupted one.
+Optuna proposes trials, Ray Tune runs them, and the history records them. However a search ends, the next one with the
+same history resumes it: the sampler and ASHA receive the ended trials, unfinished trials run again with their
+parameters in their directory, then new trials follow. The proposal for trial n depends only on the seed, n and the
+history. So with one trial at a time, an interrupted search gives the same result as an uninterrupted one.
 """
 
 import functools
@@ -86,7 +86,7 @@ class TuneJob(SearchConfig, Stage):
         return self
 
     def check(self) -> None:
-        """Refuse a space that does not fit the job, and splits that overlap or teach nothing."""
+        """Refuse a space that does not fit the job, and splits that overlap or have nothing to learn from."""
         check_space(self.job, self.space)
         check_splits(self.job.splits)
 
@@ -96,7 +96,7 @@ class TuneJob(SearchConfig, Stage):
         return {"job": self.job.identity(), "space": space}
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
-        """Never: the history decides which trials remain, and the results are written anew each time."""
+        """Always false: the history decides which trials remain, and each run rewrites the results."""
         return False
 
     def recorded_as(self) -> Self:
@@ -111,7 +111,7 @@ class TuneJob(SearchConfig, Stage):
                 storage.remove(join(self.out, name))
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Run the remaining trials, all on the data sets as they were when the search began; write the results.
+        """Run the remaining trials on the data sets as they are when the search starts; write the results.
 
         Raises:
             InputError: `out` holds a search with other settings, other keys or other data, or all trials failed.
@@ -123,7 +123,7 @@ class TuneJob(SearchConfig, Stage):
             raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
         history.open(identity)
         config, cpus, workers = self, self.cpus, self.job.workers
-        if workers.most > 1 or workers.gpus > 0:  # a trial's process only waits for them; they need CPUs to read, too
+        if workers.most > 1 or workers.gpus > 0:  # the trial only waits for its workers, which need CPUs to read
             config = self.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0})
             cpus = _STARTER_CPUS + workers.most * (workers.cpus + 1)
         with one_view() as view, stop_on_signal() as stopping:
@@ -140,12 +140,10 @@ class TuneJob(SearchConfig, Stage):
         write_found(self, history)
 
     def best_here(self, number: int = 1) -> list[Searched]:
-        """Run the remaining trials one after the other in this process; returns the job with the settings of the best.
+        """Run the remaining trials one by one in this process; returns at most `number` jobs, best first.
 
-        Of `number` trials, the best first; all, if there are fewer.
-
-        Writes the history alone. One of another search, another space or other data is removed first, so that the same
-        settings always end with the same trials.
+        Writes only the history. A history of another search, space or data is removed first, so that the same settings
+        always end with the same trials.
 
         Raises:
             InputError: the space does not fit the job, splits overlap, or all trials failed.
@@ -168,12 +166,12 @@ class TuneJob(SearchConfig, Stage):
 
 
 def history_of(config: TuneJob) -> dict[str, Any]:
-    """Everything besides its parameters that the value of a trial depends on: the identity of the history."""
+    """The identity of the history: all that a trial's value depends on besides its parameters."""
     return recordable({**config.identity(), "inputs": config.inputs(), "data": contents_of_read(config.job.reads())})
 
 
 def _same(config: TuneJob, params: Params) -> str:
-    """A text that is equal for parameters which lead to the same settings."""
+    """A text that is equal for parameters that give the same settings."""
     try:
         return configs.digest(with_params(config.job, config.space, params)[0].result())
     except InputError:  # the trial itself will fail with this error
@@ -252,10 +250,10 @@ def run_search(
 def search_here(
     config: SearchConfig, trial: TrialFunction, history: History, *, given: Params | None, same: Callable[[Params], str]
 ) -> list[TrialRecord]:
-    """Run the trials of a search one after the other in this process; returns all.
+    """Run the trials of a search one by one in this process; returns all.
 
-    Proposals are those of `run_search` with one trial at a time. The arguments are its, too; the resources of the
-    config and its ASHA do not apply.
+    Arguments and proposals are those of `run_search` with one trial at a time. ASHA and the resources of the config do
+    not apply.
 
     Raises:
         InputError: all trials have failed.
@@ -369,7 +367,7 @@ def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig 
         raise
     except InputError as error:
         reason = str(error)
-    except Exception as error:  # any error ends only this trial; the others go on
+    except Exception as error:  # any error ends only this trial; the others continue
         log.exception("the trial failed")
         reason = " ".join(f"{type(error).__name__}: {error}".split())
     return Result(
@@ -382,7 +380,7 @@ def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig 
 
 
 class _Curve:
-    """Keeps values at steps 5% apart, and reports to Ray Tune those at which ASHA decides."""
+    """Keeps values at steps 5% apart, and reports to Ray Tune the values at which ASHA decides."""
 
     def __init__(self, asha: AshaConfig | None) -> None:
         self.points: list[tuple[int, float]] = []
@@ -390,12 +388,12 @@ class _Curve:
         self._last, self._next = 0, 1
 
     def __call__(self, step: int, value: float) -> None:
-        """Record a value; steps that were reported before are skipped, for a resumed run repeats some."""
+        """Record a value, unless a resumed run repeats its step."""
         decides = step >= self._rung
         if not math.isfinite(value) or step <= self._last or (step < self._next and not decides):
             return
         self.points.append((step, value))
-        self._last, self._next = step, math.ceil(step * 1.05)  # so that the curve of a long trial stays short
+        self._last, self._next = step, math.ceil(step * 1.05)  # keeps the curve of a long trial short
         if not decides:
             return
         from ray import tune

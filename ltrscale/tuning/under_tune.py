@@ -1,4 +1,4 @@
-"""Our side of Ray Tune's interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
+"""Implementations of Ray Tune's interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
 
 import itertools
 import time
@@ -37,14 +37,14 @@ _FOREVER = 10**9
 
 
 class _Unsaved:
-    """Saves nothing when Ray Tune pickles it to restore a search later: the history is enough."""
+    """Pickles no state for Ray Tune: a search is restored from the history."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
-    """Proposes trials: first those that have begun and not ended, or in a new search the config as given.
+    """Proposes trials: first those that began but have not ended, or in a new search the config as given.
 
     An Optuna study in memory then proposes parameters, and receives the value of each trial.
     """
@@ -77,7 +77,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
                 self._study.add_trial(as_trial(config.space, trial.begun.params, state=state, value=value))
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial, recorded in the history as begun; see `Searcher.suggest`."""
+        """The next trial, recorded in the history as begun."""
         if self._again:
             begun = self._again.pop(0)
             self._take_up(trial_id, begun.params)
@@ -100,10 +100,10 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
             self._asked[trial_id] = self._study.ask(self._distributions)
 
     def _draw(self, trial_id: str) -> Params | None:
-        """Parameters that no trial has had; None if every setting was tried."""
+        """Parameters that no trial has used; None if all have been tried."""
         for redraw in range(_REDRAWS):
             seed = mix("proposal", self._config.search.seed, self._next, redraw) % 2**31
-            # a new sampler for each draw: its state would depend on the trials that this process happened to run
+            # a new sampler for each draw: a kept one would depend on the trials that this process happened to run
             self._study.sampler = _sampler(self._config.search, seed)
             proposed = self._study.ask(self._distributions)
             params = from_optuna(self._config.space, proposed.params)
@@ -145,10 +145,7 @@ def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
 
 
 class Asha(FIFOScheduler):  # type: ignore[misc]
-    """Ray Tune's ASHA, but it knows the curves of earlier trials and never stops trial 0, the config as given.
-
-    Ray Tune's own class knows only trials that it has run itself.
-    """
+    """Ray Tune's ASHA that also knows trials of earlier processes, and never stops trial 0, the config as given."""
 
     def __init__(self, config: AshaConfig, past: Sequence[TrialRecord]) -> None:
         super().__init__()
@@ -156,14 +153,13 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         steps = (config.grace * config.reduction**rung for rung in itertools.count())
         rungs = list(itertools.takewhile(lambda step: step <= _FOREVER, steps))
         self._values: dict[float, dict[int, float]] = {step: {} for step in reversed(rungs)}
-        """Values of the trials by number, for each step at which ASHA decides, the last step first."""
+        """For each step at which ASHA decides, last step first: the values of the trials by number."""
         for trial in ended(past):
             assert trial.result is not None
             for step, value in trial.result.curve:
                 self._is_good(trial.number, step, value)
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:  # noqa: ARG002
-        """Decide whether a trial continues."""
         if VALUE not in result:
             return str(self.CONTINUE)
         number = trial.config["number"]
@@ -174,7 +170,7 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         self.on_trial_result(controller, trial, result)
 
     def _is_good(self, number: int, step: int, value: float) -> bool:
-        """Record a value at the latest reached step that lacks the trial; returns whether it is among the best."""
+        """Record a value at the latest step reached that lacks the trial; returns whether it is among the best."""
         for at, values in self._values.items():
             if at <= step and number not in values:
                 good = not values or value >= np.percentile(list(values.values()), 100 * self._share)
@@ -197,7 +193,7 @@ class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
 
 
 class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
-    """Records results of trials that cannot do it themselves, and logs every trial; replaces Ray Tune's reporter."""
+    """Logs every trial, and records results that a trial's process cannot; replaces Ray Tune's reporter."""
 
     def __init__(
         self,
@@ -236,7 +232,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         curve = tuple(self._curves.get(number, ()))
         if (recorded := self._history.result(number)) is not None:
             self._announce(trial, recorded)
-        elif not self._stopping():  # a trial that the end of the search cut off runs again the next time
+        elif not self._stopping():  # a trial that the end of the search interrupted runs again next time
             value = curve[-1][1] if curve else None
             self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))
 

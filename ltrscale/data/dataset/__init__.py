@@ -1,1 +1,1 @@
-"""The data set itself: its manifest, its files and their checks, its splits and samples, and scores for it."""
+"""The data set itself: its manifest, files and checks, its splits and samples, and its scores."""

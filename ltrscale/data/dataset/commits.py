@@ -1,9 +1,9 @@
-"""Commits of a data set: the manifest is put in place with its parts, and read for the commands that made each.
+"""Commits of a data set: put the manifest in place with its parts, and read the commands that made it.
 
-A manifest is written anew with each addition, so it names few files itself: above `_FEW_FILES` it moves them to a part,
-together with the quarantine and the additions. A part takes over the one before it while that is less than twice as
-long, as in a log-structured merge tree: n files need at most log2(n) parts, and an addition writes as much as it adds,
-times log2(n) at most in the long run.
+Each addition writes a new manifest, which stays short: above `_FEW_FILES` files it moves them to a part, together with
+the quarantine and the additions. A new part absorbs the previous one while that is less than twice as long, as in a
+log-structured merge tree. So n files need at most log2(n) parts, and an addition writes at most log2(n) times its own
+size in the long run.
 """
 
 import itertools
@@ -25,9 +25,9 @@ ADDED = "added"
 
 
 def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
-    """Commit a data set whose manifest has all files, those of its parts too; returns the one with its new parts."""
+    """Commit a data set whose manifest has all files, those of its parts too; returns it with its new parts."""
     files = manifest.files
-    if manifest.parts:  # they list all but those that the manifest before lists itself, and the new ones
+    if manifest.parts:  # which list all but the previous manifest's own files and the new ones
         unlisted = commit.replaced.keys() | {placed.path for placed in commit.files}
         files = files.where(unlisted.__contains__, files.paths)
         assert len(files) + sum(part.files for part in manifest.parts) == len(manifest.files)
@@ -39,7 +39,7 @@ def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
 
 
 def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
-    """The manifest with its files, quarantine and additions in a part; the newest addition stays, to be looked up."""
+    """Move files, quarantine and additions of the manifest to a part; the newest addition stays, for look-ups."""
     added, parts = manifest.made_by.get(ADDED, []), list(manifest.parts)
     table = part_table(manifest.files, manifest.quarantine, map(as_text, added[:-1]))
     files, n_additions = len(manifest.files), len(added[:-1])
@@ -57,7 +57,7 @@ def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
 
 
 def commands(dataset: Dataset) -> Iterator[str]:
-    """What made a data set and each addition to it (`made_by`), as JSON with sorted keys, the first one first.
+    """The commands that made a data set and each addition to it (`made_by`), as JSON with sorted keys, oldest first.
 
     Raises:
         InputError: a part of the manifest cannot be read, and no later addition has replaced it.
@@ -71,7 +71,7 @@ def commands(dataset: Dataset) -> Iterator[str]:
         now = read_dataset(dataset.url)
         if now.manifest.parts == manifest.parts or next(_commands(now)) != next(_commands(dataset)):
             raise
-        # additions since have replaced the part by a longer one, so the commands of now begin with those of then
+        # later additions have replaced the part by a longer one, so the current commands begin with the earlier ones
         added = sum(part.additions for part in manifest.parts) + len(manifest.made_by.get(ADDED, []))
         yield from itertools.islice(_commands(now), number, 1 + added)
 

@@ -1,6 +1,6 @@
-"""Periods with the same lists, as where one file was shipped under two names: the file of validation as that of test.
+"""Find periods with the same lists, such as a file shipped under two names as validation and as test.
 
-Content hashes do not find them within a data set, whose groups are numbered on from period to period.
+Content hashes do not find them within a data set, whose group numbers continue from period to period.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from ltrscale.errors import InputError
 Place = tuple[str, str]
 """URL of a data set, and a period."""
 _FIRST, _FEWEST = 50, 10
-"""Lists that are compared, and those that a period has at least: fewer may agree by chance."""
+"""Lists compared per period, and the fewest that a period must have: fewer may agree by chance."""
 _KNOWN = 4096
 
 
 def equal_periods(periods_of: Iterable[tuple[Dataset, Collection[str]]]) -> Iterator[tuple[Place, Place]]:
-    """Pairs of some periods of data sets that have the same lists: the first of those that are equal, with each other.
+    """Pairs of periods that have the same lists: the first of each set of equal periods with each of the others.
 
     Only the first lists of periods with equal counts are read.
 
@@ -46,7 +46,7 @@ def equal_periods(periods_of: Iterable[tuple[Dataset, Collection[str]]]) -> Iter
 
 
 def _first_lists(url: str, files: DataFiles) -> str:
-    """A hash of the first lists of some files: the values of their features, and their labels."""
+    """Hash the features and labels of the first lists of some files."""
     digest, left = hashlib.sha256(), _FIRST
     for file in files:
         of_lists = _hashes(storage.join(url, file.path), file.sha256)[:left]
@@ -59,7 +59,6 @@ def _first_lists(url: str, files: DataFiles) -> str:
 
 @lru_cache(_KNOWN)
 def _hashes(url: str, sha256: str) -> tuple[bytes, ...]:  # noqa: ARG001 - other content, another answer
-    """A hash of each of the first lists of a file."""
     filesystem, path = storage.arrow_filesystem(url)
 
     def read() -> tuple[bytes, ...]:
@@ -80,6 +79,6 @@ def _hashes(url: str, sha256: str) -> tuple[bytes, ...]:  # noqa: ARG001 - other
 
 
 def _hash(features: pa.ListScalar, labels: pa.ListScalar) -> bytes:
-    """A hash of the values of a list, and of its labels if it has any."""
+    """Hash the values of a list, and its labels if it has any."""
     values = [None if part.values is None else np.asarray(part.values, np.float32) for part in (features, labels)]
     return hashlib.sha256(b"|".join(b"none" if each is None else each.tobytes() for each in values)).digest()

@@ -1,4 +1,4 @@
-"""Splits side by side: that none shares a document with another, and two of them as one."""
+"""Check that splits are disjoint, and join two splits into one."""
 
 import itertools
 import re
@@ -13,11 +13,11 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 
 _DATE = re.compile(r"\d{4}-")
-"""The beginning of a period's name that says when it was: 2026-W07, 2026-02-14, 2026-02-14T09."""
+"""The date at the beginning of a period's name: 2026-W07, 2026-02-14, 2026-02-14T09."""
 
 
 def check_splits(splits: Splits) -> None:
-    """Check that splits are disjoint, and that each has a list with different labels, from which an order is learnt.
+    """Check that splits are disjoint, and that each has a list with different labels to learn an order from.
 
     Raises:
         InputError: as `check_disjoint`, `select` and `check_teaches`.
@@ -30,14 +30,13 @@ def check_splits(splits: Splits) -> None:
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
-    Two splits may take the same periods if one is a fold of their labelled groups and the other its complement. A
-    relabelled data set counts as the one that it was made from, since its documents are the same; if the splits read
-    one each, the query ids show whether the folds are disjoint. The gap is counted in the sorted
-    union of the periods of all data sets named. A test period before a training period is a warning, and so are periods
-    of two splits with the same lists.
+    Two splits may share periods if one is a fold of their labelled groups and the other its complement. A relabelled
+    data set counts as its source, because the documents are the same; if each split reads one of the two, the query ids
+    show whether the folds are disjoint. The gap is counted in the sorted union of the periods of all data sets named. A
+    test period before a training period only logs a warning, and so do periods of two splits with the same lists.
 
     Raises:
-        InputError: names the two splits, the period and the remedy; or a gap among periods that have no order.
+        InputError: names the two splits, the period and the remedy; or there is a gap, and the periods have no order.
     """
     parts = {name: resolve_periods(split, f"splits.{name}") for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
@@ -84,7 +83,7 @@ _warned: set[str] = set()
 
 
 def _warn_of_future(periods_of_split: Mapping[str, Sequence[str]]) -> None:
-    """Warn, once a process for the same splits, if a model is tested on days before some that it learns from."""
+    """Warn, once per process and splits, if a model is tested on days before some that it learns from."""
     test, train = periods_of_split.get("test", ()), periods_of_split["train"]
     if test and train and all(_DATE.match(period) for period in (*test, *train)) and test[0] < train[-1]:
         message = (
@@ -95,11 +94,11 @@ def _warn_of_future(periods_of_split: Mapping[str, Sequence[str]]) -> None:
 
 
 def _warn_of_copies(parts: Mapping[str, list[SplitPart]]) -> None:
-    """Warn if two splits take periods with the same lists, as where one file was shipped under two names."""
+    """Warn if two splits take periods with the same lists, such as one file shipped under two names."""
     of_splits = {(part.dataset.url, p): name for name, some in parts.items() for part in some for p in part.periods}
     try:
         found = list(equal_periods((part.dataset, part.periods) for some in parts.values() for part in some))
-    except InputError:  # the pre-flight names files that are missing or damaged
+    except InputError:  # the pre-flight reports missing and damaged files
         return
     for one, other in found:
         if of_splits[one] != of_splits[other]:
@@ -119,7 +118,7 @@ def _warn_once(message: str) -> None:
 
 
 def _check_gap(parts: Mapping[str, list[SplitPart]], periods_of_split: Mapping[str, Sequence[str]], gap: int) -> None:
-    """Check that `gap` whole periods lie between any period of train and any of validation or test."""
+    """Check that `gap` whole periods lie between training periods and validation or test periods."""
     all_periods = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
     check_in_order(all_periods, f"splits.gap: {gap}")
     index = {period: i for i, period in enumerate(all_periods)}
@@ -133,10 +132,10 @@ def _check_gap(parts: Mapping[str, list[SplitPart]], periods_of_split: Mapping[s
 
 
 def joined_splits(train: Split, validation: Split) -> Split:
-    """The groups of both splits as one split, which serves the features of the first.
+    """Join both splits into one that serves the features of the first.
 
     Raises:
-        InputError: the splits use their labels in different ways, or no list of periods takes what both take.
+        InputError: the splits use labels differently, or no list of periods selects exactly what both take.
     """
     if train.completes(validation) and train.fold and train.fold.within is None:
         return train.replace(fold=None)

@@ -20,12 +20,12 @@ from ltrscale import storage
 from ltrscale.config import Config, Json
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
-"""The path of a file below the directory whose manifest lists it."""
+"""The path of a file below the directory of the manifest that lists it."""
 PeriodName = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
 _ENTRIES = 4096
-"""Files whose content is written at a time."""
+"""Files serialised at a time."""
 
 
 class Counts(NamedTuple):
@@ -37,12 +37,12 @@ class Counts(NamedTuple):
 
 
 def total_of(counts: Iterable[Sequence[int]]) -> Counts:
-    """The sums; zeros for none."""
+    """The sums; zeros if there are no counts."""
     return Counts(*map(sum, zip((0, 0, 0), *counts, strict=True)))
 
 
 def _of_row_group(counts: Counts) -> Counts:
-    """The counts, if a row group can have them: a reader allocates memory according to them."""
+    """Validate the counts of a row group, because readers allocate memory according to them."""
     if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
         raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
     return counts
@@ -75,7 +75,7 @@ _PART = pa.schema([pa.field("kind", pa.string()), *_SCHEMA, pa.field("made_by", 
 
 
 def part_table(files: "DataFiles", quarantine: Iterable[str], additions: Iterable[str]) -> pa.Table:
-    """A part of a manifest: rows of files, of paths in quarantine, and of what made additions, as JSON."""
+    """The table of a manifest part: rows of files, of quarantine paths, and of commands of additions as JSON."""
     of_files = files.table()
     others = [{"kind": QUARANTINE, "path": path} for path in quarantine]
     others += [{"kind": ADDITION, "made_by": made_by} for made_by in additions]
@@ -85,7 +85,7 @@ def part_table(files: "DataFiles", quarantine: Iterable[str], additions: Iterabl
 
 
 class Columnar(Sequence[RowT]):
-    """A sequence that is kept as columns, whose elements are made when they are asked for; it is equal as a list is."""
+    """A sequence stored as columns that makes its elements on access; it compares like a list."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
@@ -94,7 +94,7 @@ class Columnar(Sequence[RowT]):
 
 
 class DataFiles(Columnar[DataFile]):
-    """Data files in order, as columns; an element is made when it is asked for.
+    """Data files in order, as columns; elements are made on access.
 
     Example:
         >>> file = DataFile(path="a", period="p", bytes=1, sha256="", longest=2, row_groups=[(3, 4, 0)])
@@ -119,7 +119,7 @@ class DataFiles(Columnar[DataFile]):
 
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> Self:
-        """The files as columns; columns stay as they are."""
+        """The files as columns; columns are returned as they are."""
         if isinstance(files, cls):
             return files
         files = list(files)
@@ -135,7 +135,7 @@ class DataFiles(Columnar[DataFile]):
 
     @classmethod
     def joined(cls, some: Sequence["DataFiles"]) -> "DataFiles":
-        """The files of all, by period and path."""
+        """All files, sorted by period and path."""
         parts = [files for files in some if len(files)] or [cls.of([])]
         together = parts[0] if len(parts) == 1 else cls._concatenated(parts)
         keys = list(zip(together.period_of, together.paths, strict=True))
@@ -159,10 +159,10 @@ class DataFiles(Columnar[DataFile]):
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "DataFiles":
-        """The files of a table that `table` made.
+        """Read the files from a table that `table` made.
 
         Raises:
-            ValueError: a value is missing, or a path, period, size, hash or count cannot be one.
+            ValueError: a value is missing, or a path, period, size, hash or count is invalid.
         """
         table = table.select(_SCHEMA.names).cast(_SCHEMA).combine_chunks()
         if any(column.null_count for column in table.columns):
@@ -189,10 +189,10 @@ class DataFiles(Columnar[DataFile]):
         return pa.table([*map(pa.array, columns), row_groups.cast(_SCHEMA.field("row_groups").type)], schema=_SCHEMA)
 
     def check(self) -> None:
-        """Check what a reader relies on, as `DataFile` does.
+        """Check the values that readers rely on, as `DataFile` does.
 
         Raises:
-            ValueError: a path, period, size, hash or count cannot be one.
+            ValueError: a path, period, size, hash or count is invalid.
         """
         groups_R, documents_R, labelled_R = self.counts_R3.T
         is_good_R = (labelled_R >= 0) & (labelled_R <= groups_R) & (groups_R < _MOST_GROUPS)
@@ -229,12 +229,12 @@ class DataFiles(Columnar[DataFile]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process without what follows from the columns."""
+        """Pickle without cached values."""
         of_files = (self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F)
         return type(self), (*of_files, self.bounds_F1, self.counts_R3)
 
     def without_row_groups(self) -> "DataFiles":
-        """The same files, as if they had no row groups, for readers who have these by themselves."""
+        """The same files without row groups, for readers that have these separately."""
         none, of_none = np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]
         return DataFiles(self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F, none, of_none)
 
@@ -257,8 +257,8 @@ class DataFiles(Columnar[DataFile]):
         )
 
     def _run(self, start: int, stop: int) -> "DataFiles":
-        """As `take`, of consecutive files, without a copy of the counts."""
-        first, last = self.bounds_F1.item(start), self.bounds_F1.item(stop)  # thousands of periods are cut out
+        """Take consecutive files, without a copy of the counts."""
+        first, last = self.bounds_F1.item(start), self.bounds_F1.item(stop)  # fast: there may be thousands of periods
         return DataFiles(
             self.paths[start:stop],
             self.period_of[start:stop],
@@ -270,12 +270,12 @@ class DataFiles(Columnar[DataFile]):
         )
 
     def where(self, is_wanted: Callable[[str], bool], column: Sequence[str]) -> "DataFiles":
-        """The files whose entry in a column is wanted."""
+        """The files with a wanted entry in a column."""
         numbers_F = np.flatnonzero(np.fromiter(map(is_wanted, column), np.bool_, len(self)))
         if len(numbers_F) == len(self):
             return self
         start, stop = (int(numbers_F[0]), int(numbers_F[-1]) + 1) if len(numbers_F) else (0, 0)
-        # consecutive periods, as most splits have, are cut out without a copy
+        # consecutive periods, as in most splits, are cut out without a copy
         return self._run(start, stop) if stop - start == len(numbers_F) else self.take(numbers_F)
 
     def of_periods(self, periods: Collection[str]) -> "DataFiles":
@@ -284,7 +284,7 @@ class DataFiles(Columnar[DataFile]):
 
     @cached_property
     def by_period(self) -> dict[str, "DataFiles"]:
-        """The files of each period, in the order of the first ones."""
+        """The files of each period; periods in order of their first files."""
         runs: dict[str, list[tuple[int, int]]] = {}
         first = 0
         for period, run in itertools.groupby(self.period_of):
@@ -312,8 +312,8 @@ class DataFiles(Columnar[DataFile]):
         return Counts(*self.counts_R3.sum(0).tolist())
 
     def content(self) -> Json:
-        """What makes up the files' identity: all but their places, and what follows from them."""
-        # some at a time, since memory that is used again costs less than new one
+        """The content that identifies the files: all but their places and derived values."""
+        # in chunks, because reused memory costs less than new memory
         some = (self[start : start + _ENTRIES] for start in range(0, len(self), _ENTRIES))
         return Json.array([", ".join(files._entries())] for files in some)
 
@@ -331,7 +331,7 @@ class DataFiles(Columnar[DataFile]):
         of_file = pc.if_else(pc.equal(joined, ""), "", pc.binary_join_element_wise("[", joined, "]", ""))
         names = {period: f"[{json.dumps(period)}" for period in self.periods}
         periods = pa.array([names[period] for period in self.period_of], pa.string())
-        # a hash is of digits, which JSON leaves as they are
+        # hashes are hexadecimal, so JSON needs no escapes
         hashes = pc.binary_join_element_wise('"', pa.array(self.sha256, pa.string()), '"', "")
         files = pc.binary_join_element_wise(periods, hashes, pc.binary_join_element_wise("[", of_file, "]]", ""), ", ")
         entries: list[str] = files.to_pylist()
@@ -339,7 +339,7 @@ class DataFiles(Columnar[DataFile]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Read from a list of files, and written as one."""
+        """Read from and write to a list of files."""
         entries = core_schema.no_info_after_validator_function(cls.of, handler(tuple[DataFile, ...]))
         return core_schema.json_or_python_schema(
             json_schema=entries,
@@ -356,7 +356,7 @@ class DataFiles(Columnar[DataFile]):
 def rows_of_runs(
     bounds_F1: NDArray[np.int64], numbers_F: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows of some runs of rows, and the bounds of these runs among them.
+    """The rows of some runs, and the bounds of these runs among them.
 
     Example:
         >>> rows_of_runs(np.array([0, 2, 2, 5]), np.array([2, 0]))
@@ -368,7 +368,7 @@ def rows_of_runs(
 
 
 def _shared(column: pa.ChunkedArray) -> list[str]:
-    """The texts of a column, with one object for equal ones."""
+    """The texts of a column; equal texts share one object."""
     coded = column.combine_chunks().dictionary_encode()
     names = coded.dictionary.to_pylist()
     return [names[i] for i in coded.indices.to_pylist()]

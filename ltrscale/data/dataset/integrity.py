@@ -1,9 +1,8 @@
-"""Comparing the Parquet files of a data set with its manifest, at three levels of effort.
+"""Compare the Parquet files of a data set with its manifest, at three levels of effort.
 
-Threads examine the files, since they mostly wait for the disk or the network; the result does not depend on their
-number. A file on S3 needs no request of its own at level `sizes`, which lists the directory, a thousand files per
-request; three small ones at `footers` (its size, its first four bytes, its last 64 KiB); and one more for every 8 MiB
-of the file at `content`.
+Threads examine the files, because they mostly wait for the disk or the network; the result does not depend on their
+number. Requests per file on S3: none at level `sizes`, which lists the directory, a thousand files per request; three
+small ones at `footers` (size, first four bytes, last 64 KiB); and one more for every 8 MiB of the file at `content`.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ _FORMAT = {"gid": "int64", "features": "list<float>", "labels": "list<float>"}
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a file: its kind, and the finding in words."""
+    """A fault of a file: its kind and a description."""
 
     reason: Reason
     detail: str
@@ -51,7 +50,7 @@ _MISSING = Fault("missing", "not in its directory")
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a data set's files: its URL, and pyarrow's file system and path for it."""
+    """Where a data set's files are: its URL, and pyarrow's file system and path for it."""
 
     url: str
     filesystem: Any
@@ -63,30 +62,30 @@ def examine(
 ) -> tuple[dict[str, Fault], ColumnTypes]:
     """Compare files of a data set with its manifest.
 
-    The columns of a file must have the names and types that most of the files have; in a tie those of the first.
+    The columns of a file must have the names and types of most files; in a tie, of the first.
 
     Args:
         dataset: an opened data set.
-        files: those of its files to examine.
+        files: which of its files to examine.
         level: each level includes the ones before it.
-        advance: called for every file, with its bytes.
+        advance: called for every file with its bytes.
 
     Returns:
         The faults by path, in the order of the files, and the columns of most files (empty at level `sizes`).
 
     Raises:
-        InputError: storage cannot be reached or denies permission, which is no fault of a file.
+        InputError: storage cannot be reached or denies permission, which is not a fault of a file.
     """
     sizes = _list_sizes(_place(dataset.url))
     faults: dict[str, Fault] = {}
     columns: dict[str, ColumnTypes] = {}
     seen: dict[str, ColumnTypes] = {}  # the files of a data set share them
     with ThreadPoolExecutor(_THREADS) as pool:
-        for start in range(0, len(files), _AT_ONCE):  # the pool keeps all that it is given
+        for start in range(0, len(files), _AT_ONCE):  # in blocks, because the pool keeps all its inputs
             some, place = (
                 list(files[start : start + _AT_ONCE]),
                 _place(dataset.url),
-            )  # with keys of now: this may take hours
+            )  # fresh credentials, because this may take hours
             results = pool.map(partial(_examine_file, place, sizes, level), some)
             for file, result in zip(some, results, strict=True):
                 if isinstance(result, Fault):
@@ -108,7 +107,7 @@ def _list_sizes(place: _Place) -> dict[str, int]:
     if not storage.is_local(place.url):
         return {f"{place.root}/{name}": bytes_ for name, bytes_ in storage.sizes_below(place.url).items()}
     selector = arrow.FileSelector(place.root, allow_not_found=True, recursive=True)
-    with storage.named_errors(place.url):  # not `sizes_below`, which follows no links
+    with storage.named_errors(place.url):  # not `sizes_below`, which does not follow links
         infos = place.filesystem.get_file_info(selector)
     return {info.path: info.size for info in infos if info.type == arrow.FileType.File}
 
@@ -124,7 +123,7 @@ def _examine_file(place: _Place, sizes: Mapping[str, int], level: CheckLevel, fi
     with storage.named_errors(storage.listed_file(place.url, file.path)):
         result = storage.patiently(lambda: _examine_open(place.filesystem, path, level, file))
         if isinstance(result, Fault) and not storage.is_local(place.url):
-            # pyarrow takes an answer that is shorter than its request for the content
+            # pyarrow accepts an answer that is shorter than its request
             result = storage.patiently(lambda: _examine_open(place.filesystem, path, level, file))
     return result
 
@@ -157,7 +156,7 @@ def _examine_footer(source: pa.NativeFile, file: DataFile) -> ColumnTypes | Faul
         metadata = pq.read_metadata(pa.BufferReader(footer))
         columns = {field.name: _type_name(field.type) for field in metadata.schema.to_arrow_schema()}
         return _rows_fault(metadata, file) or columns
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # parsed from memory: no fault of the storage
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # parsed from memory, so not a fault of storage
         return Fault("bad footer", _printable(error))
 
 
@@ -176,10 +175,7 @@ def _read_footer(source: pa.NativeFile) -> bytes | Fault:
 
 
 def _rows_fault(metadata: pq.FileMetaData, file: DataFile) -> Fault | None:
-    """The difference between the row groups' numbers of rows and the manifest; None if they agree.
-
-    It does not look at a row group's columns: pyarrow kills the process where their metadata is damaged.
-    """
+    """Compare the row counts with the manifest, but not the columns: damaged column metadata crashes pyarrow."""
     if metadata.num_row_groups != len(file.row_groups):
         actual = f"{metadata.num_row_groups} row groups"
         return Fault("rows differ", f"{actual}, the manifest lists {len(file.row_groups)}")
@@ -202,18 +198,18 @@ def _content_fault(source: pa.NativeFile, file: DataFile) -> Fault | None:
 
 
 def _type_name(column_type: pa.DataType) -> str:
-    """A type in words, without the name of a list's elements, which depends on the writer."""
+    """A type in words, without the name of list elements, which depends on the writer."""
     return f"list<{column_type.value_type}>" if pa.types.is_list(column_type) else str(column_type)
 
 
 def _most_common(columns: Mapping[str, ColumnTypes]) -> ColumnTypes:
-    """The columns of most files, in a tie those of the first, together with those that every data set must have."""
+    """The columns of most files (in a tie, of the first) and those that every data set must have."""
     counted = Counter(tuple(sorted(of_file.items())) for of_file in columns.values() if of_file)
     return dict(counted.most_common(1)[0][0]) | _FORMAT if counted else {}
 
 
 def _schema_fault(expected: ColumnTypes, actual: ColumnTypes) -> Fault | None:
-    """The first difference between the columns of a file and those that it must have."""
+    """The first difference between a file's columns and the expected ones."""
     for name in sorted(expected.keys() | actual.keys()):
         if expected.get(name) != actual.get(name):
             own_type, usual_type = (columns.get(name, "not there") for columns in (actual, expected))
@@ -222,5 +218,5 @@ def _schema_fault(expected: ColumnTypes, actual: ColumnTypes) -> Fault | None:
 
 
 def _printable(error: Exception) -> str:
-    """The text of an error in one printable line: it may quote bytes of the file."""
+    """The text of an error as one printable line, because it may quote bytes of the file."""
     return " ".join(str(error).split()).rstrip(".").encode("unicode_escape").decode()

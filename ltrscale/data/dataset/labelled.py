@@ -1,6 +1,6 @@
-"""The labelled groups of a split: a sample, one fold of it or all others, their queries, and which are relevant.
+"""The labelled groups of a split: a sample, a fold or its complement, their queries, and which are relevant.
 
-A manifest counts labelled groups and says no more of them: queries and labels are read from the files.
+A manifest only counts labelled groups; queries and labels are read from the files.
 
 Shapes: Q labelled groups of a row group.
 """
@@ -51,7 +51,7 @@ class Fold(OuterFold):
 
 
 def fold_of(dealt: Fold | None, number: int, of: int, *, held_out: bool, seed: int) -> Fold:
-    """One of the folds of the groups that a split serves, or all others if not `held_out`; `dealt` is the split's own.
+    """A fold of the groups that a split serves, or its complement if not `held_out`; `dealt` is the split's own fold.
 
     Raises:
         InputError: the split serves a fold within a fold.
@@ -63,7 +63,7 @@ def fold_of(dealt: Fold | None, number: int, of: int, *, held_out: bool, seed: i
 
 
 def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.int64]:
-    """The order in which n labelled groups join a sample, so that a smaller one is part of a larger one, shape [n]."""
+    """The order in which n labelled groups join a sample, so that smaller samples are part of larger, shape [n]."""
     return permutation(n, "labelled", seed) if sample == "random" else np.arange(n)
 
 
@@ -73,7 +73,7 @@ def in_sample(n: int, size: int, *, sample: Literal["random", "first"], seed: in
 
 
 def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
-    """How many groups of an order must join until the given number have a relevant document; None if too few have one.
+    """How many groups of an order must join so that `n_relevant` are relevant; None if there are too few.
 
     Example:
         >>> to_reach(2, np.array([False, True, False, True, True])), to_reach(4, np.array([True]))
@@ -84,10 +84,10 @@ def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
 
 
 def keep_fold(kept: NDArray[np.bool_], fold: OuterFold, where: str) -> NDArray[np.bool_]:
-    """Which of the kept groups are in the fold if it is `held_out`, else which are not; same shape.
+    """Mask of the kept groups that are in the fold if it is `held_out`, else of the others; same shape.
 
     Args:
-        kept: which of all groups are dealt to the folds, or to those of `fold.within` first.
+        kept: mask of the groups that are dealt to the folds, or first to those of `fold.within`.
         fold: the fold.
         where: the split, for errors.
 
@@ -110,16 +110,16 @@ T = TypeVar("T")
 _THREADS = 8
 _FILES_KNOWN = 4096
 _COPY = re.compile(r"#\d+$")
-"""What `jobs.relabel` adds to the query id of a copy."""
+"""The suffix that `jobs.relabel` adds to the query id of a copy."""
 
 
 def with_relevant(
     files: Sequence[tuple[str, str]], column: str, *, differing: bool = False
 ) -> list[list[NDArray[np.bool_]]]:
-    """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group of each.
+    """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group.
 
-    With `differing` those that have another label too: only these can teach an order or tell one from another. It
-    reads the labels alone, once a process for each file.
+    With `differing` they must have a second label too: only such groups can teach or test an order. It reads only the
+    labels, once per process and file.
 
     Raises:
         InputError: a file cannot be read, or lacks the column.
@@ -129,7 +129,7 @@ def with_relevant(
 
 
 def labelled_queries(url: str) -> list[list[str]]:
-    """The query ids of the labelled groups of a data file, those of copies without their number, by row group.
+    """The query ids of the labelled groups of a data file by row group; copies have the id of their original.
 
     Raises:
         InputError: the file cannot be read.
@@ -156,7 +156,7 @@ def _in_file(
         relevant_Q = _any_between(labels_N > 0, starts_Q, ends_Q)
         if not differing:
             return relevant_Q
-        # the first document of a list is not compared with the last one of the list before it
+        # do not compare the first document of a list with the last one of the previous list
         return relevant_Q & _any_between(np.diff(labels_N) != 0, starts_Q, np.maximum(ends_Q - 1, starts_Q))
 
     return _each_row_group(url, of, column)
@@ -165,16 +165,15 @@ def _in_file(
 def _any_between(
     flags_N: NDArray[np.bool_], starts_Q: NDArray[np.int32], ends_Q: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    """Whether a flag from each start up to its end is set, shape [Q]."""
+    """Whether a flag is set from each start up to its end, shape [Q]."""
     set_N1 = np.concatenate([[0], np.cumsum(flags_N)])
-    last = len(flags_N)  # an empty list at the end starts behind all flags
+    last = len(flags_N)  # an empty list at the end starts past all flags
     return np.asarray(set_N1[np.minimum(ends_Q, last)] > set_N1[np.minimum(starts_Q, last)])
 
 
 def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], column: str) -> list[T]:
-    """What a function finds in each row group of a file."""
     filesystem, path = storage.arrow_filesystem(url)
-    # a row group's columns are one request, repeated alone: a busy store that refuses some never answers all in a row
+    # one request per row group, retried alone: a busy store may never answer all requests in a row
     pre_buffer = not storage.is_local(url)
     try:
         with storage.named_errors(url), storage.patiently(lambda: filesystem.open_input_file(path)) as source:
@@ -189,6 +188,6 @@ def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], colu
 
 
 def _labelled(file: pq.ParquetFile, number: int, column: str) -> pa.ChunkedArray:
-    """A column of the groups of a row group that have labels."""
+    """A column of the labelled groups of a row group."""
     table = file.read_row_group(number, columns=sorted({"labels", column}), use_threads=False)
     return table.filter(pc.is_valid(table["labels"]))[column]

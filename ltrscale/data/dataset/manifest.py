@@ -1,7 +1,7 @@
 """The manifest of a data set directory: its features, files, counts and origin.
 
 A data set consists of the files that its manifest lists. The manifest has counts per row group, so that plans and
-splits can be made without opening a data file.
+splits can be made without opening data files.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,19 +38,19 @@ def places(
     where: str = "the data",
     on_purpose: bool = False,
 ) -> list[int] | None:
-    """The places of the wanted features among those of some data, by name; None if both are equal, order included.
+    """The positions of the wanted features in some data, matched by name; None if both are equal, order included.
 
-    Further features of the data are ignored, which is logged once, unless it is on purpose.
+    Other features of the data are ignored, which is logged once unless it is `on_purpose`.
 
     Args:
         wanted: the features to read, in order.
         there: the features of the data, in order.
         whose: the owner of the wanted features, for the error.
         where: the data, for the error.
-        on_purpose: the owner is known to read some features only, as a trained model does.
+        on_purpose: the owner is known to read only some features, as a trained model does.
 
     Raises:
-        InputError: some features are missing or of another kind; names them all.
+        InputError: some features are missing or of another kind; names all of them.
 
     Example:
         >>> a, b, c = (Feature(name=name) for name in "abc")
@@ -77,7 +77,7 @@ def places(
 def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Feature, ...]:
     """The features that a setting names: by name, by `numeric` or `categorical` for a kind, or by a prefix and `*`.
 
-    The first of the three that fits counts, so a feature named `numeric` stands for itself.
+    The first of the three that matches counts, so a feature named `numeric` stands for itself.
 
     Args:
         pattern: the text in the setting.
@@ -85,7 +85,7 @@ def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Fe
         key: the setting's key, for the error.
 
     Raises:
-        InputError: none is named so; the message names the nearest.
+        InputError: there is no match; the message names the nearest.
 
     Example:
         >>> price, age, os = Feature(name="f_price"), Feature(name="f_age"), Feature(name="os", kind="categorical")
@@ -111,7 +111,7 @@ def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
 
 
 class ListedFile(Config):
-    """A further file of the directory."""
+    """A further file in the directory."""
 
     path: ListedPath
     bytes: int
@@ -119,14 +119,14 @@ class ListedFile(Config):
 
 
 class ManifestPart(ListedFile):
-    """A part of the manifest: a table of the files, quarantine files and additions that it lists; see `parts`."""
+    """A table of files, quarantine files and additions of the manifest; see `Manifest.parts`."""
 
     files: int
     additions: int
 
 
 class RawColumns(Config):
-    """How the first file of raw rows has the columns that features are made of."""
+    """The form of the first file of raw rows and of the columns that features are made of."""
 
     rows: Literal["csv", "json", "parquet"]
     """The form of the file: text, JSON lines, or typed values."""
@@ -234,7 +234,7 @@ class Manifest(Config):
         return digest({"features": features, "files": content} | self.text_identity())
 
     def text_identity(self) -> dict[str, object]:
-        """The fields of tokens and their vocabulary; empty without tokens, so that a hash does not depend on them."""
+        """The token fields and their vocabulary; empty without tokens, so that hashes without tokens do not change."""
         if self.vocabulary is None:
             return {}
         return {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
@@ -274,11 +274,11 @@ _view: ContextVar[dict[str, Dataset] | None] = ContextVar("view", default=None)
 def one_view(datasets: Mapping[str, Dataset] | None = None) -> Iterator[dict[str, Dataset]]:
     """Freeze each data set at its first opening while the block runs, whatever is committed later.
 
-    A block inside another shares its view, so that all stages of a job read the same data. It is for readers: open a
+    A block inside another shares its view, so all stages of a job read the same data. It is for readers: open a
     data set that is made inside the block only after it was made.
 
     Args:
-        datasets: the view of another process, to continue.
+        datasets: the view of another process to continue.
 
     Yields:
         The data sets opened so far, by absolute URL.
@@ -299,21 +299,21 @@ def open_dataset(url: str) -> Dataset:
     """Open a data set directory; within `one_view` the manifest is read once.
 
     Raises:
-        InputError: nothing is committed there, or no data set of a version that this package reads.
+        InputError: nothing is committed there, or not a data set in a version that this package reads.
     """
     view, place = _view.get(), storage.absolute(url)
     dataset = (view or {}).get(place) or read_dataset(url)
     if view is not None:
         view[place] = dataset
-    return Dataset(url, dataset.manifest)  # with the URL as it was given, for errors
+    return Dataset(url, dataset.manifest)  # with the given URL, for errors
 
 
 _READS = 5
-"""How often a manifest is read that changes while its parts are read."""
+"""Attempts to read a manifest that changes while its parts are read."""
 
 
 def read_dataset(url: str) -> Dataset:
-    """Open a data set directory as it is now, whatever a view has frozen.
+    """Open a data set directory as it is now, ignoring any view.
 
     Raises:
         InputError: as `open_dataset`.
@@ -332,7 +332,7 @@ def read_dataset(url: str) -> Dataset:
 
 
 def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
-    """Validate a manifest that was read from `where`; the files of its parts are not read."""
+    """Validate a manifest read from `where`; the files of its parts are not read."""
     if values.get("format") != "ltrscale-dataset":
         raise InputError(f"{where}: not a data set but {values.get('format', 'something else')!r}; check the path")
     return validate(Manifest, values, where)
@@ -356,7 +356,7 @@ def _files_of(url: str, part: ManifestPart) -> DataFiles:
 
 
 def _with_files_of_parts(url: str, manifest: Manifest) -> Manifest:
-    """The manifest with the files of its parts too."""
+    """Add the files of its parts to a manifest."""
     if not manifest.parts:
         return manifest
     files = DataFiles.joined([*(_files_of(url, part) for part in manifest.parts), manifest.files])

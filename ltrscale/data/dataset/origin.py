@@ -1,4 +1,4 @@
-"""The origin of a data set: the data sets that it was relabelled from, and the way its raw rows were read."""
+"""The origin of a data set: the data sets that it was relabelled from, and how its raw rows were read."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -13,18 +13,18 @@ _NOT_OF_ROWS = {
     *("inputs", "add", "expect", "max_rejected"),
     *("sort_memory", "compression", "row_group_mb", "file_mb", "unit_mb"),
 }
-"""Settings of `prepare` that say which files it read, or how it wrote, rather than what a row means."""
+"""Settings of `prepare` that say which files it read or how it wrote, not what a row means."""
 
 
 STATISTICS = "statistics"
-"""The name of an input that is not a data set: statistics by which features were made."""
+"""The name of an input that is not a data set: the statistics that features were made with."""
 
 
 def origins(dataset: Dataset) -> Callable[[str], set[str]]:
-    """A function from a period to hashes: if two data sets share one for a period, its documents are the same.
+    """A function from a period to hashes: data sets that share a hash for a period have the same documents.
 
-    They are the hashes of the period's content and of the whole data set; for a relabelled data set also those of its
-    sources, as far as these can be followed, whether or not they have changed since.
+    These are the hashes of the period's content and of the whole data set. For a relabelled data set they include the
+    hashes of its sources, as far as these can be followed, whether or not the sources have changed since.
     """
     manifests = [source.manifest for source in _lineage(dataset)]
     source_hashes = {str(hash_before) for manifest in manifests for hash_before in _sources(manifest).values()}
@@ -33,29 +33,29 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
 
 
 RAW = "raw"
-"""The key of `read_as` that is not a setting: the columns of the raw rows."""
+"""The key in the result of `read_as` that is not a setting: the columns of the raw rows."""
 
 
 def prepare_settings_of(read_as: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `prepare` alone, of what `read_as` found."""
+    """Keep only the settings of `prepare` from a result of `read_as`."""
     return {name: value for name, value in read_as.items() if name != RAW}
 
 
 def fills_of(read_as: Mapping[str, Any]) -> dict[str, float] | None:
-    """The numbers for missing values, by feature, of what `read_as` found; None where it found nothing."""
+    """The fill values of missing values, by feature, from a result of `read_as`; None if that is empty."""
     return dict(read_as["source"]["columns"]["fill"]) if RAW in read_as else None
 
 
 def read_as(dataset: Dataset) -> dict[str, Any]:
-    """The settings with which `prepare` read the raw rows of a data set; empty where they are not known.
+    """The settings that `prepare` read the raw rows of a data set with; empty if they are not known.
 
-    Those of a data set that was made from another are the settings of that, as long as it is there. Texts are read with
-    the tokenizer that the data set itself keeps, and missing values are filled with its numbers. Under `raw` stand the
-    columns of the rows.
+    A data set that was made from another has the settings of its source, while that exists. Texts are read with the
+    tokenizer stored in the data set itself, and missing values are filled with its numbers. The columns of the rows are
+    under `raw`.
     """
     try:
         *_, source = _lineage(dataset)
-    except UnavailableError:  # storage does not answer, which says nothing about the source
+    except UnavailableError:  # unreachable storage says nothing about the source
         raise
     except InputError:
         return {}
@@ -72,7 +72,7 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
 
 
 def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """The inputs from which a data set was prepared, or the one that it was made of; whether or not they are there."""
+    """The inputs that a data set was prepared from, or the data set that it was made of; they may no longer exist."""
     *_, last = _lineage(dataset)
     made_by = map(json.loads, commands(last))
     prepared = [command["config"] for command in made_by if command.get("stage") == "prepare"]
@@ -80,7 +80,7 @@ def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:
 
 
 def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
-    """The settings with the tokenizer that the data set keeps: a trained one must not be trained anew."""
+    """Use the tokenizer stored in the data set: a trained one must not be trained again."""
     vocabulary = dataset.manifest.vocabulary
     if vocabulary is None or vocabulary.path is None:
         return settings
@@ -90,7 +90,7 @@ def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any
 
 
 def _lineage(dataset: Dataset) -> Iterator[Dataset]:
-    """A data set, then those from which it was relabelled, as long as they exist."""
+    """A data set, then the sources that it was relabelled from, while they exist."""
     followed = set[str]()
     yield dataset
     while sources := _sources(dataset.manifest):
@@ -103,7 +103,7 @@ def _lineage(dataset: Dataset) -> Iterator[Dataset]:
 
 
 def _sources(manifest: Manifest) -> Mapping[str, Any]:
-    """The data set from which another was made, relabelled or with more features, with its hash at that time."""
+    """The source of a data set made by relabelling or adding features, with the source's hash at that time."""
     inputs = manifest.made_by.get("inputs") if manifest.made_by.get("stage") in ("relabel", "match") else None
     sources = (
         {url: digest for url, digest in inputs.items() if url != STATISTICS} if isinstance(inputs, Mapping) else {}

@@ -1,7 +1,7 @@
-"""Pre-flight: checking a job's files against their manifests before any worker starts.
+"""Pre-flight: check a job's files against their manifests before any worker starts.
 
-Files that are missing or differ from their manifest are named and left out, up to a limit. The choice is frozen: a
-resumed run reads the same files, even if others turned bad or good again meanwhile.
+Files that are missing or differ from their manifest are reported and left out, up to a limit. The choice is frozen: a
+resumed run reads the same files, even if other files have become bad or good since.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _READ = ("gid", "features", "weights", "positions", "gains")
 
 
 Contents = Mapping[str, Mapping[str, Sequence[str]]]
-"""Content hashes of files in order, by the URL of their data set and by period; plain data."""
+"""Content hashes of files in order, by data set URL and period, as plain data."""
 
 
 class PreflightConfig(Config):
@@ -38,7 +38,7 @@ class PreflightConfig(Config):
 
 
 class BadFile(Config):
-    """A file that differs from its manifest, the reason, and the counts that are lost with it."""
+    """A file that differs from its manifest, the reason, and the counts lost with it."""
 
     path: ListedPath
     """Below the data set directory."""
@@ -48,7 +48,7 @@ class BadFile(Config):
 
 
 class CheckedDataset(Config):
-    """The files of a data set that were checked, with their counts by the manifest."""
+    """The checked files of a data set, with their counts by the manifest."""
 
     url: str
     hash: str
@@ -92,7 +92,7 @@ class Preflight(Config):
         }
 
     def __str__(self) -> str:
-        """One line: the files, and the groups that are left out with the bad ones."""
+        """One line: the files, and the groups left out with bad files."""
         record = self.record()
         if not self.bad:
             return f"{record['files']:,} files, all good"
@@ -111,7 +111,7 @@ def checked(
     report: Report,
     fresh: bool = False,
 ) -> Preflight:
-    """The pre-flight frozen at a URL for this very run; made and committed there if none exists.
+    """Load the pre-flight frozen at a URL for this run, or make it and commit it there.
 
     Args:
         splits: the splits that the run reads, by their names in errors.
@@ -152,9 +152,9 @@ def contents_of_read(splits: Iterable[Split]) -> Contents:
 
 
 def difference(before: Contents, now: Contents) -> str:
-    """The first difference of a run that read `before` from one that reads `now`, with the remedy; "" for none.
+    """How a run that read `before` first differs from one that reads `now`, with the remedy; "" if it does not.
 
-    Data sets that only one of the two contains are skipped.
+    Data sets in only one of the two are skipped.
     """
     for url, periods in now.items():
         read = before.get(url, periods)
@@ -169,7 +169,7 @@ def difference(before: Contents, now: Contents) -> str:
 
 
 def read_by(url: str) -> Contents:
-    """The files chosen by the run whose pre-flight is frozen at a URL; empty if there is none."""
+    """The files chosen by the run with a pre-flight at a URL; empty if there is none."""
     manifest = storage.read_manifest(url)
     return {} if manifest is None else validate(Preflight, manifest["preflight"], url).read
 
@@ -198,7 +198,7 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
 
 
 def _wanted(parts: Iterable[tuple[Dataset, DataFiles]]) -> list[tuple[Dataset, DataFiles]]:
-    """Each data set once, with all its files that some split reads, in the order of the manifest."""
+    """Each data set once, with all its files that any split reads, in the order of the manifest."""
     datasets: dict[str, Dataset] = {}
     periods: dict[str, set[str]] = {}
     for dataset, files in parts:
@@ -230,7 +230,7 @@ def _check_dataset(
 def _check_limit(
     name: str, of_split: Sequence[tuple[Dataset, DataFiles]], bad_files: Mapping[str, BadFile], max_bad: float
 ) -> None:
-    """Check that bad files hold no more of a split's query groups than the limit allows."""
+    """Check that bad files hold at most the allowed share of a split's query groups."""
     urls = {storage.join(dataset.url, path) for dataset, files in of_split for path in files.paths}
     bad_of_split = {url: bad for url, bad in bad_files.items() if url in urls}
     lost = total_of(file.lost for file in bad_of_split.values()).groups

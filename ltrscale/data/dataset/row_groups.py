@@ -19,7 +19,7 @@ from ltrscale.data.dataset.scores import Found
 
 
 class FileSource(NamedTuple):
-    """The data set that lists a file, and the hash and bytes of the file by its manifest."""
+    """The data set that lists a file, and the file's hash and bytes by the manifest."""
 
     url: str
     sha256: str
@@ -31,10 +31,10 @@ class RowGroup:
     """One Parquet row group, with its counts from the manifest.
 
     `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each earlier data set
-    from which the split takes a period, whether or not files are left out. `first_labelled` is the number of labelled
-    groups before it in the split, without the files left out. `scores` is the file whose row group of the same index
-    has the scores that serve as labels: then all groups count as labelled. `stored` are the features in its file, which
-    may differ from the ones that are served; `longest` has the documents of the file's longest group.
+    that the split takes a period from, whether or not files are left out. `first_labelled` is the number of labelled
+    groups before it in the split, without files left out. `scores` is the file whose row group of the same index has
+    the scores that serve as labels; then all groups count as labelled. `stored` are the features in its file, which may
+    differ from the served ones. `longest` is the number of documents in the file's longest group.
     """
 
     url: str
@@ -53,7 +53,7 @@ class RowGroup:
 
 
 class FileToRead(NamedTuple):
-    """What all row groups of a file have in common, by the names of `RowGroup`."""
+    """The values that all row groups of a file share, by the names of `RowGroup`."""
 
     url: str
     period: str
@@ -65,7 +65,7 @@ class FileToRead(NamedTuple):
 
 
 class PartToRead(NamedTuple):
-    """The files of a data set that are read, with what their row groups have in common."""
+    """The files of a data set that are read, and the values that their row groups share."""
 
     url: str
     gid_base: int
@@ -76,7 +76,7 @@ class PartToRead(NamedTuple):
 
 
 class FilesToRead(Sequence[FileToRead]):
-    """The files of several parts one after the other; an element is made when it is asked for."""
+    """The files of several parts, concatenated; elements are made on access."""
 
     def __init__(self, parts: Sequence[PartToRead]) -> None:
         self.parts = parts
@@ -101,7 +101,7 @@ class FilesToRead(Sequence[FileToRead]):
         return FileToRead(file, files.period_of[i], gid_base, scored and scored.url, source, stored, longest)
 
     def take(self, numbers_F: NDArray[np.int64]) -> "FilesToRead":
-        """The files with these numbers, which rise."""
+        """The files with these sorted numbers."""
         ends, parts = np.searchsorted(numbers_F, self._bounds), list[PartToRead]()
         for part, first, (start, stop) in zip(self.parts, self._bounds, itertools.pairwise(ends), strict=False):
             files = part.files.without_row_groups().take(numbers_F[start:stop] - first)
@@ -126,12 +126,12 @@ class Columns(NamedTuple):
 
 
 class RowGroups(Columnar[RowGroup]):
-    """Row groups in order, as columns; an element is made when it is asked for.
+    """Row groups in order, as columns; elements are made on access.
 
     Args:
-        files: the files that they lie in.
+        files: the files that contain them.
         longest_F: documents of the longest group of each file.
-        columns: what the row groups do not share.
+        columns: values that differ between row groups.
 
     Example:
         >>> some = RowGroups.of([RowGroup("a", i, "p", 3, 40, 2, gid_base=0, first_labelled=2 * i) for i in range(3)])
@@ -144,7 +144,7 @@ class RowGroups(Columnar[RowGroup]):
 
     @classmethod
     def of(cls, row_groups: Iterable[RowGroup]) -> Self:
-        """The row groups as columns; columns stay as they are."""
+        """The row groups as columns; columns are returned as they are."""
         if isinstance(row_groups, cls):
             return row_groups
         files: list[FileToRead] = []
@@ -175,9 +175,9 @@ class RowGroups(Columnar[RowGroup]):
         return RowGroup(url, number, period, *counts, gid_base, first_labelled, scores, source, stored, longest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process with the files that these row groups lie in, and no others."""
+        """Pickle with only the files of these row groups."""
         first = self.columns.file_R.min() if len(self) else 0
-        from_first_R = self.columns.file_R - first  # a part of a large data set costs as much as its own files
+        from_first_R = self.columns.file_R - first  # so the cost of a part depends on its own files
         is_used_F = np.bincount(from_first_R) > 0
         used_F, file_R = first + np.flatnonzero(is_used_F), (np.cumsum(is_used_F) - 1)[from_first_R]
         if isinstance(self.files, FilesToRead):
@@ -187,38 +187,38 @@ class RowGroups(Columnar[RowGroup]):
         return type(self), (files, self.longest_F[used_F], self.columns._replace(file_R=file_R))
 
     def take(self, which_R: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> "RowGroups":
-        """The row groups with these numbers, in this order, or those that are marked."""
+        """The row groups with these numbers in this order, or those that a mask selects."""
         which_R = np.asarray(which_R, None if len(which_R) else np.int64)
         return RowGroups(self.files, self.longest_F, Columns(*(column[which_R] for column in self.columns)))
 
     @property
     def groups_R(self) -> NDArray[np.int64]:
-        """Query groups of each."""
+        """Query groups of each row group."""
         return self.columns.groups_R
 
     @property
     def documents_R(self) -> NDArray[np.int64]:
-        """Documents of each."""
+        """Documents of each row group."""
         return self.columns.documents_R
 
     @property
     def labelled_R(self) -> NDArray[np.int64]:
-        """Labelled groups of each."""
+        """Labelled groups of each row group."""
         return self.columns.labelled_R
 
     @property
     def first_labelled_R(self) -> NDArray[np.int64]:
-        """Labelled groups of the split before each."""
+        """Labelled groups of the split before each row group."""
         return self.columns.first_labelled_R
 
     def with_scores(self, scores: Mapping[str, Found]) -> "RowGroups":
-        """The row groups of a selection with these scores, by path of the data file, and the counts that they have."""
+        """The row groups with these scores (by path of the data file) as labels, and labelled counts to match."""
         assert isinstance(self.files, FilesToRead)
         return RowGroups(self.files.with_scores(scores), self.longest_F, self.columns)
 
     @property
     def own_files(self) -> list[FileToRead]:
-        """The files that they lie in, in the order of their first row groups."""
+        """The files that contain them, in the order of their first row groups."""
         used, first = np.unique(self.columns.file_R, return_index=True)
         return [self.files[i] for i in used[np.argsort(first)].tolist()]
 
@@ -236,7 +236,7 @@ class RowGroups(Columnar[RowGroup]):
         return self._by([file.period for file in self.files])
 
     def _by(self, names: Sequence[str]) -> dict[str, "RowGroups"]:
-        """The row groups by the names of their files, in order of the first of each."""
+        """Group the row groups by the names of their files, in order of first occurrence."""
         codes = dict[str, int]()
         code_R = np.array([codes.setdefault(name, len(codes)) for name in names], np.int64)[self.columns.file_R]
         order_R = np.argsort(code_R, kind="stable")

@@ -9,9 +9,8 @@ The layouts and their columns:
     lists    the same with query_id string, item_ids list<string> and ranks list<int32>
     items    a row per document, the best of each group first: query_id, item_id, score double, rank int32
 
-The last two may have group columns `meta_*` too. Ranks count from 1; tied documents keep the order of the data. The
-names of all other files begin with an underscore or a dot, so that programs which read a directory of Parquet files
-skip them.
+The last two may also have group columns `meta_*`. Ranks count from 1; tied documents keep the order of the data. The
+names of all other files begin with an underscore or a dot, so that readers of Parquet directories skip them.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -38,7 +37,7 @@ from ltrscale.errors import InputError
 SCORES = "scores"
 """The column with the scores."""
 _AT_ONCE = 1024
-"""Manifests that are read before they are parsed."""
+"""Manifests read before they are parsed."""
 SCORE_AGAIN = "score the period again with jobs.score"
 Layout = Literal["scores", "lists", "items"]
 _FORMAT: Final = "ltrscale-scores"
@@ -63,7 +62,7 @@ class ScoreFile:
 
 
 def _listed(files: tuple[ScoreFile, ...]) -> tuple[ScoreFile, ...]:
-    """The files, whose data files can be listed; all at once, since a data set may have a hundred thousand."""
+    """Check that the data files can be listed; all at once, because there may be a hundred thousand."""
     storage.check_listed_paths([file.data for file in files])
     return files
 
@@ -88,12 +87,12 @@ class PeriodScores(Strict):
     """The columns `meta_*` of the data set that the files have too."""
 
     def is_of(self, contents: Sequence[str]) -> bool:
-        """Whether data files with these content hashes were scored, in this order, whatever their names."""
+        """True if exactly the data files with these content hashes were scored, in this order, under any names."""
         return [file.data_sha256 for file in self.files] == list(contents)
 
 
 class ScoredGroups(NamedTuple):
-    """Scores of some query groups, one after the other: ids [Q], offsets [Q + 1], scores [N]."""
+    """Scores of some query groups, concatenated: ids [Q], offsets [Q + 1], scores [N]."""
 
     gids_Q: NDArray[np.int64]
     offsets_Q1: NDArray[np.int64]
@@ -115,7 +114,7 @@ def period_url(url: str, period: str) -> str:
 def file_name(file: DataFile) -> str:
     """The name of a data file's scores for `Commit.file`.
 
-    It contains the hash of the scores, so that new scores do not overwrite committed ones.
+    The name contains the hash of the scores, so that new scores do not overwrite committed ones.
 
     Example:
         >>> file = DataFile(path="period=a/part-0.parquet", period="a", bytes=0, sha256="", longest=0, row_groups=())
@@ -142,7 +141,7 @@ def read_period(url: str, period: str) -> PeriodScores | None:
 
 
 def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | None]:
-    """As `read_period`, for some periods, in order.
+    """Like `read_period`, for several periods in order.
 
     Raises:
         InputError: as `read_period`.
@@ -150,14 +149,14 @@ def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | No
     for first in range(0, len(periods), _AT_ONCE):
         some = periods[first : first + _AT_ONCE]
         paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in some]
-        # read at once and parsed in turn, for which threads would wait for each other
+        # read concurrently but parse one by one, because parsing threads would wait for each other
         for path, data in zip(paths, storage.at_once(storage.read_if_there, paths), strict=True):
             yield None if data is None else _parsed(data, path)
 
 
 def _parsed(data: bytes, path: str) -> PeriodScores:
     """The manifest of a scored period, read from `path`."""
-    try:  # at once, without a dictionary for each entry; most are as they should be
+    try:  # fast, without a dictionary per entry; most are valid
         scores = PeriodScores.model_validate_json(data)
     except ValidationError:
         return _explained(data, path)
@@ -166,7 +165,7 @@ def _parsed(data: bytes, path: str) -> PeriodScores:
 
 
 def _explained(data: bytes, path: str) -> PeriodScores:
-    """As `_parsed`; an error says what is wrong."""
+    """Like `_parsed`, but the error says what is wrong."""
     values = storage.parse_manifest(data, path)
     if values.get("format") != _FORMAT:
         raise InputError(f"{path}: not scores but {values.get('format', 'something else')!r}; check the path")
@@ -175,7 +174,7 @@ def _explained(data: bytes, path: str) -> PeriodScores:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Inside, no garbage is looked for: among a hundred thousand entries that stay, it takes a third of the time."""
+    """Pause garbage collection, which takes a third of the time with a hundred thousand live entries."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -187,11 +186,11 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str, Found]:
-    """The score files of some periods of a data set, by the path of the data file.
+    """The score files of some periods of a data set, by path of the data file.
 
     Raises:
-        InputError: a period is not scored there, has one row per document, was scored from other files than the data
-            set has now, or the periods were scored by several bundles.
+        InputError: a period is not scored there, has one row per document, was scored from files that differ from the
+            data set's, or several bundles scored the periods.
     """
     by_path: dict[str, Found] = {}
     first: PeriodScores | None = None
@@ -229,7 +228,7 @@ def write_file(
     *,
     layout: Layout = "scores",
 ) -> Counts:
-    """Write the scores of a data file in its row groups; its groups arrive in file order, in batches of any size.
+    """Write the scores of a data file in its row groups; groups arrive in file order, in batches of any size.
 
     Memory holds the scores of one batch and one row group.
 
@@ -245,7 +244,7 @@ def write_file(
         The groups and documents written, all counted as labelled, to compare with the manifest.
 
     Raises:
-        ValueError: a group has another number of document ids than of documents.
+        ValueError: a group's number of document ids differs from its number of documents.
     """
     waiting: list[pa.Table] = []
     groups = documents = 0
@@ -259,7 +258,7 @@ def write_file(
             while group_counts and sum(map(len, waiting)) >= group_counts[-1]:
                 table, n = pa.concat_tables(waiting), group_counts.pop()
                 waiting = [table.slice(n)]
-                # one chunk: the ends of batches must not show in the bytes of the file
+                # one chunk, so that the file's bytes do not depend on the batches
                 table = table.slice(0, n).combine_chunks()
                 if layout != "scores":
                     table = _with_names(table, next(of_data), layout)
@@ -287,7 +286,7 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:
-    """A row group in a layout with ids and ranks."""
+    """Add ids and ranks to a row group, in a layout."""
     assert of_data["gid"].equals(table["gid"]), "the rows of scores and data differ"
     lists = table[SCORES].combine_chunks()
     lengths_Q, scores_N = lists.value_lengths().to_numpy(), lists.flatten().to_numpy()
@@ -310,7 +309,7 @@ def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:
 
 
 def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray:
-    """The document id of each document; null where there is none."""
+    """The id of each document; null where there is none."""
     if "doc_ids" not in of_data.column_names:
         return pa.nulls(int(lengths_Q.sum()), pa.string())
     lists = of_data["doc_ids"].combine_chunks()
@@ -318,7 +317,7 @@ def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray
     if (lists.value_lengths().fill_null(0).to_numpy() != np.where(has_ids_Q, lengths_Q, 0)).any():
         raise ValueError("doc_ids has not one id for each document of a query group")
     has_id_N = np.repeat(has_ids_Q, lengths_Q)
-    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values
+    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values here
     return lists.flatten().take(pa.array(places_N, mask=~has_id_N))
 
 

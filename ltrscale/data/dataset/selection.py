@@ -1,7 +1,7 @@
-"""A split resolved to what is read: row groups, and the labelled groups that are kept of them.
+"""Resolve a split to the data to read: row groups, and the labelled groups of them that are kept.
 
-The manifests alone resolve it; no data file is opened, except for the labels where a split counts groups with a
-relevant document.
+This needs only the manifests. No data file is opened, except for labels where a split counts groups with a relevant
+document.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,26 +33,26 @@ GID_SPAN = 10**11
 class Selection:
     """The data that a job reads: row groups in file order, and the labelled groups that are kept of them.
 
-    With `labelled` only groups with labels are served: those that `kept_labelled` (bool, by number of the labelled
-    group in the split) marks, or all where it is None. Without `labelled` all groups are served, without their labels.
-    A group has labels if its column `labels` has a value; `scores` count as labels of all groups. `label_column` names
-    the column whose values are served. `features` are the features served, in order: all or some of those in the files,
-    perhaps in another order. `hash` depends on the data read alone: names and kinds of the features, periods, content
-    and counts of the files in order, the sample, the fold, the label column and the scores. It does not depend on the
-    files' places and names, nor on other content of the data sets.
+    With `labelled`, only groups with labels are served: those that `kept_labelled` marks (bool, by number of the
+    labelled group in the split), or all if it is None. Otherwise all groups are served, without their labels. A group
+    has labels if its column `labels` has a value; `scores` count as labels of all groups. `label_column` names the
+    column to serve. `features` are the served features in order: all or some of those in the files, in any order.
+    `hash` depends only on the data read: names and kinds of the features, periods, content and counts of the files in
+    order, the sample, the fold, the label column and the scores. It does not depend on the places and names of files,
+    nor on other content of the data sets.
     """
 
     features: tuple[Feature, ...]
     row_groups: RowGroups
-    """Or any sequence of row groups to make it from."""
+    """A `RowGroups`, or any sequence of row groups to make it from."""
     hash: str
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
     label_column: Literal[LabelColumn, "scores"] = "labels"
     read_as: Mapping[str, Any] = field(default_factory=dict)
-    """See `origin.read_as`, of the first data set; not part of the hash."""
+    """Result of `origin.read_as` for the first data set; not part of the hash."""
     tokens: tuple[TokenField, ...] = ()
-    """The token fields that are read; none unless `reading` names them, so that other models do not pay for them."""
+    """The token fields to read, which `reading` sets; none by default, so that other models do not pay for them."""
     token_fields: tuple[TokenField, ...] = ()
     """The token fields that all data sets have, with one vocabulary."""
     vocabulary: Vocabulary | None = None
@@ -70,7 +70,7 @@ class Selection:
         return replace(self, features=tuple(features))
 
     def reading(self, *, query: Sequence[str] = (), document: Sequence[str] = ()) -> Self:
-        """The same groups with these token fields, by name, of the queries and of the documents.
+        """The same groups with these token fields, by name, of queries and documents.
 
         Raises:
             InputError: a data set has no such field, or the data sets have different vocabularies.
@@ -113,57 +113,57 @@ class Selection:
         if self.kept_labelled is None:
             return self.row_groups.labelled_R
         n, first_R = len(self.kept_labelled), self.row_groups.first_labelled_R
-        kept_before = np.zeros(n + 1, np.min_scalar_type(n))  # narrow, for there may be hundreds of millions
+        kept_before = np.zeros(n + 1, np.min_scalar_type(n))  # narrow, because there may be hundreds of millions
         np.cumsum(self.kept_labelled, dtype=kept_before.dtype, out=kept_before[1:])
         kept_R = kept_before[first_R + self.row_groups.labelled_R] - kept_before[first_R]
         return np.asarray(kept_R, np.int64)
 
     @cached_property
     def served_documents_R(self) -> NDArray[np.int64]:
-        """Documents of each row group that are served; if only some groups are, an estimate in proportion to them."""
+        """Served documents of each row group; an estimate in proportion to the groups if only some are served."""
         share_R = self.served_groups_R / np.maximum(1, self.row_groups.groups_R)
         return np.rint(self.row_groups.documents_R * share_R).astype(np.int64)
 
     @property
     def n_groups(self) -> int:
-        """Groups that are served."""
+        """Number of served groups."""
         return int(self.served_groups_R.sum())
 
     @property
     def longest(self) -> int:
-        """Documents that no group exceeds: those of the longest group of the files, served or not."""
+        """Upper bound of the documents of a group: the longest group of the files, served or not."""
         return self.row_groups.longest
 
     @property
     def serves_longest(self) -> bool:
-        """Whether a group of that length is certainly served: all groups of the row groups are where it may lie."""
+        """True if a group of this length is certainly served: all groups of the row groups that may contain it are."""
         longest_R = self.row_groups.longest_F[self.row_groups.columns.file_R]
         may_R = (longest_R == self.longest) & (self.row_groups.documents_R >= longest_R)
         return bool(may_R.any() and (self.served_groups_R >= self.row_groups.groups_R)[may_R].all())
 
     @property
     def n_documents(self) -> int:
-        """Documents that are served; an estimate if only some groups of a row group are."""
+        """Number of served documents; an estimate if only some groups of a row group are served."""
         return int(self.served_documents_R.sum())
 
 
 def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
     """Resolve a split to the row groups to read; row groups without a served group are left out.
 
-    A labelled sample is drawn after bad files were left out, so its size is exact.
+    A labelled sample is drawn after bad files are left out, so its size is exact.
 
     Args:
         split: data sets, periods and labelled fraction.
-        labelled: serve only groups with labels, of the n labelled ones exactly `max(1, round(fraction * n))` or as
-            many as the split names, and of these one fold or all others where a fold is named; otherwise serve all
+        labelled: serve only groups with labels: of n labelled ones exactly `max(1, round(fraction * n))` or the number
+            that the split names, and of these a fold or its complement if the split names one. Otherwise serve all
             groups, without labels.
         without: URLs of files to leave out, such as `Preflight.without`; URLs outside the split have no effect.
 
     Raises:
-        InputError: a data set or period is missing, a data set lacks features of the first or is named twice, a
-            feature to leave out does not exist, there is no group (no labelled one, if `labelled`) to serve or too few
-            for the folds or the number that the split names, or the scores are not those of the split's periods as
-            they are now.
+        InputError: a data set or period is missing, a data set lacks features of the first or is named twice, a feature
+            to leave out does not exist, there is no group to serve (no labelled one, if `labelled`) or too few for the
+            folds or the number that the split names, or the scores do not match the current data of the split's
+            periods.
     """
     parts, without = resolve_periods(split), frozenset(without)
     features = _kept_features(parts[0].dataset.manifest.features, split)
@@ -200,7 +200,7 @@ def scored_row_groups(url: str, row_groups: RowGroups) -> RowGroups:
     """The row groups of a selection with their scores in a directory.
 
     Raises:
-        InputError: they are of several data sets, or the scores are not those of their periods as they are now.
+        InputError: they are of several data sets, or the scores do not match the current data of their periods.
     """
     assert isinstance(row_groups.files, FilesToRead)
     parts = row_groups.files.parts
@@ -211,10 +211,10 @@ def scored_row_groups(url: str, row_groups: RowGroups) -> RowGroups:
 
 
 def only_relevant(selection: Selection) -> Selection:
-    """The labelled groups of a selection that have a relevant document, the only ones that a metric is defined on.
+    """The labelled groups of a selection that have a relevant document; metrics are defined on no others.
 
     In a log of purchases most groups have none, and need not be read again and again. A selection without any such
-    group, or whose labels are scores, stays as it is.
+    group, or with scores as labels, is returned unchanged.
 
     Raises:
         InputError: a file cannot be read, or has other groups than its manifest lists.
@@ -231,9 +231,9 @@ def only_relevant(selection: Selection) -> Selection:
 
 
 def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
-    """The labelled groups of a selection, or a sample of n of them, which `parts` determine.
+    """All labelled groups of a selection if there are at most n, else a random sample of n, seeded by `parts`.
 
-    A split with a smaller size would not do: it deals its folds within the sample, where groups of other folds lie.
+    A smaller split would not do: it deals its folds within the sample, which contains groups of other folds.
     """
     if selection.n_groups <= n:
         return selection
@@ -246,13 +246,13 @@ def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
 
 
 def _keeping(selection: Selection, kept: NDArray[np.bool_]) -> Selection:
-    """The same with other labelled groups of its split, without row groups that serve none."""
+    """Replace the kept groups, and drop row groups that serve none."""
     keeping = replace(selection, kept_labelled=kept)
     return keeping.only(selection.row_groups.take(keeping.served_groups_R > 0))
 
 
 def check_teaches(selection: Selection, name: str) -> None:
-    """Check that a labelled group that is served has two different labels: the others teach no order.
+    """Check that a served labelled group has two different labels: other groups teach no order.
 
     Raises:
         InputError: as `nothing_to_learn`.
@@ -263,9 +263,9 @@ def check_teaches(selection: Selection, name: str) -> None:
 
 
 def nothing_to_learn(selection: Selection) -> str:
-    """What is wrong where no labelled group that is served has two different labels, one above 0; "" if one has.
+    """Explain why no order can be learnt: no served labelled group has two labels, one above 0; "" if one has.
 
-    It reads labels until it finds one. Scores that serve as labels are taken to differ.
+    It reads labels until it finds one. Scores that serve as labels are assumed to differ.
     """
     column = selection.label_column
     if column == "scores":
@@ -290,7 +290,7 @@ def nothing_to_learn(selection: Selection) -> str:
 
 
 def _with_scores(parts: list[SplitPart], split: Split) -> SplitPart:
-    """The one data set of a split with the scores that serve as its labels."""
+    """Attach the scores that serve as labels to the one data set of a split."""
     assert split.scores is not None
     _check_one(split.scores, parts, split.data)
     (part,) = parts
@@ -303,10 +303,10 @@ def _check_one(scores: str, parts: Sequence[object], data: Sequence[str]) -> Non
 
 
 def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
-    """The settings, besides the data, that determine the labelled groups served and their labels."""
+    """The settings besides the data that determine the served labelled groups and their labels."""
     sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
     identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
-    # the rest only if it is set, so that the hash of a split without it does not depend on it
+    # only settings that are set, so that the hash of a split without them does not depend on them
     if split.labelled_fraction == 1:
         identity |= split.size
     if split.labels != "labels":
@@ -319,7 +319,7 @@ def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
 
 
 def _but(part: SplitPart, without: Collection[str]) -> DataFiles:
-    """The files of a part, without those whose URLs are left out."""
+    """The files of a part, without the URLs that are left out."""
     return part.files.where(lambda url: url not in without, part.urls) if without else part.files
 
 
@@ -345,7 +345,6 @@ def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGr
 
 
 def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
-    """The features of a data set that a split does not leave out, in their order."""
     left_out = {f for pattern in split.leave_out for f in matching(pattern, features, key="leave_out")}
     if len(left_out) == len(features):
         raise InputError(f"leave_out: {', '.join(split.leave_out)} leave out all {len(features)} features; keep some")
@@ -353,7 +352,7 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
 
 
 def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
-    """Which of n labelled groups are served, shape [n], or None for all."""
+    """Mask of the n labelled groups that are served, shape [n], or None for all."""
     if not split.size and split.fold is None:  # with scores as labels there may be a billion
         return None
     kept = np.ones(n, dtype=np.bool_)
@@ -386,7 +385,7 @@ def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> i
 def _relevant(
     row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False
 ) -> list[NDArray[np.bool_]]:
-    """Which labelled groups of each row group have a relevant document, and with `differing` another label too."""
+    """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
     files = [(file.url, file.source.sha256 if file.source else "") for file in RowGroups.of(row_groups).own_files]
     by_url = dict(zip((url for url, _ in files), with_relevant(files, column, differing=differing), strict=True))
     for rg in row_groups:

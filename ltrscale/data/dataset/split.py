@@ -1,6 +1,6 @@
-"""Splits: the periods of data sets that a job reads, the part of their labels that it may use, and what it resolves to.
+"""Splits: the periods of data sets that a job reads, the part of their labels that it may use, and their resolution.
 
-Manifests alone resolve a split to data sets and periods; no data file is opened.
+This needs only the manifests; no data file is opened.
 """
 
 import datetime
@@ -25,33 +25,33 @@ from ltrscale.progress import log
 
 
 def _texts(value: Any) -> Any:
-    """A tuple of texts, also from one text; YAML's dates and numbers become the texts that they were written as."""
+    """A tuple of texts, also from a single text; YAML's dates and numbers become texts as written."""
     items = value if isinstance(value, list | tuple) else (value,)
     plain = (int, datetime.date)
     return tuple(str(item) if isinstance(item, plain) and not isinstance(item, bool) else item for item in items)
 
 
 def _some_texts(value: Any) -> Any:
-    """As `_texts`, but an empty list is an error: a split without periods would read nothing, or all."""
+    """Like `_texts`, but an empty list is an error, because it could mean no periods or all."""
     if value in ((), []):
         raise ValueError("an empty list; name periods, or leave the key out for all")
     return _texts(value)
 
 
 class Relative(NamedTuple):
-    """Periods by their place among those that there are: `last N`, `last N but M`, `all but last M`."""
+    """Periods by their position among the known ones: `last N`, `last N but M`, `all but last M`."""
 
     number: int | None
     """How many; None for all."""
     but: int = 0
-    """How many of the last ones are left out."""
+    """How many of the newest ones are left out."""
 
     @classmethod
     def of(cls, text: str) -> Self | None:
-        """What a text means; None for a period or a range, whose names have no blanks.
+        """Parse a text; None for a period or a range, because their names have no blanks.
 
         Raises:
-            ValueError: a text with blanks means nothing.
+            ValueError: the text has blanks, but is not in one of the forms.
 
         Example:
             >>> Relative.of("last 3 but 1"), Relative.of("all but last 2"), Relative.of("2026-W07")
@@ -69,7 +69,7 @@ class Relative(NamedTuple):
         return cls(None if match[4] else number, but)
 
     def among(self, known: Sequence[str]) -> Sequence[str]:
-        """Those of the sorted periods; empty if there are too few.
+        """Select from sorted periods; empty if there are too few.
 
         Example:
             >>> weeks = ["w1", "w2", "w3", "w4"]
@@ -92,9 +92,9 @@ def _known_words(items: tuple[str, ...]) -> tuple[str, ...]:
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 PeriodTexts = Annotated[Texts, AfterValidator(_known_words)]
-"""As `Periods`, and may be empty."""
+"""Like `Periods`, but may be empty."""
 Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts), AfterValidator(_known_words)] | None
-"""Periods `P`, ranges `A..B`, both ends included, in text order, or relative ones, see `Relative`; None for all."""
+"""Periods `P`, ranges `A..B` (both ends included, in text order) or relative ones (see `Relative`); None for all."""
 LabelColumn = Literal["labels", "relevance"]
 
 
@@ -162,7 +162,7 @@ class Split(Config):
     def completes(self, other: "Split") -> bool:
         """True if one split is a fold of some labelled groups and the other its complement.
 
-        A fold within another one is a part of what that one serves.
+        A fold within another fold is a part of what the outer fold serves.
         """
         same = {"fold": None, "leave_out": ()}
         return self.replace(**same) == other.replace(**same) and any(
@@ -171,12 +171,12 @@ class Split(Config):
         )
 
     def with_scores(self, url: str) -> Self:
-        """The same periods, in which the scores of all groups serve as labels."""
+        """The same periods, with the scores of all groups as labels."""
         return self.replace(scores=url, labels="labels", relevant_groups=None)
 
 
 def _nested(fold: Fold | None) -> Iterator[Fold]:
-    """A fold, and the one within which it lies."""
+    """A fold and its outer fold, if any."""
     if fold is not None:
         yield fold
     if fold is not None and fold.within is not None:
@@ -205,16 +205,16 @@ class Splits(Config):
 
     @property
     def by_name(self) -> dict[str, Split]:
-        """The splits that there are, by their names."""
+        """The splits that are set, by name."""
         tested = {} if self.test is None else {"test": self.test}
         return {"train": self.train, "validation": self.validation, **tested}
 
     def on(self, url: str) -> Self:
-        """The same splits; those that name no data set read this one."""
+        """The same splits, reading this data set where they name none."""
         return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
 
     def drawn(self, seed: int) -> Self:
-        """The same splits with another draw of the labelled groups, also of validation where it is a sample."""
+        """The same splits with another draw of the labelled groups, in validation too if it is a sample."""
         drawn = {"train": self.train} | ({"validation": self.validation} if self.validation.size else {})
         return self.replace(
             **{name: split.replace(labelled_seed=split.labelled_seed + seed) for name, split in drawn.items()}
@@ -235,7 +235,7 @@ class SplitsWithTest(Splits):
     @model_validator(mode="before")
     @classmethod
     def _from_splits(cls, values: Any) -> Any:
-        """Splits that happen to have a test split are as good."""
+        """Accept `Splits` that have a test split."""
         return values.model_dump(exclude_none=True) if isinstance(values, Splits) else values
 
     @classmethod
@@ -250,7 +250,7 @@ class SplitsWithTest(Splits):
 
 @dataclass(frozen=True)
 class SplitPart:
-    """A data set of a split, and the periods that the split takes from it, sorted."""
+    """A data set of a split, and the sorted periods that the split takes from it."""
 
     dataset: Dataset
     periods: tuple[str, ...]
@@ -269,7 +269,7 @@ class SplitPart:
 
 
 def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
-    """Open the data sets of a split, whose key is for errors, and choose their periods.
+    """Open the data sets of a split and choose their periods; `key` is the split's key, for errors.
 
     Raises:
         InputError: a data set or period is missing, or periods have no order; a data set lacks features of the first or
@@ -295,7 +295,7 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
 
 
 def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, DataFiles]]:
-    """The data sets of a split, each with the files that the split reads, in the order of the manifest.
+    """The data sets of a split with the files that the split reads, in the order of the manifest.
 
     Raises:
         InputError: as `select`, before files are opened.
@@ -304,7 +304,7 @@ def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, DataFiles]]
 
 
 def with_periods_named(split: Split) -> Split:
-    """The same split with all periods that it takes now listed by name, so that later periods do not join it.
+    """The same split with its current periods listed by name, so that later periods do not join it.
 
     Raises:
         InputError: as `select`, before files are opened.
@@ -313,13 +313,13 @@ def with_periods_named(split: Split) -> Split:
 
 
 def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
-    """A job's config, in which relative periods are the names of those that they are now; logs which.
+    """Replace relative periods in a job's config by the names of the current ones, and log them.
 
-    A job calls it once, when it starts, so that all its parts read the same periods, whatever is added meanwhile, and
-    its output records names. Splits that name no data set yet stay as they are. The rest of the config is unchanged.
+    A job calls it once at the start, so that all its parts read the same periods and its output records names, whatever
+    is added meanwhile. Splits that name no data set yet, and the rest of the config, stay as they are.
 
     Raises:
-        InputError: a data set is missing, or has too few periods or such without an order.
+        InputError: a data set is missing, or has too few periods or periods without an order.
     """
     changes: dict[str, object] = {}
     for name in type(config).model_fields:
@@ -336,16 +336,16 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
 
 
 def among(split: Split, known: Sequence[str], key: str = "") -> Split:
-    """The same split with its periods listed by name, if its data sets had these periods, the oldest first.
+    """The same split with its periods listed by name, assuming its data sets had these sorted periods.
 
     Raises:
-        InputError: it takes a period that is not among them, or more than there are, or they have no order.
+        InputError: it takes a period that is not among them, or more periods than there are, or they have no order.
     """
     return split.replace(periods=sorted(_chosen_periods(split, known, f"{key}.periods".removeprefix("."))))
 
 
 def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[str]:
-    """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
+    """The periods that a split names, or all; `key` is the key of the periods, for errors."""
     if split.periods is None:
         return set(all_periods)
     chosen, there = set[str](), set(all_periods)
@@ -371,7 +371,7 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
 
 
 def check_in_order(periods: Sequence[str], where: str) -> None:
-    """Refuse sorted periods whose text order is not that in time: whole numbers with different numbers of digits.
+    """Refuse sorted periods with text order other than time order: whole numbers of different lengths.
 
     Example:
         >>> check_in_order(["09", "10", "11"], "periods: 'last 1'")
@@ -394,9 +394,9 @@ def _whose(split: Split) -> str:
 
 
 def _period_hint(period: str, all_periods: Sequence[str]) -> str:
-    """What to say of a period that data sets do not have: the range of theirs, and the nearest to a misspelt one."""
+    """Describe the known periods for a period that is missing: their range, and the nearest to a misspelt one."""
     is_misspelt = not {_spelling(period)} & {_spelling(other) for other in all_periods}
-    closest = nearest(period, all_periods, alike=0.7) if is_misspelt else None  # every week is much like any other
+    closest = nearest(period, all_periods, alike=0.7) if is_misspelt else None  # all names of weeks look alike
     return f"{f'the nearest is {closest!r}; ' if closest else ''}{_has(all_periods)}"
 
 

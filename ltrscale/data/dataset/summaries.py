@@ -18,13 +18,13 @@ _LABELS = 64
 _VALUES = 1 << 16
 _FIRST = 256
 _IDENTIFYING, _SUSPECT = 0.5, 0.95
-"""Numbers may be counts, which differ within short lists without naming a document: they need a higher share."""
+"""Numbers may be counts, which can be unique in short lists without being ids, so they need a higher share."""
 
 
 class FeatureStats:
-    """Missing count, range, mean and deviation of each feature, in one pass and float64; values unique in their group.
+    """Missing count, range, mean, deviation and unique share of each feature, in one pass and float64.
 
-    The deviation is the population's.
+    The deviation is that of the population.
 
     Example:
         >>> stats = FeatureStats(1)
@@ -60,7 +60,7 @@ class FeatureStats:
 
     @classmethod
     def of(cls, summaries: Sequence[FeatureSummary], documents: int, grouped: int) -> "FeatureStats":
-        """The statistics that have these summaries, for this number of documents, and of those in groups of two."""
+        """Restore statistics from summaries, the number of documents, and the number in groups of at least two."""
         stats = cls(len(summaries))
         for f, summary in enumerate(summaries):
             stats._missing_F[f] = summary.missing
@@ -73,7 +73,7 @@ class FeatureStats:
         return stats
 
     def merge(self, other: "FeatureStats") -> None:
-        """Add the rows of another."""
+        """Add the rows of other statistics."""
         self._minimum_F = np.fmin(self._minimum_F, other._minimum_F)
         self._maximum_F = np.fmax(self._maximum_F, other._maximum_F)
         self._missing_F += other._missing_F
@@ -100,10 +100,10 @@ class FeatureStats:
 
 
 class UniqueInGroup:
-    """Counts the documents whose value of a feature no other document of their group has.
+    """Counts the documents with a value of a feature that no other document of their group has.
 
-    Only features of whole numbers are counted, as all categories are, because measurements differ anyway. Groups of one
-    document are left out; a missing value is not unique.
+    Only features of whole numbers are counted, which includes all categories, because measurements differ anyway.
+    Groups of one document are left out; a missing value is not unique.
 
     Example:
         >>> unique = UniqueInGroup(3)
@@ -120,7 +120,7 @@ class UniqueInGroup:
         self._whole_F = np.ones(n_features, dtype=np.bool_)
 
     def add(self, features_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64]) -> None:
-        """Add the rows of whole groups; a chunk of them fits the processor's cache."""
+        """Add the rows of whole groups, in chunks that fit the processor's cache."""
         lengths_Q = np.diff(offsets_Q1)
         self.grouped += int(lengths_Q[lengths_Q > 1].sum())
         self._whole_F &= _whole(features_NF[:_FIRST])  # most features with fractions are left out here
@@ -136,7 +136,7 @@ class UniqueInGroup:
 
     @classmethod
     def of(cls, shares: Sequence[float | None], grouped: int) -> "UniqueInGroup":
-        """The counts that have these shares."""
+        """Restore counts from shares."""
         unique = cls(len(shares))
         unique.grouped = grouped
         unique._whole_F[:] = [share is not None for share in shares]
@@ -144,13 +144,13 @@ class UniqueInGroup:
         return unique
 
     def merge(self, other: "UniqueInGroup") -> None:
-        """Add the groups of another."""
+        """Add the groups of other counts."""
         self.grouped += other.grouped
         self._unique_F += other._unique_F
         self._whole_F &= other._whole_F
 
     def shares(self) -> list[float | None]:
-        """Unique documents of each feature as a share of all in groups of at least two; None if not counted."""
+        """The share of unique documents in groups of at least two, for each feature; None if it is not counted."""
         pairs = zip(self._unique_F.tolist(), self._whole_F.tolist(), strict=True)
         return [unique / self.grouped if whole and self.grouped else None for unique, whole in pairs]
 
@@ -161,7 +161,7 @@ def identifying(
     """The features that identify a document within its group, and numbers that may do so, with their shares.
 
     Returns:
-        The categorical features with a share of at least .5; the numeric ones of whole numbers with at least .95.
+        Categorical features with a share of at least .5; numeric features of whole numbers with at least .95.
 
     Example:
         >>> features = Feature(name="id", kind="categorical"), Feature(name="rank"), Feature(name="age")
@@ -191,7 +191,7 @@ def _unique(x_KML: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 class LabelCounts:
-    """Documents by label value, as long as there are at most 64 values.
+    """Documents by label value, for up to 64 values.
 
     Example:
         >>> labels = LabelCounts()
@@ -212,18 +212,18 @@ class LabelCounts:
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> "LabelCounts":
-        """The label counts that have these counts, of at most 64 labels."""
+        """Restore counts of at most 64 labels."""
         labels = cls()
         labels._counts.update({float(np.float32(text)): count for text, count in counts.items()})
         return labels
 
     def merge(self, other: "LabelCounts") -> None:
-        """Add the labels that another has counted."""
+        """Add the counts of another."""
         if len(self._counts) <= _LABELS:
             self._counts.update(other._counts)
 
     def counts(self) -> dict[str, int]:
-        """The counts by label, rising; empty where there are more than 64 labels."""
+        """The counts by label, sorted; empty for more than 64 labels."""
         if len(self._counts) > _LABELS:
             return {}
         return {

@@ -1,8 +1,9 @@
-"""Token columns of a data set: their names in the files, what the manifest says of them, and their Arrow forms.
+"""Token columns of a data set: their names in the files, their entries in the manifest, and their Arrow forms.
 
-A token field is a list of tokens for each query (`query_tokens_NAME`, a list a row) or for each document. The lists of
-a group's documents lie end to end in `document_tokens_NAME`, and `document_lengths_NAME` has the tokens of each: one
-level of lists, which numpy cuts without a loop. Ids count from 0 in the data set's vocabulary, which all fields share.
+A token field is a list of tokens for each query (`query_tokens_NAME`, one list per row) or for each document. The lists
+of a group's documents are concatenated in `document_tokens_NAME`, and `document_lengths_NAME` has their lengths. This
+one level of lists can be cut by numpy without a loop. Ids count from 0 in the vocabulary of the data set, which all
+fields share.
 
 Shapes: N rows with a list of tokens each (queries or documents), Q groups, T tokens.
 """
@@ -58,13 +59,12 @@ class TokenSummary(Config):
     cut_tokens: int = 0
 
     def __add__(self, other: "TokenSummary") -> "TokenSummary":
-        """The counts of both together."""
         sums = {name: value + getattr(other, name) for name, value in self}
         return TokenSummary(**sums | {"longest": max(self.longest, other.longest)})
 
 
 class Vocabulary(Config):
-    """The vocabulary of all token fields: the number of ids, those of special tokens, and the file that has it."""
+    """The vocabulary of all token fields: the number of ids, the special ids, and the file with the tokenizer."""
 
     size: int = Field(ge=1)
     """Ids are below it, special ones included."""
@@ -75,16 +75,16 @@ class Vocabulary(Config):
     sha256: str = ""
 
     def same_as(self, other: Self | None) -> bool:
-        """Whether both give the same id to every token."""
+        """True if both give the same id to every token."""
         return other is not None and self.identity() == other.identity()
 
     def identity(self) -> list[Any]:
-        """All but the place of the file."""
+        """Everything but the place of the file."""
         return [self.size, sorted(self.special.items()), self.sha256]
 
 
 def lengths_of(column: str) -> str:
-    """The column with the number of tokens of each document, for the column with the tokens.
+    """The column with the number of tokens of each document that belongs to a column of tokens.
 
     Example:
         >>> lengths_of("document_tokens_title")
@@ -94,12 +94,12 @@ def lengths_of(column: str) -> str:
 
 
 def is_of_documents(column: str) -> bool:
-    """Whether a column has the tokens of documents."""
+    """True if a column has the tokens of documents."""
     return column.startswith("document_tokens_")
 
 
 def to_columns(name: str, tokens_N: pa.ListArray, offsets_Q1: NDArray[np.int64]) -> dict[str, pa.ListArray]:
-    """The two columns of a field of documents, from one list for each document; no list is null.
+    """The two columns of a document field, from one list per document; no list is null.
 
     Example:
         >>> columns = to_columns("document_tokens_t", pa.array([[5], [], [6, 7]], LISTS), np.array([0, 2, 3]))
@@ -115,10 +115,10 @@ def to_columns(name: str, tokens_N: pa.ListArray, offsets_Q1: NDArray[np.int64])
 
 
 def from_columns(tokens_Q: pa.ListArray, lengths_Q: pa.ListArray) -> pa.ListArray:
-    """One list for each document, from the two columns of a field: the inverse of `to_columns`.
+    """One list per document from the two columns of a field: the inverse of `to_columns`.
 
     Raises:
-        ValueError: the lengths are not those of the tokens.
+        ValueError: the lengths do not match the tokens.
     """
     lengths_N = lengths_Q.flatten().to_numpy()
     bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
@@ -140,7 +140,7 @@ def token_bytes(table: pa.Table) -> NDArray[np.int64]:
 
 
 def summarise(table: pa.Table) -> dict[str, TokenSummary]:
-    """The counts of a table's token fields, by column; what was cut off is not in the table."""
+    """Counts of a table's token fields, by column; the table does not tell what was cut off."""
     summaries = {}
     for column in (name for name in table.schema.names if name.startswith(("query_tokens_", "document_tokens_"))):
         lengths = pc.list_value_length(table.column(column))
@@ -157,14 +157,14 @@ def summarise(table: pa.Table) -> dict[str, TokenSummary]:
 
 
 def copy_vocabulary(vocabulary: Vocabulary | None, url: str, commit: storage.Commit) -> Vocabulary | None:
-    """The vocabulary of the data set at `url` for another one, whose commit gets a copy of its file."""
+    """Copy the vocabulary file of the data set at `url` into the commit of another one; returns its vocabulary."""
     if vocabulary is None or vocabulary.path is None:
         return vocabulary
     return put_vocabulary(vocabulary, storage.read_bytes(storage.listed_file(url, vocabulary.path)), commit)
 
 
 def put_vocabulary(vocabulary: Vocabulary, content: bytes, commit: storage.Commit) -> Vocabulary:
-    """The vocabulary with its file in place: a tokenizer in JSON."""
+    """Write a tokenizer in JSON as the vocabulary's file; returns the vocabulary that names it."""
     with commit.file("tokenizer-{hash}.json") as path:
         path.write_bytes(content)
     placed = commit.files[-1]

@@ -1,18 +1,18 @@
-"""Writes query groups as the Parquet files of a data set directory, period by period, in bounded memory.
+"""Write query groups as the Parquet files of a data set directory, period by period, in bounded memory.
 
-A row group has about 8 MB. A small data set gets smaller row groups, so that it can fill the canonical streams too.
-The rules count groups in the order in which they arrive, over all periods:
+A row group has about 8 MB. A small data set gets smaller row groups, so that it can also fill the canonical streams.
+The rules count groups in order of arrival, over all periods:
 
-- The first 4 MB of the data set are its head: cut evenly into 64 row groups, and between periods. If the head has fewer
-  than 64 groups, each becomes a row group, and another head follows with 64 KB for each row group missing to 64.
-- After the head a row group ends with the group that brings it to a 64th of the data set so far, at least 64 KB and at
-  most the full size.
+- The first 4 MB of the data set are its head: cut evenly into 64 row groups, and between periods. If the head has
+  fewer than 64 groups, each becomes a row group, and another head follows with 64 KB per row group missing to 64.
+- After the head, a row group ends with the group that brings it to 1/64 of the data set so far, at least 64 KB and
+  at most the full size.
 
-So a data set of T bytes has at least 64 row groups, or one for each query group; and at most `64 + I(T) + 2 P`, where
-`I(T)` is the integral of `dt / min(max(t / 64, 64 KB), 8 MB)` from 0 to T: T / 64 KB up to 4 MB, then 64 for each
-e-fold up to 512 MB, and one for each 8 MB beyond. P counts the periods of each writer: the last row group of a period
-may not be full, in the head and at the end. (The one exception: when over 256 MB wait in many open periods, the largest
-period is written early.) The cuts depend on the rows alone, never on how the rows are divided into tables.
+So a data set of T bytes has at least 64 row groups, or one per query group; and at most `64 + I(T) + 2 P`, where `I(T)`
+is the integral of `dt / min(max(t / 64, 64 KB), 8 MB)` from 0 to T: T / 64 KB up to 4 MB, then 64 for each e-fold up to
+512 MB, and one for each 8 MB beyond. P counts the periods of each writer: the last row group of a period may not be
+full, in the head and at the end. (One exception: when over 256 MB wait in many open periods, the largest period is
+written early.) The cuts depend only on the rows, not on how the rows are divided into tables.
 
 Shapes: Q groups, N documents, F features.
 """
@@ -39,7 +39,7 @@ _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64
 BESIDE_LABELS = ("positions", "clicks", "weights", "gains")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
-"""Columns with one number per document, in the order in which they are written."""
+"""Columns with one number per document, in the order they are written."""
 _PLAIN = ("gid", "features", *PER_DOCUMENT)
 
 
@@ -63,11 +63,11 @@ class _Period:
 
 
 class DatasetWriter:
-    """Takes tables of whole groups and puts finished files in place through a commit.
+    """Takes tables of whole groups, and puts finished files in place through a commit.
 
-    The tables have the columns of the data set directory; all have one schema. `close` returns the files; without it
-    only the commit's staging area is left. `before` counts the groups and documents that the data set already has
-    before those of this writer; `prefix` begins the names of this writer's files.
+    The tables have the columns of the data set directory and the same schema. `close` returns the files; without it
+    only the commit's staging area is left. `before` counts the earlier groups and documents of the data set; file names
+    begin with `prefix`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DatasetWriter:
         self._table: pa.Table = None
 
     def add(self, periods: str | pa.StringArray, table: pa.Table) -> None:
-        """Append groups, all of one period or each with its own; a period's name must be valid as a directory's."""
+        """Append groups, all of one period or each with its own; period names must be valid directory names."""
         names = [periods] * len(table) if isinstance(periods, str) else periods.to_pylist()
         self._table = table
         for row, (name, size) in enumerate(zip(names, self._sizes(table).tolist(), strict=True)):
@@ -135,22 +135,21 @@ class DatasetWriter:
         return self._lengths(table) * 4 * (self._n_features + 1) + token_bytes(table)
 
     def _lengths(self, table: pa.Table) -> NDArray[np.int64]:
-        """Documents of each group."""
         return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
 
     def _target(self) -> int:
-        """Bytes at which a row group is complete at this point of the data set."""
+        """The size in bytes of a complete row group at this point of the data set."""
         return min(max(self._written_bytes // MIN_ROW_GROUPS, self._smallest), self._row_group_bytes)
 
     def _rows(self, state: _Period, *, copy: bool) -> pa.Table:
-        """A period's rows of the current table; `copy` them to keep, since a slice keeps the whole table in memory."""
+        """A period's rows of the current table; `copy` rows to keep, because a slice keeps the whole table alive."""
         rows, state.rows = state.rows, []
         if len(rows) == len(self._table) or (not copy and rows[-1] - rows[0] + 1 == len(rows)):
             return self._table.slice(rows[0], len(rows))
         return self._table.take(pa.array(rows))
 
     def _take_waiting(self, state: _Period) -> pa.Table:
-        """All waiting rows of a period as one chunk, since Parquet's pages end where chunks do."""
+        """All waiting rows of a period as one chunk, because Parquet pages end where chunks do."""
         parts = [*state.waiting, self._rows(state, copy=False)] if state.rows else state.waiting
         table = pa.concat_tables(parts).combine_chunks()
         self._waiting_bytes -= state.waiting_bytes
@@ -158,7 +157,7 @@ class DatasetWriter:
         return table
 
     def _write_head(self) -> None:
-        """Write all waiting rows as the missing row groups, of about equal bytes, or one for each query group."""
+        """Write all waiting rows as the missing row groups, of about equal bytes, or one per query group."""
         waiting = [state for state in self._periods.values() if state.waiting_bytes]
         tables = [self._take_waiting(state) for state in waiting]
         if not tables:
@@ -192,7 +191,7 @@ class DatasetWriter:
         if len(self._open) == _OPEN_FILES:  # the number of open files and their buffers is bounded
             self._close_file(self._open[0])
         self._open.append(state)
-        # dictionaries save space for ids that repeat; numbers are written plainly, to be read without decoding
+        # dictionaries save space for repeated ids; numbers are written plainly, to be read without decoding
         names = [name for name in schema.names if name not in _PLAIN]
         columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
         path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
@@ -234,7 +233,7 @@ def _bounds(lengths_Q: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
-    """Cut a sequence into `parts` consecutive runs of about equal sums, none empty; fewer where it is shorter.
+    """Cut a sequence into `parts` consecutive non-empty runs of about equal sums; fewer runs if it is shorter.
 
     Returns the boundaries, from 0 to Q.
 

@@ -1,12 +1,12 @@
 """GroupStream: ragged micro-batches of query groups in a reproducible order that can be resumed at any step.
 
 Each step yields one micro-batch from each canonical stream of the worker (see `plan`). A canonical stream is a sequence
-of windows; a micro-batch takes groups from the end of the previous one on, across windows, up to its budget of
-documents and groups. An epoch may be several passes, each in its own order. So the position in the sequence is
-the whole state, and it does not depend on the workers.
+of windows. A micro-batch continues where the previous one ended, across windows, up to its budget of documents and
+groups. An epoch may be several passes, each in its own order. The position in the sequence is the whole state, and does
+not depend on the workers.
 
-Query groups may be served several times per epoch, by a column of their data set. The number of times is a function of
-seed, epoch and the group's id, so that neither workers nor the layout of the files matter.
+A column of the data set can make query groups be served several times per epoch. The number of times is a function of
+seed, epoch and group id, so it depends neither on workers nor on the layout of the files.
 
 Shapes: Q groups, Q1 = Q + 1 offsets.
 """
@@ -97,9 +97,7 @@ class StreamConfig(Config):
 class Position(NamedTuple):
     """A position in a canonical stream: the next group is number `group` of window `window`, in the order served.
 
-    Windows count over all passes of an epoch.
-
-    JSON has it as a list of two integers; `Position(*values)` restores it.
+    Windows count over all passes of an epoch. In JSON it is a list of two integers; `Position(*values)` restores it.
     """
 
     window: int = 0
@@ -107,7 +105,7 @@ class Position(NamedTuple):
 
 
 class _PlannedWindow(NamedTuple):
-    """Row groups to read: window `window` of a stream in pass number `number`, counted over all epochs."""
+    """The row groups of window `window` of a stream in pass `number`, counted over all epochs."""
 
     number: int
     window: int
@@ -118,7 +116,7 @@ class _PlannedWindow(NamedTuple):
 class MicroBatches(NamedTuple):
     """One step of a worker: the next micro-batch of each of its streams, None for a stream that has run out.
 
-    `positions` are those after the step, where a resumed epoch continues.
+    `positions` are those after the step; a resumed epoch continues there.
     """
 
     micro_batches: dict[int, QueryGroups | None]
@@ -126,9 +124,9 @@ class MicroBatches(NamedTuple):
 
 
 class GroupStream:
-    """The share of one worker in the query groups of a selection.
+    """One worker's share of the query groups of a selection.
 
-    With `repeat` the constructor reads the column that it names once, for the counts of an epoch.
+    With `repeat` the constructor reads its column once, to count the groups of an epoch.
 
     Args:
         selection: row groups to read, and whether labelled groups only.
@@ -137,10 +135,10 @@ class GroupStream:
         rank: number of this worker; it serves the streams c with c mod world = rank.
         world: number of workers.
         reader: `read_direct`, or `read_with_ray` if this process is connected to a Ray cluster.
-        memory: holds what was read of the selection, so that later epochs read nothing; None keeps nothing.
+        memory: keeps what was read of the selection, so that later epochs read nothing; None keeps nothing.
 
     Raises:
-        InputError: there are fewer streams than workers, or the longest group leaves the budget room for fewer;
+        InputError: there are fewer streams than workers, or would be to fit the longest group in the budget;
             `regroup` is set for labelled groups or with tokens of queries, or the column of `repeat` cannot be used.
     """
 
@@ -183,7 +181,7 @@ class GroupStream:
 
     @cached_property
     def passes(self) -> int:
-        """Passes over the selection that make an epoch."""
+        """Passes over the selection in an epoch."""
         config = self.config
         steps = self._documents_per_pass / config.docs_per_batch
         if config.groups_per_batch is not None:
@@ -214,20 +212,20 @@ class GroupStream:
         return np.rint(self._on_average(self.selection.served_documents_R)).astype(np.int64)
 
     def _on_average(self, served_once_R: NDArray[np.int64]) -> NDArray[np.float64]:
-        """A count of each row group, multiplied by how often its groups are served on average."""
+        """A count of each row group times the mean number of times that its groups are served."""
         return np.asarray(served_once_R * (1.0 if self._mean_times_R is None else self._mean_times_R), np.float64)
 
     def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
         """The steps of an epoch.
 
         It ends when all local streams have run out. Each group of the selection is in exactly one micro-batch of
-        exactly one stream, in each pass if there are several. With `repeat` it is as often in one stream as
-        `times_served` decides, and with `regroup` the promise holds for each document. The micro-batches of a stream do
-        not depend on rank and world.
+        exactly one stream, in each pass if there are several. With `repeat` it is in one stream as often as
+        `times_served` says; with `regroup` the guarantee holds for each document. The micro-batches of a stream do not
+        depend on rank and world.
 
         Args:
             epoch: number of the epoch.
-            start: positions of all local streams after a step, from any number of workers; the epoch continues there.
+            start: positions of all local streams after a step, from any number of workers; the epoch resumes there.
 
         Raises:
             InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -255,7 +253,6 @@ class GroupStream:
             yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
-        """The windows of each local stream, pass after pass."""
         windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
         values_R = self.selection.row_groups.documents_R * len(self.selection.features)
         for number in range(epoch * self.passes, (epoch + 1) * self.passes):
@@ -281,10 +278,7 @@ class GroupStream:
     def _read(
         self, windows: Mapping[int, Sequence[_PlannedWindow]], start: Mapping[int, Position]
     ) -> Iterator[tuple[int, Window]]:
-        """The windows from `start` on, each with its stream, in the order in which they will be needed.
-
-        All reading and decoding happens in this iterator, so a thread that runs it reads ahead.
-        """
+        """The windows from `start` on with their streams, in the order needed; iterate in a thread to read ahead."""
         remaining = {c: stream[start[c].window :] for c, stream in windows.items()}
         order = plan.read_order(
             {c: [int(self._documents_R[w.row_groups].sum()) for w in ws] for c, ws in remaining.items()}
@@ -343,7 +337,7 @@ class Budget(NamedTuple):
 
 
 def _sizes(window: Window) -> list[NDArray[np.int64]]:
-    """Documents, groups and tokens of a window before each of its groups, and of all together; in a budget's order."""
+    """Cumulative documents, groups and tokens of a window, in a budget's order."""
     groups_Q1 = np.arange(len(window.offsets_Q1))
     return [window.offsets_Q1, groups_Q1, np.concatenate([np.zeros(1, np.int64), np.cumsum(window.tokens_Q)])]
 
@@ -389,7 +383,7 @@ class _Cursor:
 
 
 def check_batches(selection: Selection, config: StreamConfig, *, world: int, title: str) -> None:
-    """Check before any worker is started that a training can read its groups; logs once what long groups change.
+    """Check that a training can read its groups, before workers start; logs once what long groups change.
 
     Raises:
         InputError: as `GroupStream`.

@@ -1,4 +1,4 @@
-"""From tables of row groups to windows: decoded, checked against the manifest, held in memory, served several times.
+"""Turn tables of row groups into windows: decode, check against the manifest, keep in memory, serve repeatedly.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all groups, also those not served).
 """
@@ -34,11 +34,11 @@ _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that wa
 class Decoder:
     """Turns tables of a selection's row groups into windows, and checks them against the manifest.
 
-    Only the feature buffer is handled table by table; all other work is done once per window, on concatenated columns.
+    Only features are handled table by table; all other work is done once per window, on concatenated columns.
 
     Args:
-        selection: the selection to read; of labelled groups it may have no feature, and then none is read.
-        documents: False to find the served rows only, which needs few columns.
+        selection: the selection to read; a labelled one may have no features, and then none are read.
+        documents: False to find only the served rows, which needs few columns.
     """
 
     def __init__(self, selection: Selection, *, documents: bool = True) -> None:
@@ -57,7 +57,7 @@ class Decoder:
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
     def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
-        """The rows that are served, numbered over all tables: all rows, or the kept ones among the labelled rows.
+        """The rows that are served, numbered over all tables: all rows, or the kept labelled ones.
 
         Raises:
             InputError: a table differs from its manifest, or has other columns than the tables before it.
@@ -80,7 +80,7 @@ class Decoder:
         return rows_Q
 
     def decode(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]) -> Window:
-        """The groups in the rows `rows_Q` of some row groups' tables, in this order; a row may repeat.
+        """Decode the groups in the rows `rows_Q` of some row groups' tables, in this order; a row may repeat.
 
         Raises:
             InputError: a table differs from its manifest, or a group's values do not fit its documents.
@@ -138,7 +138,7 @@ class Decoder:
     def _features(
         self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
     ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
-        """Views of the features of some rows, and the rows' numbers of documents."""
+        """Views of the features of some rows, and the number of documents of each row."""
         buffers, bounds, widths, places = [], [], [], []
         for row_group, table in zip(row_groups, tables, strict=True):
             stored = row_group.stored or self.selection.features
@@ -186,7 +186,7 @@ def mismatch(row_group: RowGroup, what: str, remedy: str = PREPARE_AGAIN) -> Inp
 
 
 def _is_usable(name: str, column_type: pa.DataType | None) -> bool:
-    """Whether a column has the type that it must have, or is missing and may be."""
+    """True if a column has the required type, or is missing and optional."""
     if column_type is None:
         return name in _OPTIONAL
     if name == "gid":
@@ -199,14 +199,13 @@ def _is_usable(name: str, column_type: pa.DataType | None) -> bool:
 
 
 def _remedy(name: str) -> str:
-    """The remedy for a bad column."""
     return scores.SCORE_AGAIN if name == SCORES else PREPARE_AGAIN
 
 
 def _check_present(
     name: str, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
 ) -> None:
-    """Check that groups with labels, which are served, have values in the column that serves as labels."""
+    """Check that served labelled groups have values in the column that serves as labels."""
     lists = _concat(tables, name)
     if not lists.null_count:
         return
@@ -225,7 +224,7 @@ def _gather(
     rows_Q: NDArray[np.int64],
     lengths_Q: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """The values of some rows, one after the other, of a column with one value per document; NaN for a null row."""
+    """The values of some rows of a column with one value per document, concatenated; NaN for a null row."""
     lists = _concat(tables, name)
     values = _values(row_groups[0], name, lists)
     starts_R1 = lists.offsets.to_numpy().astype(np.int64)
@@ -245,12 +244,11 @@ def _gather(
 
 
 def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
-    """A column of all tables as one array."""
     return pa.concat_arrays([chunk for table in tables for chunk in table.column(name).chunks])
 
 
 def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.float32]:
-    """A view of the values of all lists; for a sliced array all of the child, since the offsets refer to that."""
+    """A view of the values of all lists; the whole child of a sliced array, because the offsets refer to that."""
     if lists.values.null_count:
         raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant", _remedy(name))
     values: NDArray[np.float32] = lists.values.to_numpy()
@@ -282,17 +280,17 @@ def _decoded_tokens(
 
 
 def _check_ids(rows: TokenRows, size: int) -> None:
-    """Check that all tokens are in a vocabulary of this size; of tokens that no row has it checks some, too."""
+    """Check that token ids are below `size`; this also covers some tokens that no row uses."""
     if len(rows.ids_T) and (int(rows.ids_T.min()) < 0 or int(rows.ids_T.max()) >= size):
         bad_id = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
         raise ValueError(f"token {bad_id} is not in the vocabulary of {size:,}")
 
 
 class Memory:
-    """The served groups of the row groups that were read so far, decoded: what is there need not be read again.
+    """Decoded groups of the row groups read so far, so that they are not read again.
 
-    It holds copies of these groups alone. The order of an epoch, its batches and its account are the same with and
-    without it. One worker fills it, in any order; all epochs and phases of a run may share it.
+    It copies the served groups. Order, batches and accounting of an epoch are the same with and without it. One worker
+    fills it, in any order; all epochs and phases of a run may share it.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -301,9 +299,9 @@ class Memory:
 
 
 def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
-    """An empty memory for a selection of labelled groups; None if they may take more, by the manifest's counts.
+    """An empty memory for a selection of labelled groups; None if they may exceed it, by the manifest's counts.
 
-    Groups without labels are never held: an epoch over all groups reads nothing in vain.
+    Groups without labels are never kept.
     """
     of_tokens = sum(key.max_tokens for key in selection.tokens if key.of == "document")  # at most
     size = 4 * selection.n_documents * (len(selection.features) + of_tokens)
@@ -311,11 +309,11 @@ def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
 
 
 MOST = 1000.0
-"""The most times that a group may be served per epoch on average; a larger value hints at the wrong column."""
+"""The largest mean number of times per epoch for a group; a larger value suggests the wrong column."""
 
 
 def _text_keys(times: Any) -> Any:
-    """The mapping with all keys as texts, in YAML's spelling: `{1: 2}` has a number for a key."""
+    """Convert keys to text in YAML's spelling: `{1: 2}` has a number as key."""
     if not isinstance(times, dict):
         return times
     return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
@@ -363,7 +361,7 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
 
 
 def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> NDArray[np.float64]:
-    """Read the column of a whole selection: the mean number of times of each row group's served groups, shape [R].
+    """Read the column of a whole selection: the mean number of times over each row group's served groups, shape [R].
 
     Raises:
         InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
@@ -392,7 +390,7 @@ def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
 
 
 def _nearest_meta(row_group: RowGroup, name: str) -> str:
-    """The column of a file that is probably meant, for the end of an error."""
+    """The most similar column of a file, as the end of an error message."""
     filesystem, path = storage.arrow_filesystem(row_group.url)
     with storage.named_errors(row_group.url):
         names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names

@@ -1,4 +1,4 @@
-"""Query groups with the columns that name them, for what people read: a report, an explanation.
+"""Query groups with the columns that name them, for reports and explanations.
 
 Shapes: M chosen groups.
 """
@@ -21,12 +21,12 @@ _IDS = ("query_id", "doc_ids")
 
 
 class NamedGroups(NamedTuple):
-    """Groups of one row group, as they are stored."""
+    """The stored groups of one row group."""
 
     row_group: RowGroup
     groups: QueryGroups
     ids: pa.Table
-    """`query_id` and, where the data has them, `doc_ids` and others that were asked for: a row for each group."""
+    """`query_id`, `doc_ids` if present, and other requested columns: a row for each group."""
 
 
 def read_named(
@@ -36,8 +36,8 @@ def read_named(
 
     Args:
         selection: the groups.
-        also: columns of groups to read too; a file may lack them.
-        chosen_M: numbers of the groups to read, counted in this order and rising; all if it is left out.
+        also: further group columns to read; a file may lack them.
+        chosen_M: sorted numbers of the groups to read, counted in this order; all if it is left out.
     """
     decoder, first = Decoder(selection), 0
     for row_group, served in zip(selection.row_groups, selection.served_groups_R.tolist(), strict=True):

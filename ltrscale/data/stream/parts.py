@@ -1,8 +1,7 @@
 """Parts of a selection, and running a function on each: in this process or in tasks of a Ray cluster.
 
-Parts are cut from the manifests alone, so they do not depend on the processes that work on them, and results come in
-their order. Statistics that are computed part by part and merged in that order are the same for any number of
-processes.
+Parts are cut from the manifests alone and results come in their order. So statistics that are merged part by part are
+the same for any number of processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +28,10 @@ class Part:
 
 
 class Run(Protocol):
-    """Runs a function on each part; yields the results in the order of the parts, as soon as they are ready."""
+    """Run a function on each part; yields the results in the order of the parts, as soon as they are ready."""
 
     def __call__(self, function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
-        """Ray sends the function to other processes: use a module-level one, or a `partial` of one."""
+        """Use a module-level function or a `partial` of one, because Ray sends it to other processes."""
         ...
 
 
@@ -44,7 +43,7 @@ def cut_into_parts(selection: Selection, *, values: int = _VALUES) -> list[Part]
 def parts_of(selection: Selection, *, values: int = _VALUES) -> Iterator[Part]:
     """Cut a selection into parts of whole row groups, each of about `values` feature values (64 MiB).
 
-    Documents are those of the row groups, whether or not all of them are served.
+    This counts all documents of the row groups, served or not.
     """
     budget = values // max(1, len(selection.features))
     ends_R = np.cumsum(selection.row_groups.documents_R)
@@ -57,12 +56,12 @@ def parts_of(selection: Selection, *, values: int = _VALUES) -> Iterator[Part]:
 
 
 def spread(selection: Selection, *, documents: int) -> Selection:
-    """A sample of about this many documents: whole row groups, at equal distances over a selection of all groups."""
+    """A sample of about this many documents: whole row groups, evenly spaced over a selection of all groups."""
     row_groups = selection.row_groups
     number = min(len(row_groups), -(-len(row_groups) * documents // max(1, selection.n_documents)))
     return selection.only(row_groups.take([i * len(row_groups) // number for i in range(number)]))
 
 
 def run_here(function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
-    """Run a function on each part in the calling thread, lazily: each when the caller asks for its result."""
+    """Run a function on each part in the calling thread, lazily."""
     return map(function, parts)

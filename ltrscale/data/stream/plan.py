@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
-    """The seed of all randomness in one micro-batch, which is that of one stream in one step.
+    """The random seed of one micro-batch: one stream in one step.
 
     Example:
         >>> step_seed(0, 1, 2) == step_seed(0, 1, 2), step_seed(0, 1, 2) == step_seed(0, 2, 1)
@@ -40,8 +40,8 @@ def canonical_streams(
 ) -> list[NDArray[np.int64]]:
     """Deal row groups to streams that are balanced by documents.
 
-    The row groups are permuted (in file order without `shuffle`); each in turn goes to the stream with the fewest
-    documents so far, in a tie to the lowest number. So two streams differ by at most the largest row group.
+    The row groups are permuted (in file order without `shuffle`). Each in turn goes to the stream with the fewest
+    documents so far, or the lowest number in a tie. So two streams differ by at most the largest row group.
 
     Args:
         documents_R: documents of each row group.
@@ -63,7 +63,7 @@ def canonical_streams(
     stream_R = np.empty(n, np.min_scalar_type(streams))  # narrow numbers are sorted in linear time
     # a heap of `load * streams + stream`, ordered by load and then by number; pairs would take three times as long
     loads = list(range(streams))
-    for first in range(0, n, _A_TURN):  # as Python's numbers a million would take much memory
+    for first in range(0, n, _A_TURN):  # a million Python numbers at once would take much memory
         turn = slice(first, first + _A_TURN)
         added = (documents_R[order_R[turn]] * streams).tolist()
         stream_R[turn] = np.array([heapq.heapreplace(loads, loads[0] + load) for load in added]) % streams
@@ -77,7 +77,7 @@ _A_TURN = 1 << 16
 def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) -> list[list[T]]:
     """Cut a stream into windows of at most `window` row groups; one ends earlier where row groups are very large.
 
-    It ends with the row group that brings it to 2^22 values (16 MiB of features) for each that it could have.
+    It ends with the row group that brings it to 2^22 values (16 MiB of features) per row group that it could have.
 
     Example:
         >>> windows([4, 2, 0, 1, 3], 2, values=lambda _: 1)
@@ -115,8 +115,8 @@ def times_served(
 ) -> NDArray[np.int64]:
     """The number of times to serve each group in an epoch, `mean_times_Q` on average, shape [Q].
 
-    It is the whole part of the mean, plus one with the probability of the fraction: a function of seed, epoch and the
-    group's id, so that neither the other groups nor the layout of the files matter.
+    This is the whole part of the mean, plus one with the probability of the fraction. It is a function of seed, epoch
+    and group id, so it depends neither on other groups nor on the layout of the files.
 
     Example:
         >>> times_served(np.array([0.0, 1.0, 3.0]), np.array([0, 1, 2]), seed=0, epoch=0).tolist()
@@ -128,13 +128,13 @@ def times_served(
 
 
 def streams_within(streams: int, *, budget: int, longest: int) -> int:
-    """The number of streams of which each may serve the longest group while a step stays within its budget.
+    """The number of streams that can each serve the longest group while a step stays within its budget.
 
-    It is the largest divisor of `streams`, at least 1, so that workers among which `streams` are dealt evenly stay as
-    evenly loaded as can be. It depends on the data and the settings alone, never on the workers.
+    It is the largest such divisor of `streams`, at least 1, so that the workers stay as evenly loaded as possible. It
+    depends on data and settings alone, never on the workers.
 
     Args:
-        streams: number of canonical streams that is asked for.
+        streams: the requested number of canonical streams.
         budget: documents of a step.
         longest: documents of the longest group.
 
@@ -158,7 +158,7 @@ def local_streams(streams: int, *, rank: int, world: int) -> range:
 def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     """Interleave the windows of several streams in the order in which they will be needed.
 
-    Streams are consumed at the same rate, so a window is needed when the documents before it in its stream are used up.
+    Streams are consumed at the same rate, so a window is needed when its stream has used up the documents before it.
 
     Args:
         window_documents: documents of each window to read, by stream.

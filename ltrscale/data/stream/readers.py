@@ -1,10 +1,10 @@
 """Readers: from a plan of row groups to their tables, in the plan's order, one table per row group.
 
 `read_direct` reads with pyarrow in this process, `read_on_spare_cores` in its threads, and
-`runtime.on_ray.read_with_ray` the same tables on the CPUs of a Ray cluster. A column that a file lacks is left out.
-Page checksums are verified: a flipped bit is an error.
+`runtime.on_ray.read_with_ray` on the CPUs of a Ray cluster; all return the same tables. A column that a file lacks is
+left out. Page checksums are verified: a flipped bit is an error.
 
-The column `scores` comes from the file of scores that a row group names; its query groups must be the same.
+The column `scores` comes from the score file that a row group names; its query groups must be the same.
 """
 
 import errno
@@ -38,16 +38,16 @@ RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table
 
 OPEN_FILES = 64
 REQUESTS = 4
-"""At a time, of a process that reads remote files."""
+"""Requests at a time of a process that reads remote files."""
 _READS = 3
-"""Of a remote row group that cannot be decoded, before it counts as damaged."""
+"""Reads of a remote row group that cannot be decoded, before it counts as damaged."""
 _BUSY, _MOST_THREADS = 2, 8
-"""Cores for the training and for the thread that cuts its batches, and threads beyond which that one is the limit."""
+"""Cores kept for training and for the thread that cuts batches; with more threads, that thread is the limit."""
 _GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404")
 
 
 class PlannedRead(NamedTuple):
-    """A row group to read, its number of query groups by the manifest, and the file of its scores or "".
+    """A row group to read, its number of query groups by the manifest, and its score file or "".
 
     `dataset` is the data set that listed the file when it was chosen, or ""; `sha256` and `bytes` are the file's.
     """
@@ -70,18 +70,18 @@ class ParquetReads(NamedTuple):
 
 
 def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read row groups with pyarrow in this process; from remote storage with several requests at a time.
+    """Read row groups with pyarrow in this process; remote storage gets several requests at a time.
 
     Raises:
-        InputError: a file is missing, damaged or not the one that its manifest lists.
+        InputError: a file is missing, damaged or differs from its manifest.
     """
     return _read(row_groups, columns, spare=0)
 
 
 def read_on_spare_cores(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """As `read_direct`; where this worker has cores to spare, local files are decoded on them, in threads.
+    """Like `read_direct`, but decode local files in threads where this worker has cores to spare.
 
-    A worker with a GPU waits for little else: a core decodes some 500,000 documents of 136 features a second.
+    This is the main wait of a worker with a GPU: a core decodes some 500,000 documents of 136 features a second.
     """
     spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - _BUSY
     return _read(row_groups, columns, spare=min(spare, _MOST_THREADS))
@@ -91,7 +91,7 @@ def _read(row_groups: Sequence[RowGroup], columns: Sequence[str], *, spare: int)
     files, plan = RowGroups.of(row_groups).own_files, plan_reads(row_groups)
     is_local = all(storage.is_local(url) for file in files for url in (file.url, file.scores or ""))
     if is_local and spare >= 2:
-        # for each thread anew, since a file is read by one at a time
+        # per thread, because only one thread at a time can read a file
         opened = functools.lru_cache(2 * OPEN_FILES)(lambda url, _thread: open_parquet(url))
         return read_planned(plan, columns, lambda url: opened(url, threading.get_ident()), threads=spare)
     # a cache, because a shuffled plan returns to each file again and again
@@ -100,7 +100,7 @@ def _read(row_groups: Sequence[RowGroup], columns: Sequence[str], *, spare: int)
 
 
 def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
-    """What a process must know of each row group to read it, without the rest of its selection."""
+    """Reduce each row group to what a process needs to read it, without the rest of its selection."""
     none = FileSource("", "", 0)
     return (PlannedRead(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups)
 
@@ -108,13 +108,13 @@ def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
 def read_planned(
     plan: Iterable[PlannedRead], columns: Sequence[str], open_file: Callable[[str], ParquetReads], *, threads: int
 ) -> Iterator[pa.Table]:
-    """The tables of a plan; each of the threads reads a row group ahead, and without threads none is."""
+    """The tables of a plan; each thread reads one row group ahead, and without threads nothing is read ahead."""
     read = functools.partial(_read_item, columns=columns, open_file=open_file)
     return _ahead(read, plan, threads) if threads else map(read, plan)
 
 
 def _ahead(read: Callable[[PlannedRead], pa.Table], plan: Iterable[PlannedRead], threads: int) -> Generator[pa.Table]:
-    """`map(read, plan)` in threads that run as many row groups ahead; closing it ends them."""
+    """`map(read, plan)` in threads, each one row group ahead; closing it ends them."""
     waiting: deque[Future[pa.Table]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
     try:
@@ -145,8 +145,8 @@ def _read_item(item: PlannedRead, columns: Sequence[str], open_file: Callable[[s
 
 
 def _check_listed(item: PlannedRead, error: InputError) -> None:
-    """Check that the data set still lists a file that could not be read, with the content that was chosen."""
-    # storage that cannot be reached says nothing about the data set, but a file that is gone does
+    """Check that the data set still lists an unreadable file with the same content."""
+    # unreachable storage says nothing about the data set, but a missing file does
     cause = error.__cause__
     if not item.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
@@ -162,10 +162,7 @@ def _check_listed(item: PlannedRead, error: InputError) -> None:
 def _read_row_group(
     url: str, item: PlannedRead, columns: Sequence[str], open_file: Callable[[str], ParquetReads], remedy: str
 ) -> pa.Table:
-    """Columns of a row group of one file; a remote one counts as damaged when it was read three times.
-
-    pyarrow does not notice an answer that is shorter than its request, and decodes what was in memory before.
-    """
+    """Read columns of one row group, a remote one up to three times, because pyarrow does not notice short answers."""
     for _ in range(0 if storage.is_local(url) else _READS - 1):
         try:
             return _read_once(url, item, columns, open_file, remedy)
@@ -173,7 +170,7 @@ def _read_row_group(
             if isinstance(error, UnavailableError) or (error.__cause__ and storage.is_fault(error.__cause__)):
                 raise
             log.warning("%s: row group %d could not be decoded; reading it again", url, item.number)
-        open_file = open_parquet  # the footer too, of which a cache may keep what was not its own
+        open_file = open_parquet  # the footer again too: a cached one may hold foreign bytes
     return _read_once(url, item, columns, open_file, remedy)
 
 
@@ -212,7 +209,7 @@ def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
 
 
 def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
-    """A file whose row groups can be read at the same time, each with as few requests as possible."""
+    """Open a file for concurrent reads of its row groups, each with as few requests as possible."""
     from pyarrow import dataset as arrow_dataset  # imported late: it loads pandas, and local files do without
 
     info = filesystem.get_file_info(path)
@@ -234,7 +231,7 @@ PREPARE_AGAIN = "prepare the data set again"
 
 @contextmanager
 def _damage(url: str, remedy: str) -> Iterator[None]:
-    """Turn pyarrow's error for a file that it cannot decode into one line that names the file."""
+    """Turn pyarrow's decoding error into one line that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Scores of all documents of a selection, in memory: eight bytes per document, computed now or committed by jobs.score.
+"""In-memory scores of all documents of a selection: eight bytes per document, computed now or committed by jobs.score.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M groups of a batch, M1 = M + 1 offsets.
 """
@@ -22,13 +22,13 @@ from ltrscale.errors import InputError
 from ltrscale.progress import progress
 
 COLUMNS = ("gid", SCORES)
-"""The columns of a row group with its committed scores."""
+"""The columns to read for a row group with committed scores."""
 _DOCS_PER_BATCH = 1 << 16
 
 
 @dataclass(frozen=True)
 class DocumentScores:
-    """Scores [N] of the documents of some groups, float64; a call with some of these groups returns their scores.
+    """Scores [N] of the documents of some groups, float64; call it with some of the groups to get theirs.
 
     Example:
         >>> known = DocumentScores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
@@ -49,7 +49,7 @@ class DocumentScores:
         return DocumentScores(ids_Q, to_offsets(lengths_Q), torch.cat([part.scores_N for part in parts]))
 
     def __call__(self, groups: QueryGroups) -> Tensor:
-        """Scores of the documents of groups, all of which must be known."""
+        """Scores of the documents of groups, which must all be known."""
         scores_N = self.find(groups)
         assert scores_N is not None, "a group was not scored"
         return scores_N
@@ -58,7 +58,7 @@ class DocumentScores:
         """Scores of the documents of groups; None if a group is not known or has another number of documents."""
         assert groups.ids_Q is not None
         ids_Q, order_Q = self._sorted
-        # the place of an id above all known ones is past the end; the comparison below finds that it is unknown
+        # an id above all known ones has a place past the end; the comparison below finds that it is unknown
         place_M = torch.searchsorted(ids_Q, groups.ids_Q).clamp(max=len(ids_Q) - 1)
         rows_N, offsets_M1 = rows_of(self.offsets_Q1, order_Q[place_M])
         is_known = torch.equal(ids_Q[place_M], groups.ids_Q)
@@ -86,7 +86,7 @@ def score_selection(selection: Selection, scorer: Callable[[QueryGroups], Tensor
 
 
 def finite(scores_N: Tensor, name: str) -> Tensor:
-    """The scores themselves, where all are finite.
+    """Return the scores, which must all be finite.
 
     Raises:
         InputError: one of them is not finite.
@@ -111,7 +111,7 @@ def committed(url: str, split: Split) -> DocumentScores:
 
 
 def of_tables(tables: Sequence[pa.Table]) -> DocumentScores:
-    """The scores in tables of the columns `COLUMNS`, which a reader takes from the files of scores."""
+    """The scores in tables with the columns `COLUMNS`, as readers return them."""
     lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
     ids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])
     lengths_Q = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists])

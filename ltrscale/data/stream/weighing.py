@@ -1,4 +1,4 @@
-"""A look at the weights of a training split: none may be negative, and those of 0 take documents out of training.
+"""Check the weights of a training split: none may be negative, and zeros remove documents from training.
 
 Shapes: N documents.
 """
@@ -12,7 +12,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 
 _MOST_LABELS = 64
-"""With more distinct labels, they are not grades, and a label whose documents all have weight 0 means nothing."""
+"""With more distinct labels, they are not grades, and it means nothing if all documents of a label have weight 0."""
 _REMEDY = (
     "such a document has no part in training; if the weight is what a document is worth, such as its revenue, map it "
     "as columns.gain in prepare, not columns.weights, and measure it by evaluate.gains: column"
@@ -20,14 +20,14 @@ _REMEDY = (
 
 
 _warnings: dict[tuple[str, int], str] = {}
-"""The warnings by hash and number of groups: a line is logged once in a process, and data are read once."""
+"""Warnings by hash and number of groups, so that data are read and a warning logged once per process."""
 
 
 def check_weights(selection: Selection) -> str:
     """Warn where weights are 0 for most documents, or for all documents of one label; returns the warning, or "".
 
-    It reads labels and weights alone, of the labelled groups that are served. Call it before a training that
-    multiplies by weights; scores that serve as labels are no grades, and are not looked at.
+    It reads only the labels and weights of the labelled groups that are served. Call it before a training that
+    multiplies by weights. Scores that serve as labels are not grades, and are not checked.
 
     Raises:
         InputError: all weights are 0, or one is negative or infinite, in a data set that prepare did not check.
@@ -41,7 +41,6 @@ def check_weights(selection: Selection) -> str:
 
 
 def _look(selection: Selection) -> str:
-    """See `check_weights`."""
     documents, zeros = Counter[float](), Counter[float]()
     for groups in iterate(replace(selection, features=(), tokens=()), docs_per_batch=1 << 16):
         if groups.weights_N is None:
@@ -60,7 +59,7 @@ def _look(selection: Selection) -> str:
 
 
 def _wrong(documents: Counter[float], zeros: Counter[float]) -> str:
-    """What is wrong with weights, from the documents of each label and those of weight 0 among them.
+    """Describe what is wrong with weights, from the documents and zero-weight documents of each label.
 
     Example:
         >>> _wrong(Counter({0.0: 90, 1.0: 10}), Counter({0.0: 90}))

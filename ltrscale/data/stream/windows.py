@@ -21,14 +21,14 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The token lists of some rows: row r has `ids_T[starts_R[r] : starts_R[r] + lengths_R[r]]`."""
+    """Token lists of rows: row r has `ids_T[starts_R[r] : starts_R[r] + lengths_R[r]]`."""
 
     ids_T: NDArray[np.int32]
     starts_R: NDArray[np.int64]
     lengths_R: NDArray[np.int64]
 
     def take(self, rows_M: NDArray[np.int64]) -> "TokenRows":
-        """These rows, in this order; no token is copied."""
+        """These rows, in this order, without copying tokens."""
         return TokenRows(self.ids_T, self.starts_R[rows_M], self.lengths_R[rows_M])
 
     def part(self, first: int, last: int) -> "TokenRows":
@@ -36,13 +36,13 @@ class TokenRows:
         return TokenRows(self.ids_T, self.starts_R[first:last], self.lengths_R[first:last])
 
     def copied(self) -> "TokenRows":
-        """The same rows with only their own tokens in memory, end to end."""
+        """The same rows with a compact copy of their own tokens."""
         index_T = runs(self.starts_R, self.lengths_R)
         return TokenRows(self.ids_T[index_T], offsets_of(self.lengths_R)[:-1], self.lengths_R)
 
     @staticmethod
     def joined(parts: Sequence["TokenRows"]) -> "TokenRows":
-        """The rows of all parts, one part after the other."""
+        """The rows of all parts, concatenated."""
         first = np.cumsum([0, *(len(part.ids_T) for part in parts[:-1])])
         return TokenRows(
             np.concatenate([part.ids_T for part in parts]),
@@ -52,7 +52,7 @@ class TokenRows:
 
     @staticmethod
     def to_batch(parts: Sequence["TokenRows"]) -> Tokens:
-        """The rows of all parts as tensors: the only copy of a token that a stream makes."""
+        """The rows of all parts as tensors: the only copy of tokens in a stream."""
         whole = TokenRows.joined([part.copied() for part in parts]) if len(parts) > 1 else parts[0].copied()
         offsets_R1 = offsets_of(whole.lengths_R)
         return Tokens(torch.from_numpy(whole.ids_T), torch.from_numpy(offsets_R1))
@@ -62,7 +62,7 @@ class TokenRows:
 class Window:
     """Query groups, in file order or in the order in which they are served.
 
-    `features` has for each group a flat view of an Arrow buffer, or a copy of the features served; `columns_N` has the
+    `features` has for each group a flat view of an Arrow buffer, or a copy of the served features. `columns_N` has the
     labels, weights, positions and gains if present, NaN where a group has none. `ids_Q` is None if groups mix documents
     of different queries (`regroup`).
     """
@@ -72,13 +72,13 @@ class Window:
     features: list[NDArray[np.float32]]
     columns_N: dict[str, NDArray[np.float32]]
     mean_times_Q: NDArray[np.float64] | None = None
-    """How often each group is served per epoch on average, where a column says so."""
+    """The mean number of times that each group is served per epoch, if a column sets it."""
     tokens: Mapping[TokenField, TokenRows] = field(default_factory=dict)
-    """The token lists of queries and documents, views like `features`."""
+    """Token lists of queries and documents, views like `features`."""
 
     @property
     def tokens_Q(self) -> NDArray[np.int64]:
-        """Tokens of each group as pairs: those of its documents, and of its query once for each document."""
+        """Token counts of each group as pairs: its documents' tokens, and its query's tokens once per document."""
         lengths_Q = np.diff(self.offsets_Q1)
         total_Q = np.zeros(len(lengths_Q), np.int64)
         for key, rows in self.tokens.items():
@@ -103,13 +103,13 @@ class Window:
         )
 
     def copied(self) -> "Window":
-        """The same groups without Arrow's buffers, which may hold many more."""
+        """A copy of the groups that frees Arrow's buffers, which may hold many more."""
         copies = {key: rows.copied() for key, rows in self.tokens.items()}
         return replace(self, features=[view.copy() for view in self.features], tokens=copies)
 
     @staticmethod
     def joined(windows: Sequence["Window"]) -> "Window":
-        """The groups of several windows, which have the same columns, one window after the other."""
+        """Concatenate the groups of several windows with the same columns."""
         columns_N = {
             name: np.concatenate([window.columns_N[name] for window in windows]) for name in windows[0].columns_N
         }
@@ -124,7 +124,7 @@ class Window:
 
 
 def _concatenated(parts: Sequence[NDArray[Scalar] | None]) -> NDArray[Scalar] | None:
-    """The parts as one array; None if one of them is."""
+    """Concatenate the parts; None if any part is None."""
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if len(present) == len(parts) else None
 
@@ -138,7 +138,7 @@ class Cut(NamedTuple):
 
 
 def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
-    """Copy groups out of the Arrow buffers into a micro-batch: the only copy of a document that a stream makes."""
+    """Copy groups out of the Arrow buffers into a micro-batch: the only copy of documents in a stream."""
     lengths_Q = np.concatenate([np.diff(window.offsets_Q1[first : last + 1]) for window, first, last in cuts])
     columns_N = {
         name: torch.from_numpy(
@@ -162,7 +162,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
 
 
 def _tokens(cuts: Sequence[Cut], owner: Owner) -> dict[str, Tokens]:
-    """The tokens of the queries or documents of some groups, by the name of their field."""
+    """The tokens of the queries or documents of some groups, by field name."""
     ends = [(first, last) if owner == "query" else window.offsets_Q1[[first, last]] for window, first, last in cuts]
     return {
         key.name: TokenRows.to_batch([cut.window.tokens[key].part(*rows) for cut, rows in zip(cuts, ends, strict=True)])
@@ -172,10 +172,10 @@ def _tokens(cuts: Sequence[Cut], owner: Owner) -> dict[str, Tokens]:
 
 
 def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Window:
-    """The documents of a window dealt to new groups of the same lengths, in the same places.
+    """Deal the documents of a window to new groups of the same lengths, in the same places.
 
-    Document n of the window goes to place `order_N[n]`. The new groups are no queries, so they have no ids and no
-    tokens of a query. This copies each document, in addition to the copy in `assemble`.
+    Document n of the window goes to place `order_N[n]`. The new groups are not queries, so they have no ids and no
+    query tokens. This copies each document, in addition to the copy in `assemble`.
     """
     bounds = list(itertools.pairwise(window.offsets_Q1.tolist()))
     values_NF = np.empty((len(order_N), n_features), np.float32)
@@ -191,12 +191,12 @@ def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Wind
 
 
 def runs(starts_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The indices of runs with these starts and lengths, one run after the other."""
+    """The indices of runs with these starts and lengths, concatenated."""
     index_N: NDArray[np.int64] = np.repeat(starts_Q - offsets_of(lengths_Q)[:-1], lengths_Q)
     index_N += np.arange(len(index_N))
     return index_N
 
 
 def offsets_of(lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Offsets of groups that have these lengths, shape [Q + 1]."""
+    """Offsets of groups with these lengths, shape [Q + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_Q)])

@@ -41,7 +41,7 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
     `(C - D) / sqrt((n - ties of one) (n - ties of the other))` over the n pairs of documents, where C pairs are in the
     same order in both rankings and D in opposite orders: 1 for equal rankings, -1 for opposite ones. NaN where either
-    has nothing to rank: in a group of equal scores, or of one document. Scores are finite; only their order within a
+    ranks nothing: in a group of equal scores, or of one document. Scores are finite; only their order within a
     group matters. Time is O(sum of L^2); memory is one block of pairs.
 
     Example:
@@ -62,7 +62,7 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
             products = (first_MRL * second_MRL, first_MRL.abs(), second_MRL.abs())
             sums_3M += torch.stack([product.sum((1, 2), dtype=torch.int64) for product in products])
         agreeing_M, ranked_M, ranked_by_other_M = sums_3M.double()
-        # each pair is counted twice, above and below the diagonal, in numerator and denominator alike
+        # each pair is counted twice, above and below the diagonal, in both numerator and denominator
         tau_Q[chunk.groups_M] = agreeing_M / (ranked_M.sqrt() * ranked_by_other_M.sqrt())
     return tau_Q
 
@@ -98,10 +98,10 @@ def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -
 
 
 def _chances(scores_ML: Tensor, mask_ML: Tensor, k: int) -> Tensor:
-    """Probability of each document to be among the first k, shape [M, L]."""
+    """Probability that each document is among the first k, shape [M, L]."""
     last_M1 = scores_ML.topk(k).values[:, -1:]
     above_ML = scores_ML > last_M1
-    tied_ML = (scores_ML == last_M1) & mask_ML  # in a group of fewer than k the last score is padding's
+    tied_ML = (scores_ML == last_M1) & mask_ML  # with fewer than k documents, the last score is padding
     places_M1 = (k - above_ML.sum(1, keepdim=True)).double()
     return above_ML + tied_ML * (places_M1 / tied_ML.sum(1, keepdim=True).clamp(min=1))
 

@@ -1,4 +1,4 @@
-"""Conditions on query groups, a small language of our own, such as `n_documents > 50 and meta_device == 'mobile'`.
+"""Conditions on query groups, in a small language such as `n_documents > 50 and meta_device == 'mobile'`.
 
     condition   = conjunction { "or" conjunction }
     conjunction = negation { "and" negation }
@@ -9,14 +9,14 @@
     value       = NAME | `ANY NAME` | constant
     constant    = NUMBER | 'TEXT' | "TEXT" | true | false
 
-A name is a column of the query group. Inside `any(...)` and `all(...)` the condition is one on each document, and names
-its columns too, which come first where a group's column has the same name. `all` holds for a group without documents.
-A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite. A category
-of documents is compared with a text, which stands for its code (`with_codes`).
+A name is a column of the query group. Inside `any(...)` and `all(...)` the condition applies to each document and can
+name its columns too; these come first where a group's column has the same name. `all` holds for a group without
+documents. A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite.
+A category of documents is compared with a text, which stands for its code (`with_codes`).
 
-Numbers compare as they were typed. Features and labels are float32, which has no 0.1 but a nearest value, so a constant
-beside them becomes the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole numbers,
-beyond 2^53 as well; beside a fraction they become the nearest float64.
+Numbers compare as they were typed. Features and labels are float32, which cannot represent 0.1 exactly, so a constant
+beside them is rounded to the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole
+numbers, even beyond 2^53; beside a fraction they are rounded to the nearest float64.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
 """
@@ -86,7 +86,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Holds:
-    """A column of truths by itself."""
+    """A boolean column by itself."""
 
     column: ColumnName
 
@@ -118,7 +118,7 @@ Condition = Compared | Missing | Holds | Not | Junction | Over
 
 
 def columns_in(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
-    """The names in a condition, each with whether it stands inside `any` or `all`."""
+    """The names in a condition, and for each whether it is inside `any` or `all`."""
     match condition:
         case Junction(_, parts):
             for part in parts:
@@ -134,7 +134,7 @@ def columns_in(condition: Condition, *, document: bool = False) -> Iterator[tupl
 
 
 def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapping[str, ValueKind]) -> None:
-    """Check that a condition names columns of groups or documents, whose kinds are given, and compares like with like.
+    """Check that a condition names columns of groups or documents of the given kinds, and compares like with like.
 
     Raises:
         ValueError: says what is wrong, and the nearest name for an unknown one.
@@ -156,9 +156,9 @@ def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapp
 def with_codes(
     condition: Condition, categories: Collection[str], code: Callable[[str], int], *, inside: bool = False
 ) -> Condition:
-    """The condition with codes in the place of the texts that documents' categories are compared with by == and !=.
+    """The condition with codes instead of the texts that documents' categories are compared with by == and !=.
 
-    `categories` are columns of documents that hold codes; `inside` says that the condition is one on a document.
+    `categories` are columns of documents that hold codes; `inside` means that the condition applies to a document.
 
     Example:
         >>> with_codes(parse("any(hue in ['red'])"), ["hue"], {"red": 7}.__getitem__) == parse("any(hue in [7])")
@@ -215,7 +215,7 @@ def _kind(value: Value, kinds: Mapping[str, ValueKind]) -> ValueKind:
 
 @dataclass(frozen=True, eq=False)
 class GroupColumns:
-    """The columns of some groups [Q] and of their documents [N], in which null is missing."""
+    """The columns of some groups [Q] and of their documents [N]; null is missing."""
 
     groups: Mapping[str, pa.Array]
     documents: Mapping[str, pa.Array]
@@ -232,7 +232,6 @@ class GroupColumns:
         return self._where(condition, self.groups, len(self.offsets_Q1) - 1)
 
     def _where(self, condition: Condition, rows: Mapping[str, pa.Array], n: int) -> Truths:
-        """Whether a condition holds in each of n rows, which are groups or documents."""
         match condition:
             case Junction(word, parts):
                 join = np.logical_and if word == "and" else np.logical_or
@@ -262,7 +261,7 @@ def _scalar(constant: Constant) -> pa.Scalar:
 
 
 def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tuple[Any, Any]:
-    """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `_WHOLE`."""
+    """Both sides of a comparison as numbers of one type: the narrowest floating type of the two, else `_WHOLE`."""
     kinds = (left.type, right.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
         nearest_to = min(floating, key=lambda kind: kind.bit_width)
@@ -286,10 +285,10 @@ _MOST_DEEP = 50
 
 
 def parse(text: str) -> Condition:
-    """The condition that a text states.
+    """Parse the text of a condition.
 
     Raises:
-        ValueError: the text is no condition; the message says where.
+        ValueError: the text is not a condition; the message says where.
 
     Example:
         >>> parse("not n_documents > 50")
@@ -302,7 +301,7 @@ def parse(text: str) -> Condition:
 
 
 class _Token(NamedTuple):
-    """`kind` is word, name, number, text or sign, or end; `at` the place in the text, from 0."""
+    """`kind` is word, name, number, text, sign or end; `at` is the place in the text, from 0."""
 
     kind: str
     text: str
@@ -325,7 +324,7 @@ def _tokens_of(text: str) -> Iterator[_Token]:
 
 
 class _Parser:
-    """Recursive descent: one method for each rule of the grammar above, in its order."""
+    """Recursive descent: one method per grammar rule above, in the same order."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens_of(text))

@@ -1,7 +1,7 @@
 """Which features solve the contrast of a pretrained encoder: its loss with each feature permuted in one of two views.
 
-A feature that names the document within its group makes the contrast easy: without its value the other view is hardly
-found. Features that describe the document share the work, and none of them alone matters much.
+A feature that identifies the document within its group makes the contrast easy: without its value the other view is
+hard to find. Features that describe the document share the work, so no single one matters much.
 
 Shapes: N documents, F features, P projection, Q1 = Q + 1 offsets.
 """
@@ -48,11 +48,11 @@ class ContrastJob(Stage):
     bundle: BundleUrl
     """Bundle made by jobs.pretrain, by a method that compares two views of a document."""
     data: str
-    """Data set directory, best the one that the bundle was pretrained on; labels are not read."""
+    """Data set directory, preferably the one that the bundle was pretrained on; labels are not read."""
     periods: Periods = None
-    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
+    """Periods, ranges or periods counted from the newest, as in a split; all if left out."""
     groups: int = Field(2000, ge=1)
-    """About how many query groups to sample, in whole row groups; the time grows with them and with the features."""
+    """Approximate number of query groups to sample, in whole row groups; the time grows with groups and features."""
     seed: int = 0
     """Seed of the views and the permutations."""
 
@@ -62,7 +62,7 @@ class ContrastJob(Stage):
         return Split(data=(self.data,), periods=self.periods)
 
     def run(self) -> bool:
-        """Make the report, and print its first rows."""
+        """Make the report and print its first rows."""
         ran = super().run()
         print_report(self.out, document(Contrast.read(self.out)))
         return ran
@@ -100,7 +100,7 @@ class ContrastJob(Stage):
         whole = select(self.documents, labelled=False).serving(opened.features, whose=self.bundle)
         sample = spread(whole, documents=round(self.groups * whole.n_documents / whole.n_groups))
         net = _pretrained(opened, settings, sample)
-        stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
+        stream = GroupStream(whole, settings.stream).config  # as many streams as in training on these groups
         sums_V4 = _contrast_sums(net, method, stream, sample, seed=self.seed)
         (loss, uninformed, matched, contrasted), *permuted = sums_V4.tolist()
         n = sample.n_documents
@@ -137,7 +137,7 @@ class Permuted(Config):
     """Rate at which the views mask the feature."""
     loss: float
     accuracy: float | None
-    """Share of the documents whose other view is found; None if no document has a negative."""
+    """Share of documents with the other view found; None if no document has a negative."""
 
 
 class Contrast(Findings):
@@ -156,11 +156,11 @@ class Contrast(Findings):
     """The loss if all similarities were equal."""
     accuracy: float | None
     features: tuple[Permuted, ...]
-    """The feature without which the loss is highest comes first."""
+    """In order of the loss without the feature, the highest first."""
 
 
 class _Settings(Config, extra="ignore"):
-    """The part of a pretraining's settings that makes the contrast."""
+    """The pretraining settings that define the contrast."""
 
     method: MethodConfig
     augment: AugmentConfig
@@ -187,10 +187,8 @@ def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Se
 
 @torch.no_grad()
 def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
-    """Loss, loss if uninformed, anchors found and anchors with negatives, summed over the sample, shape [1 + F, 4].
-
-    The first row has the views as trained; each other row has one feature permuted in the second view.
-    """
+    """Loss, loss if uninformed, anchors found and anchors with negatives, summed over the sample, shape [1 + F, 4]."""
+    # The first row has the views as trained; each other row has one feature permuted in the second view.
     budget = max(1, stream.docs_per_batch // stream.streams) if method.contrasts_batch else _AT_ONCE
     sums_V4, generator = torch.zeros(1 + len(sample.features), 4, dtype=torch.float64), torch.Generator()
     with progress("contrast", sample.n_documents * len(sums_V4)) as advance:
@@ -216,7 +214,7 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
 
 
 def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """The four sums of a micro-batch; SimSiam, whose bundle holds no predictor, has the loss of SimCLR-Rank."""
+    """The four sums of a micro-batch; for SimSiam the loss is SimCLR-Rank's, because its bundle holds no predictor."""
     among_Q1, n = method.among(offsets_Q1), len(z0_NP)
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
     losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
@@ -237,7 +235,7 @@ def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def document(result: Contrast) -> Document:
-    """The report: the features without which the loss rises most first."""
+    """The report, with the features that raise the loss most first."""
     header = ["permuted feature", "kind", "masked", "loss", "rise", "found"]
     rows = [
         [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - result.loss:+.4f}", _share_text(f.accuracy)]
@@ -273,7 +271,7 @@ _HOW_TO_READ = (
 
 
 def contrast_chart(result: Contrast) -> charts.Spec:
-    """The rise of the loss for the first features as bars."""
+    """A bar chart of the loss increase for the first features."""
     rows = [
         {"name": f.name, "value": f.loss - result.loss, "series": "masked" if f.masked else "not masked"}
         for f in result.features[:_ROWS_SHOWN]

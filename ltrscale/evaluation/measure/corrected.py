@@ -1,14 +1,14 @@
-"""Metrics corrected for positions: each label weighed by the inverse of the probability that its place is looked at.
+"""Metrics corrected for positions: each label is weighted by the inverse probability that its position is examined.
 
-A click, or any label that only what was looked at can have, is there with `theta_p r`: the place p is examined with
-theta_p, and the document is worth r. Weighed by `1 / theta_p`, labels stand for r on average (inverse propensity
-scoring, Joachims, Swaminathan and Schnabel 2017, section 4). The figure is a ratio over all groups, self-normalised
-(Swaminathan and Joachims 2015, section 4): of the weighed gain of all documents, the share that a ranking has in its
-first k ranks, each rank discounted as in DCG,
+A click, or any label that only an examined document can have, occurs with probability `theta_p r`: position p is
+examined with theta_p, and the document is worth r. Weighted by `1 / theta_p`, labels equal r on average (inverse
+propensity scoring, Joachims, Swaminathan and Schnabel 2017, section 4). The figure is a ratio over all groups,
+self-normalised (Swaminathan and Joachims 2015, section 4): the share of the weighted gain of all documents that a
+ranking has in its first k ranks, each rank discounted as in DCG,
 
     sum over q, d of w_d g_d discount(rank_d) / sum over q, d of w_d g_d,  g = 2^y - 1, w = min(clip, 1 / theta).
 
-NDCG cannot be corrected group by group: its ideal takes the best of what is known of a list, which no weights undo.
+NDCG cannot be corrected group by group: its ideal takes the best of the known labels, which no weights can correct.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, T trials, K cut-offs, M = 2 K figures: the corrected
 ones, then the same with all weights 1.
@@ -38,18 +38,18 @@ from ltrscale.storage import read_manifest
 
 
 class PropensitiesConfig(Config):
-    """The probabilities that places are looked at, by which metrics are corrected."""
+    """The examination probabilities of positions, which correct metrics."""
 
     clicks: str
-    """Directory that jobs.clicks made, of a log that was shown as the test split was."""
+    """Directory that jobs.clicks made, from a log that was shown in the same way as the test split."""
     way: Way = "harvested"
-    """Which of its estimates: `ratio` takes relevance for examination, and corrects too much where rankers are good."""
+    """Which of its estimates: `ratio` mistakes relevance for examination, and corrects too much for good rankers."""
     clip: float = Field(default=100.0, gt=1)
-    """The largest weight, relative to the first position; larger ones are cut to it, and counted."""
+    """The largest weight, relative to the first position; larger ones are clipped to it and counted."""
 
 
 class WeightCounts(NamedTuple):
-    """Relevant documents, which alone have a weight, and the sums of their weights."""
+    """Relevant documents, the only ones with a weight, and the sums of their weights."""
 
     relevant: int = 0
     unknown: int = 0
@@ -58,12 +58,12 @@ class WeightCounts(NamedTuple):
     squares: float = 0.0
 
     def plus(self, other: "WeightCounts") -> "WeightCounts":
-        """Both together."""
+        """The sum of both."""
         return WeightCounts._make(a + b for a, b in zip(self, other, strict=True))
 
     @property
     def effective(self) -> float:
-        """So many documents of equal weight would say as much: `(sum w)^2 / sum w^2` (Kish 1965).
+        """The number of documents of equal weight that would say as much: `(sum w)^2 / sum w^2` (Kish 1965).
 
         Example:
             >>> WeightCounts(relevant=2, weights=4.0, squares=10.0).effective
@@ -74,10 +74,10 @@ class WeightCounts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CorrectedSums:
-    """What some groups add to the corrected metrics."""
+    """The contribution of some groups to the corrected metrics."""
 
     blocks: Blocks
-    """Of each group as a block: `sums_BTM` the discounted gains, `defined_BM` the gains that they are a share of."""
+    """Each group is a block: `sums_BTM` has the discounted gains, `defined_BM` the total gains they are divided by."""
     counts: WeightCounts
 
 
@@ -87,7 +87,7 @@ class Correction:
 
     config: PropensitiesConfig
     propensities_P: Doubles
-    """Relative to the first position; NaN where one is not known."""
+    """Relative to the first position; NaN where unknown."""
     cutoffs: tuple[int, ...]
 
     @classmethod
@@ -95,7 +95,7 @@ class Correction:
         """The propensities that jobs.clicks found.
 
         Raises:
-            InputError: it was not run there, or could not estimate them in this way.
+            InputError: jobs.clicks was not run there, or could not estimate them in this way.
         """
         if (read_manifest(config.clicks) or {}).get("made_by", {}).get("stage") != "clicks":
             raise InputError(
@@ -137,7 +137,7 @@ class Correction:
         return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
 
     def _inverse(self, positions_N: Tensor) -> Tensor:
-        """The inverse propensity of each position; NaN if there is none or it is not known."""
+        """The inverse propensity of each position; NaN if there is none or it is unknown."""
         last = len(self.propensities_P)
         table = torch.from_numpy(np.append(1 / self.propensities_P, np.nan))
         whole_N = (positions_N >= 1) & (positions_N <= last) & (positions_N == positions_N.round())
@@ -164,7 +164,7 @@ class CorrectedMethod(Config):
     name: str
     corrected: dict[int, Figure]
     plain: dict[int, Figure]
-    """With all weights 1: as the labels are."""
+    """With all weights 1: the labels as they are."""
     comparisons: dict[int, Comparison]
     """Corrected differences from the baseline; none for the baseline itself."""
 
@@ -178,11 +178,11 @@ class Corrected(Config):
     relevant: int
     """Documents with a gain."""
     unknown: int
-    """Those without a position, or at one whose propensity is not known: they are left out."""
+    """Documents without a position, or at a position of unknown propensity: they are left out."""
     clipped: int
-    """Those whose weight was cut."""
+    """Documents with a clipped weight."""
     effective: float
-    """So many of equal weight would say as much."""
+    """The number of documents of equal weight that would say as much."""
     methods: tuple[CorrectedMethod, ...]
 
 
@@ -237,7 +237,7 @@ def summarised(
 
 
 def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
-    """The table at a cut-off beside the raw metric, and what it rests on."""
+    """The table at a cut-off beside the raw metric, and the notes on its basis."""
     header = ["method", f"NDCG@{k}", f"share@{k}", f"share@{k} corrected", "95% interval"]
     header += [] if baseline is None else [f"corrected - {baseline} [95%]", "p"]
     rows = []

@@ -1,6 +1,6 @@
 """Evaluate bundles on the test split: metrics of every group, slices, comparison with a baseline, report.
 
-The sums of every slice are added up as the groups come; means, intervals and comparisons follow from them.
+The sums of every slice are added up as the groups arrive; means, intervals and comparisons follow from them.
 
 Shapes: Q groups, B blocks of groups, T trials of all methods, K methods, M metrics.
 """
@@ -109,7 +109,7 @@ def evaluate(
         made_by: origin, recorded in the manifest.
         report: receives the means of each method.
         run: runs the work on each part of the test split, here or with Ray.
-        threads: of a tree model; 0 takes all cores.
+        threads: threads of a tree model; 0 uses all cores.
 
     Raises:
         InputError: splits overlap, a bundle or a period's scores are missing, a bundle was made for other features or
@@ -137,10 +137,10 @@ def evaluate(
 
 
 def correction_of(settings: EvaluateSettings, test: Selection) -> Correction | None:
-    """By what metrics are corrected for positions; None for no correction.
+    """The correction of metrics for positions; None for no correction.
 
     Raises:
-        InputError: test groups have no positions, and the baseline or the correction needs them; or as
+        InputError: test groups have no positions, but the baseline or the correction needs them; or as
             `Correction.read`.
     """
     if settings.baseline == AS_SHOWN:
@@ -172,7 +172,7 @@ def _measuring(
     correction: Correction | None,
     threads: int,
 ) -> Measuring:
-    """What measures each part of the test split, here or in another process."""
+    """The measuring of each part of the test split, here or in another process."""
     return Measuring(
         models=tuple(trial.url for trial in trials),
         scores={url: scored_row_groups(url, test.row_groups) for url in config.scores.values()},
@@ -207,15 +207,15 @@ class Tallies:
 
     slices: dict[str, Tally]
     clicks: dict[int, Tensor] = field(default_factory=dict)
-    """See `GroupValues.clicks`."""
+    """Tallies of scores against clicks, by trial."""
     documents: int = 0
     unshown: int = 0
     """Documents without a position."""
     corrected: Gathered = field(default_factory=Gathered)
-    """What metrics corrected for positions need."""
+    """Sums for the metrics corrected for positions."""
 
     def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
-        """Add the groups of a row group, of `groups` in all.
+        """Add the groups of a row group; `groups` is the number of all groups.
 
         Raises:
             InputError: a column of `slice_by` has too many values.
@@ -234,7 +234,7 @@ class Tallies:
             self.corrected.add(blocks_Q, values.corrected)
 
     def calibration(self, t: int) -> Calibration | None:
-        """That of a trial; None if its scores are not logits, or the labels of some documents are not clicks."""
+        """The calibration of a trial; None if its scores are not logits, or if some labels are not clicks."""
         if (tally_CB := self.clicks.get(t)) is None:
             return None
         calibrated = calibration(tally_CB)
@@ -265,7 +265,6 @@ def _computed(
     judged: Judged | None,
     correction: Correction | None,
 ) -> Evaluation:
-    """Compute all figures of the report."""
     methods = {name: list(group) for name, group in itertools.groupby(trials, key=lambda trial: trial.method)}
     labels = [(name, [trial.labels for trial in of_method]) for name, of_method in methods.items()]
     policies = {name: metric.policy for name, metric in clicks_metrics(config).items()}
@@ -348,7 +347,7 @@ def _scopes_of(
 
 
 def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> dict[str, list[Scope]]:
-    """Summaries and comparisons of each method, by slice: all groups by themselves, and the others as one family."""
+    """Summaries and comparisons of each method, by slice: all groups alone, and the other slices as one family."""
     baseline = None if config.baseline is None else list(methods).index(config.baseline)
     with_names = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
@@ -363,14 +362,11 @@ def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> di
 def _leads_of_best(
     tallies: Tallies, methods: _Methods, results: Sequence[MethodResult], config: EvaluateConfig
 ) -> dict[str, Comparison]:
-    """The difference of every other method from the best one in the primary metric, over all groups.
-
-    The order that was shown is one of the others, even where its labels put it ahead.
-    """
+    """How all other methods, including the order shown, differ from the best in the primary metric on all groups."""
     primary = config.primary
     means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
     if not 1 < len(means) == len(results):
-        return {}  # there are no others, or no group defines the metric
+        return {}  # there is no other method, or no group defines the metric
     best, column = results.index(by_mean(results, primary)[0]), list(all_metrics(config)).index(primary)
     blocks = tallies.slices[ALL].blocks().of_metric(column)
     (scopes_K,) = _scopes_of([blocks], [primary], methods, config, baseline=best)

@@ -1,6 +1,6 @@
-"""Why a document stands above others: of two items, of the first item of a query, of the first items of many queries.
+"""Why a document ranks above others: for two items, for the first item of a query, for the first items of many queries.
 
-Shapes: Q groups, M chosen ones.
+Shapes: Q groups, M chosen groups.
 """
 
 from typing import ClassVar, Self
@@ -33,7 +33,7 @@ _SHOWN, _LISTED = 15, 20
 
 
 class ExplainJob(Stage):
-    """Say why items rank where they do: what each feature adds to the difference of two scores."""
+    """Explain why items rank where they do: what each feature adds to the difference of two scores."""
 
     stage: ClassVar = "explain"
     out: Operational[str]
@@ -41,21 +41,21 @@ class ExplainJob(Stage):
     bundle: BundleUrl
     """Bundle that ranks."""
     data: str
-    """Data set directory; labels are read by `where` alone."""
+    """Data set directory; only `where` reads labels."""
     periods: Periods = None
-    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
+    """Periods, ranges or periods counted from the newest, as in a split; all if left out."""
     query: str | None = None
-    """The id of the query to explain; by default many queries, of which the means are shown."""
+    """The id of the query to explain; by default many queries are explained, and the means are shown."""
     items: tuple[str, str] | None = None
-    """Ids of two items of the query: why the one stands above the other. By default the first item is explained."""
+    """Ids of two items of the query: why the first ranks above the second. By default the first item is explained."""
     where: ConditionText | None = None
     """Explain the labelled queries that meet a condition, such as `n_documents > 20`, as slices do."""
     depth: int = Field(10, ge=2)
     """The first item of a query is compared with those of ranks 2 to this one."""
     queries: int = Field(200, ge=1)
-    """Most queries to explain, drawn at random."""
+    """The largest number of queries to explain, drawn at random."""
     seed: int = 0
-    """Of that draw."""
+    """Seed of that draw."""
 
     @model_validator(mode="after")
     def _names_a_query(self) -> Self:
@@ -71,7 +71,7 @@ class ExplainJob(Stage):
         return Split(data=(self.data,), periods=self.periods)
 
     def run(self) -> bool:
-        """Make the report, and print its opening."""
+        """Make the report and print its opening."""
         ran = super().run()
         print_report(self.out, document(Explained.read(self.out)))
         return ran
@@ -117,7 +117,7 @@ class ExplainJob(Stage):
         report({"queries": len(explanations), **{driver.feature: driver.share for driver in found.drivers[:_SHOWN]}})
 
     def _chosen(self, selection: Selection) -> NDArray[np.int64]:
-        """Numbers of the groups to explain, in their order."""
+        """Numbers of the groups to explain, in order."""
         numbers_M = np.arange(selection.n_groups)
         if self.query is not None:
             ids = [table["query_id"].to_pylist() for table in read_direct(selection.row_groups, ["query_id"])]
@@ -144,7 +144,7 @@ class ExplainJob(Stage):
 
 
 def _meeting(condition: str, selection: Selection) -> NDArray[np.bool_]:
-    """Which groups of a selection meet a condition."""
+    """Whether each group of a selection meets a condition."""
     names = tuple(feature.name for feature in selection.features)
     nothing = OutlierDetector(data="", features=names, gap=None, share=0.0, rules={})
     slicer = Slicer.make({"where": condition}, (), detector=nothing, selection=selection, relevant_from=1)
@@ -161,15 +161,15 @@ class Explained(Findings):
     data: str
     depth: int
     queries: int
-    """Explanations that were made, one for each query."""
+    """Number of explanations, one per query."""
     drivers: tuple[Driver, ...]
-    """What lifts the first documents on average, the largest first; empty where they have no lead."""
+    """What lifts the first documents on average, the largest first; empty if they have no lead."""
     explanations: tuple[Explanation, ...]
-    """The first of them."""
+    """The first explanations."""
 
 
 def document(found: Explained) -> Document:
-    """The report: of one explanation its parts, of several what drives the first rank on average."""
+    """The report: the parts of a single explanation, or for several what drives the first rank on average."""
     first, *others = found.explanations
     sections = [Section("How to read the figures", [Points(_HOW_TO_READ)])]
     if not others:
@@ -196,7 +196,7 @@ _HOW_TO_READ = (
 
 
 def driven(drivers: tuple[Driver, ...], queries: int) -> str:
-    """What drives rank 1, in a sentence."""
+    """A sentence on what drives rank 1."""
     lifting = [f"{driver.feature} ({driver.share:.0%} of the lead)" for driver in drivers if driver.share > 0][:3]
     if not lifting:
         return f"Over {queries:,} queries no feature lifts the first item above the others."

@@ -1,7 +1,7 @@
 """The metrics of an evaluation, and their values for each group, by its own list or by the judgements of its query.
 
-A list of candidates lacks the relevant documents that the search before it did not find. Against the list's own ideal
-its order looks better than it is; here the judgements of the whole query count, as `trec_eval -c` counts them.
+A list of candidates lacks the relevant documents that the earlier search did not find. Measured by the list's own
+ideal, its order looks better than it is; here the judgements of the whole query count, as in `trec_eval -c`.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M metrics, J judged documents, P queries with judgements and one
 without.
@@ -28,7 +28,7 @@ from ltrscale.ranking.metric import Metric
 
 
 def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
-    """Every metric of the chosen policies, and those that `metrics` adds, by name."""
+    """Every metric of the chosen policies and those added by `metrics`, by name."""
     classes: list[type[Metric]] = [*members(MetricConfig)]
     if config.policy == "letor4":
         classes += members(LetorMetricConfig)
@@ -61,7 +61,7 @@ class Judged:
     ids_Q: Tensor
     """Ids of the test groups, rising; those of queries without a list are negative."""
     place_Q: Tensor
-    """The place of each group's query among those with judgements; the last place is that of one without."""
+    """The place of each group's query among those with judgements; the last place is for queries without any."""
     labels_J: Tensor
     offsets_P1: Tensor
     unlisted: tuple[tuple[int, str], ...] = ()
@@ -71,7 +71,7 @@ class Judged:
     def read(cls, url: str, test: Split) -> Self:
         """The judgements of the queries of a test split: the data set has a group for each with all judged documents.
 
-        A query of the split's periods that no group is of has no list.
+        A query of the split's periods has no list if no group belongs to it.
 
         Raises:
             InputError: the data set lacks a period of the split, or has a query twice; the split is a sample.
@@ -100,7 +100,7 @@ class Judged:
         return cls(ids_Q, place_Q, groups.labels_N, offsets_P1, unlisted)
 
     def values(self, metrics: Sequence[Metric], scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """Metrics of test groups, shape [M, Q], in which the relevant documents outside a list are missed.
+        """Metrics of test groups, shape [M, Q]; relevant documents outside a list count as missed.
 
         `value(list) divisor(list) / divisor(all judged)`: 0 for a list without a relevant document, NaN for a query
         without one.
@@ -125,7 +125,7 @@ class Judged:
 
     @staticmethod
     def policy(metric: Metric) -> str:
-        """What the formula of a metric leaves open, in one line.
+        """The choices that the formula of a metric leaves open, in one line.
 
         Example:
             >>> from ltrscale.ranking.choices import metric_named
@@ -136,7 +136,7 @@ class Judged:
         return f"{text.replace('groups without', 'queries without')}; what is not listed is missed"
 
     def without_list(self) -> Iterator[tuple[str, QueryGroups]]:
-        """Each period's judged queries without a list, as groups without a document."""
+        """Each period's judged queries without a list, as groups without documents."""
         for period in dict.fromkeys(period for _, period in self.unlisted):
             ids_Q = torch.tensor([gid for gid, in_period in self.unlisted if in_period == period])
             offsets_Q1 = torch.zeros(len(ids_Q) + 1, dtype=torch.int64)
@@ -144,7 +144,7 @@ class Judged:
 
 
 def judged_split(url: str, test: Split) -> Split:
-    """The judgements in a data set that belong to the periods of a test split."""
+    """The judgements of a data set for the periods of a test split."""
     return Split(data=(url,), periods=with_periods_named(test).periods)
 
 

@@ -1,7 +1,7 @@
-"""The opening of a report in words: the best model against what serves, then the methods, how sure, and on whom not.
+"""The opening of a report: the best model against what serves, the methods, how sure that is, and where it is behind.
 
-Every sentence is made of figures that the evaluation has committed. Differences from the best method are those of
-`Evaluation.leads`, in slices and other metrics those from the baseline. What was shown is a reference and no rival.
+Every sentence uses figures that the evaluation has committed. Differences from the best method are those of
+`Evaluation.leads`; in slices and other metrics they are from the baseline. The order shown is a reference, not a rival.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
 
 FEW_GROUPS = 100
-"""With fewer groups that have the metric, nothing is stated about a slice."""
+"""With fewer groups that define the metric, nothing is stated about a slice."""
 _SLICES_NAMED = 3
 _SURE = 0.05
 
@@ -31,7 +31,7 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 
 def headline(evaluation: Evaluation) -> str:
-    """What a team ships by, in a line: the best of its models against what serves today, or so far as is known."""
+    """The line that a team ships by: the best of its models against what serves today, or as much as is known."""
     metric, best = metric_label(evaluation.primary), best_of(evaluation)
     if best is None:
         return f"No group defines {metric}"
@@ -52,7 +52,7 @@ def headline(evaluation: Evaluation) -> str:
 
 
 class AgainstServing(NamedTuple):
-    """The best of the models that a team may ship, beside what serves."""
+    """The best of the models that a team may ship, compared with what serves."""
 
     ours: str
     serving: str
@@ -61,20 +61,16 @@ class AgainstServing(NamedTuple):
 
 
 def standing(evaluation: Evaluation) -> AgainstServing | None:
-    """The best model beside what serves; None where there is only one of them, or no group defines the metric."""
+    """The best model against what serves; None if either is missing, or no group defines the metric."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
-    others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone is no model, if there is another
+    others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone comes after all models
     lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
     return None if lead is None or serving is None else AgainstServing(others[0].name, serving, lead)
 
 
 def _serving(evaluation: Evaluation) -> str | None:
-    """What serves today, as far as an evaluation knows.
-
-    That is the baseline where it is in service or learns nothing, such as an engine's score; else the best such score,
-    else what was shown, else the baseline, else the next best method.
-    """
+    """What serves: a baseline in service or untrained, else the best score, order shown, baseline or next best."""
     kinds = {method.name: {*method.kinds} for method in evaluation.ranked}
     baseline = evaluation.baseline
     if baseline in (AS_SHOWN, PRODUCTION) or kinds.get(baseline or "", {""}) <= {"feature", "scores"}:
@@ -95,10 +91,7 @@ def _as_served(evaluation: Evaluation, serving: MethodResult) -> str:
 
 
 def _between(evaluation: Evaluation, one: str, other: str) -> Comparison | None:
-    """How far one method is ahead of another, in the primary metric over all groups; None where nothing compares them.
-
-    Everything is compared with the best method and with the baseline.
-    """
+    """How far one method is ahead of another, in the primary metric over all groups; None if nothing compares them."""
     best = evaluation.ranked[0].name
     if one == best and other in evaluation.leads:
         return _turned(evaluation.leads[other])
@@ -109,13 +102,13 @@ def _between(evaluation: Evaluation, one: str, other: str) -> Comparison | None:
 
 
 def _turned(lead: Comparison) -> Comparison:
-    """The difference seen from the other side."""
+    """The difference with its sign turned."""
     low, high = (None if end is None else 0.0 - end for end in (lead.high, lead.low))  # and 0 stays 0
     return lead.replace(difference=0.0 - lead.difference, low=low, high=high)
 
 
 def best_of(evaluation: Evaluation) -> MethodResult | None:
-    """The method with the highest mean, the first of equal ones, which what was shown is only where it is alone.
+    """The method with the highest mean, the first among equals; the order shown only if it is alone.
 
     None if no group defines the metric.
     """
@@ -129,7 +122,7 @@ def overall(evaluation: Evaluation, method: MethodResult) -> Summary:
 
 
 def rival_of(evaluation: Evaluation) -> str | None:
-    """The method that the best one is measured by: the baseline, or the next best where that is the best itself."""
+    """The method that the best one is compared with: the baseline, or the next best if the baseline is the best."""
     best = best_of(evaluation)
     if best is None or not evaluation.leads:
         return None
@@ -139,7 +132,7 @@ def rival_of(evaluation: Evaluation) -> str | None:
 
 
 def is_shown(comparison: Comparison) -> bool:
-    """Whether a difference is other than 0 beyond chance, adjusted for the comparisons that were made."""
+    """Whether a difference from 0 is beyond chance, adjusted for the comparisons that were made."""
     return comparison.p_holm is not None and comparison.p_holm < _SURE
 
 
@@ -165,7 +158,7 @@ def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         "the baseline": evaluation.baseline,
         "the next best": next((name for name in ahead if name != AS_SHOWN), None),
     }
-    leads: dict[str, str] = {}  # by method: one that has both roles is named once
+    leads: dict[str, str] = {}  # by method: one with both roles is named once
     for role, name in others.items():
         if name in evaluation.leads and name not in leads and evaluation.leads[name].difference < 0:
             leads[name] = f"{_lead(evaluation, best, name)} {role}" + ("" if name == role else f" ({name})")
@@ -187,7 +180,7 @@ def _figures(lead: Comparison) -> str:
 
 
 def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
-    """Where what was shown stands, the reference."""
+    """Where the order shown, the reference, stands."""
     if (lead := evaluation.leads.get(AS_SHOWN)) is None:
         return
     where, lead = ("behind", _turned(lead)) if lead.difference < 0 else ("ahead of", lead)
@@ -200,7 +193,7 @@ def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
 
 
 def _corrected(evaluation: Evaluation) -> Iterator[str]:
-    """Which method is best once labels are corrected for the positions at which documents were shown."""
+    """Which method is best after labels are corrected for positions."""
     if evaluation.corrected is None:
         return
     k = int(evaluation.primary.rpartition("@")[2])
@@ -213,7 +206,7 @@ def _corrected(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _sure(evaluation: Evaluation) -> Iterator[str]:
-    """Which leads are more than chance, and over what samples."""
+    """Which leads are beyond chance, and over which samples."""
     if not evaluation.leads:
         return
     rivals = {name: lead for name, lead in evaluation.leads.items() if name != AS_SHOWN}
@@ -238,7 +231,7 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _worth(evaluation: Evaluation) -> Iterator[str]:
-    """Which method is best by what documents bring, such as revenue, where gains are set."""
+    """Which method is best by the value of documents, such as revenue, where gains are set."""
     metric = gain_metric(evaluation)
     if metric is None:
         return
@@ -257,7 +250,7 @@ def gain_metric(evaluation: Evaluation) -> str | None:
 
 
 def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
-    """The slices on which the best method is behind the baseline; or another ahead of it, where it is the baseline."""
+    """The slices on which the best method is behind the baseline, or if it is the baseline, behind another."""
     rival = rival_of(evaluation)
     if evaluation.baseline is None or rival is None:
         return

@@ -1,7 +1,7 @@
 """Unusual groups: those with outlier values, and those with values that training lacks.
 
-Outliers are far from the bulk of the validation set (HOU24, A.2.2). What training lacks is what a ranker never learnt
-from.
+Outliers are far from the bulk of the validation set (HOU24, A.2.2). A ranker could not learn from values that training
+lacks.
 
 Shapes: N documents, Q groups, F features, B bins.
 """
@@ -33,9 +33,9 @@ Pass = Callable[[], Iterable[QueryGroups]]
 
 
 class OutlierRule(Config):
-    """Conditions for outlier values of a feature; one of them is enough.
+    """Conditions for outlier values of a feature; any one of them suffices.
 
-    Features are float32, so a constant counts as the nearest float32: a value that was typed as 0.7 is at least 0.7.
+    Features are float32, so a constant is rounded to the nearest float32: a value typed as 0.7 is at least 0.7.
     """
 
     below: float | None = None
@@ -55,7 +55,7 @@ class OutlierRule(Config):
         """True for each value that is an outlier.
 
         Args:
-            values_N: float32, to which torch rounds the constants.
+            values_N: float32; torch rounds the constants to it.
         """
         outlier_N = values_N.isnan() if self.missing else torch.zeros_like(values_N, dtype=torch.bool)
         if self.below is not None:
@@ -69,8 +69,8 @@ class OutlierConfig(Config):
     """How outlier groups are found."""
 
     gap: Annotated[int, Field(ge=1, lt=OUTLIER_BINS)] | Literal["auto"] | None = "auto"
-    """Number of consecutive empty histogram bins that separates outliers from the rest; auto = the gap whose share of
-    outlier groups in the validation set is nearest to `target`, the smallest among equals; null = only the features of
+    """Number of consecutive empty histogram bins that separates outliers from the rest; auto = the gap with a share of
+    outlier groups in the validation set nearest to `target`, the smallest among equals; null = only the features of
     `known`."""
     target: float = Field(default=0.01, gt=0, lt=1)
     """Share of outlier groups that `gap: auto` aims at."""
@@ -168,7 +168,7 @@ class Histogram:
         right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
         if right is None and left is None:
             return None
-        # The next float32 from an edge on: the same values lie above it, and none below moves to the other side.
+        # Round each edge up to float32: the same values stay above it, and none below crosses over.
         edges_B1 = self.edges_B1.astype(np.float32)
         edges_B1 = np.where(edges_B1 < self.edges_B1, np.nextafter(edges_B1, np.float32(np.inf)), edges_B1)
         return OutlierRule(
@@ -237,7 +237,7 @@ class Seen:
     def of(cls, parts: Iterable[QueryGroups], features: Sequence[Feature]) -> Self:
         """Look at groups in one pass; their order does not matter.
 
-        A number without a finite value there has the range from inf to -inf, outside which every value is.
+        A number without a finite value there has the range from inf to -inf, so every value is outside it.
         """
         vocabularies = {i: ValueCounts() for i, feature in enumerate(features) if feature.kind == "categorical"}
         low_F, high_F = (np.full(len(features), end, np.float32) for end in (np.inf, -np.inf))

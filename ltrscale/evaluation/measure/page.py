@@ -127,7 +127,7 @@ def _test_data(evaluation: Evaluation) -> str:
 def leaderboard(evaluation: Evaluation) -> TableCells:
     """A row for each method, the best first, against the baseline.
 
-    It has NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
+    The columns are NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
     """
     primary = evaluation.primary
     also = (gain_metric(evaluation), f"click_{primary}")
@@ -147,7 +147,7 @@ def leaderboard(evaluation: Evaluation) -> TableCells:
 
 
 def _results(evaluation: Evaluation) -> Iterator[Block]:
-    """The table of methods, a table of both policies if the evaluation was under both, and what they can show."""
+    """The table of methods, a table of both policies if both were evaluated, and what the comparisons can show."""
     primary = evaluation.primary
     summaries = {method.name: method.slices[ALL].summaries for method in evaluation.methods}
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
@@ -177,13 +177,12 @@ def _results(evaluation: Evaluation) -> Iterator[Block]:
 def debiasing(
     methods: Sequence[MethodResult], figures: Mapping[str, Mapping[str, float | None]], *, shown: bool
 ) -> list[str]:
-    """Which trainings corrected for positions, and what that did where a method is there with and without it.
+    """Which trainings corrected for positions, and its effect for methods with and without it.
 
     Args:
         methods: those with bundles.
         figures: of each method, by their names in the report.
-        shown: whether the order that was shown is known; where it is not, and no training corrected for it, nothing is
-            said.
+        shown: whether the order that was shown is known; if not, and no training corrected for it, the result is empty.
     """
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
     corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
@@ -229,7 +228,7 @@ def _how_to_read(evaluation: Evaluation) -> list[str]:
 
 
 def _selected_on(evaluation: Evaluation) -> list[str]:
-    """On how many labelled groups of the validation split the models were selected, as far as they state it."""
+    """The number of labelled validation groups that the models were selected on, as far as they state it."""
     n_groups = evaluation.validation_groups
     counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
     if not counts:

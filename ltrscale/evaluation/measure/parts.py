@@ -1,7 +1,7 @@
 """The metrics of every group of a test split, for any number of models in one pass, part by part.
 
 A part is some row groups; this process or tasks of a Ray cluster measure it, and the caller takes the results in the
-order of the manifests. Memory holds some parts, whatever the size of the split.
+order of the manifests. Memory holds a few parts, whatever the size of the split.
 
 Shapes: N documents, Q groups, T trials (one model each), M metrics.
 """
@@ -44,7 +44,7 @@ from ltrscale.ranking.calibration import tally
 _VALUES = 1 << 20
 """Feature values of a part, over all trials."""
 _DOCUMENTS = 7 << 14
-"""Documents of a part where no features are read, whatever the trials: the last bits of a metric depend on the part."""
+"""Documents of a part if no features are read, fixed because the last bits of a metric depend on the part."""
 
 CLICKS = "clicks"
 """The column of clicks."""
@@ -52,7 +52,7 @@ CLICKS = "clicks"
 
 @dataclass(frozen=True, eq=False)
 class GroupValues:
-    """Some groups of a period that are measured: every metric of every trial, NaN where undefined, and the slices."""
+    """Measured groups of one period: every metric of every trial, NaN where undefined, and the slices."""
 
     period: str
     gids_Q: NDArray[np.int64]
@@ -60,19 +60,19 @@ class GroupValues:
     values_TMQ: Doubles
     slices: Mapping[str, Truths]
     unshown: int = 0
-    """Documents without a position, where the order shown is measured."""
+    """Documents without a position, if the order shown is measured."""
     corrected: CorrectedSums | None = None
     """What the groups add to the metrics corrected for positions, if these are measured."""
     clicks: Mapping[int, Tensor] = field(default_factory=dict)
-    """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
+    """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are not clicks."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPart(Part):
-    """A part of the groups that are measured, with their committed scores."""
+    """A part of the measured groups, with their committed scores."""
 
     scores: Mapping[str, RowGroups]
-    """Those of `Measuring.scores` for the row groups of the part."""
+    """The `Measuring.scores` of the part's row groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,19 +82,19 @@ class Measuring:
     models: tuple[str, ...]
     """Bundles, directories of scores and `POSITIONS`, one for each trial."""
     scores: Mapping[str, RowGroups]
-    """All row groups of the selection with their committed scores, for the models that are such."""
+    """All row groups of the selection with their committed scores, for models that are directories of scores."""
     slicer: Slicer
     metrics: Callable[[Tensor, QueryGroups], Tensor]
     """The metrics [M, Q] of some scores; see `metrics.values_of`."""
     features: tuple[Feature, ...]
-    """Those of the data, which bundles match to their own."""
+    """The features of the data, which bundles match to their own."""
     docs_per_batch: int
     threads: int = 0
-    """Of a tree model; 0 takes all cores."""
+    """Threads of a tree model; 0 uses all cores."""
     logits: tuple[int, ...] = ()
     """Numbers of the trials whose scores are logits of clicks."""
     on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
-    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None without any."""
+    """Metrics [C, Q] of some scores with the column `clicks` as labels, placed after `metrics`; None without any."""
     correction: Correction | None = None
     """Corrects metrics for positions; None to leave that out."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -107,27 +107,27 @@ class Measuring:
 
     @property
     def _bundles(self) -> tuple[str, ...]:
-        """The bundles among the models, each once."""
+        """The distinct bundles among the models."""
         return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
     def on(self, selection: Selection, run: Run = run_here) -> Iterator[GroupValues]:
         """The values of all groups of a selection, in the order of the manifests.
 
         Raises:
-            InputError: as a call with a part.
+            InputError: as `values`.
         """
         read = selection if self.needs_features else replace(selection, features=())
         budget = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
         parts = self.parts(read, values=budget)
         with progress("evaluate", selection.n_documents) as advance:
-            # another process sends a part as a whole; here memory holds one batch
+            # another process sends a whole part; here memory holds one batch
             values = map(self.values, parts) if run is run_here else run(self._sent(), parts)
             for of_batch in itertools.chain.from_iterable(values):
                 yield of_batch
                 advance(int(of_batch.documents_Q.sum()))
 
     def parts(self, selection: Selection, *, values: int) -> Iterator[MeasuredPart]:
-        """The parts of a selection of about this many feature values, made one by one."""
+        """The parts of a selection with about this many feature values each, made lazily."""
         first = 0
         for part in parts_of(selection, values=values):
             last = first + len(part.selection.row_groups)
@@ -136,15 +136,15 @@ class Measuring:
             first = last
 
     def _sent(self) -> Self:
-        """As it is sent to other processes: parts have the row groups with scores, of which there may be a million."""
+        """A copy for other processes without scores, because parts carry them and there may be a million row groups."""
         return replace(self, scores={url: row_groups[:0] for url, row_groups in self.scores.items()})
 
     def __call__(self, part: MeasuredPart) -> list[GroupValues]:
-        """As `values`."""
+        """The result of `values` as a list."""
         return list(self.values(part))
 
     def values(self, part: MeasuredPart) -> Iterator[GroupValues]:
-        """The values of the groups of a part, each row group by itself, or each period where no features are read.
+        """The values of a part's groups, by row group, or by period if no features are read.
 
         Raises:
             InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
@@ -157,7 +157,6 @@ class Measuring:
             yield from self._of_window(part.selection.only(row_groups[start:stop]), scores)
 
     def _of_window(self, selection: Selection, scores: Mapping[str, RowGroups]) -> Iterator[GroupValues]:
-        """The values of the groups of a selection, which has one period."""
         row_groups, decoder = selection.row_groups, Decoder(selection)
         stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
         tables, committed = self._read(row_groups, scores, [*decoder.columns, *stored])
@@ -174,18 +173,18 @@ class Measuring:
     def _read(
         self, row_groups: RowGroups, scores: Mapping[str, RowGroups], columns: Sequence[str]
     ) -> tuple[list[pa.Table], dict[str, list[pa.Table]]]:
-        """The tables of row groups, and for each directory of committed scores tables with these, in the same rows."""
+        """The tables of row groups, and for each directory of committed scores the tables with the same rows."""
         tables: list[pa.Table] = []
         committed = {}
         for url, scored_row_groups in scores.items():
-            if not tables and SCORES not in columns:  # which are the labels then
+            if not tables and SCORES not in columns:  # scores are the labels then
                 tables = committed[url] = list(read_direct(scored_row_groups, [*columns, SCORES]))
             else:
                 committed[url] = list(read_direct(scored_row_groups, scored.COLUMNS))
         return tables or list(read_direct(row_groups, columns)), committed
 
     def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> GroupValues:
-        """The values of queries without a list, which are alike in all trials and in no slice; shape is [T, M]."""
+        """The values of queries without a list, equal in all trials and in no slice; shape is [T, M]."""
         assert groups.ids_Q is not None
         values_TMQ = np.full((*shape, groups.n_groups), np.nan)  # metrics of clicks stay undefined
         values_MQ = self.metrics(torch.zeros(0), groups).numpy()
@@ -194,10 +193,10 @@ class Measuring:
         return GroupValues(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_TMQ, none)
 
     def open(self, selection: Selection) -> Selection:
-        """Open the bundles, and check that they fit the data; returns the selection with the tokens that they read.
+        """Open the bundles and check that they fit the data; returns the selection with the tokens that they read.
 
         Raises:
-            InputError: one is missing, or was made for other features or tokens.
+            InputError: a bundle is missing, or was made for other features or tokens.
         """
         return with_tokens_of(selection, self._opened().bundles)
 
@@ -236,7 +235,7 @@ class Measuring:
             )
 
     def _clicks(self, scores: Sequence[Sequence[Tensor]], labels_N: NDArray[np.float32]) -> dict[int, Tensor]:
-        """Tallies of the window as a whole: sums of batches would depend, in their last bits, on the batches."""
+        """Tallies of the whole window, because the last bits of sums by batch would depend on the batches."""
         if not self.logits or not np.isin(labels_N, (0, 1)).all():
             return {}
         of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
@@ -244,7 +243,7 @@ class Measuring:
 
 
 def _known(url: str, tables: Sequence[pa.Table], rows_Q: NDArray[np.int64], window: Window) -> Tensor:
-    """The committed scores of a window's documents, which are in these rows of the tables."""
+    """The committed scores of a window's documents, found in these rows of the tables."""
     lists = pa.concat_arrays([chunk for table in tables for chunk in table.column(SCORES).chunks])
     if len(rows_Q) < len(lists):
         lists = lists.take(pa.array(rows_Q))
@@ -263,8 +262,6 @@ def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
 
 
 class _Opened(NamedTuple):
-    """Bundles, and their scorers by URL."""
-
     bundles: list[Bundle]
     scorers: dict[str, Scorer]
 
@@ -281,7 +278,7 @@ def _open_bundles(
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
-    """A scorer that looks up known scores, which the directory `url` holds."""
+    """A scorer that looks up known scores from the directory `url`."""
 
     def score(groups: QueryGroups) -> Tensor:
         if (scores_N := scores.find(groups)) is None:
@@ -292,7 +289,7 @@ def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
 
 
 def order_shown(groups: QueryGroups) -> Tensor:
-    """Scores that fall with the position at which a document was shown; documents without one come last, all tied.
+    """Scores that fall with the position at which a document was shown; documents without one are last, all tied.
 
     Example:
         >>> features_NF, offsets_Q1 = torch.zeros(3, 1), torch.tensor([0, 3])
@@ -303,7 +300,7 @@ def order_shown(groups: QueryGroups) -> Tensor:
 
 
 def has_positions(selection: Selection) -> bool:
-    """Whether any group of some row groups has positions; it reads them until it finds one."""
+    """Whether any group of some row groups has positions; reads until it finds one."""
     for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.gid_base):
         for table in read_direct(RowGroups.of(of_data_set), [POSITIONS]):
             if POSITIONS not in table.column_names:
@@ -327,7 +324,7 @@ def check_shown(test: Selection, key: str) -> None:
 
 
 def _batches(offsets_Q1: NDArray[np.int64], documents: int) -> Iterator[tuple[int, int]]:
-    """Cut groups into runs of at most so many documents; a longer group is one alone."""
+    """Cut groups into runs of at most this many documents; a longer group is alone."""
     first, groups = 0, len(offsets_Q1) - 1
     while first < groups:
         last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + documents, side="right")) - 1

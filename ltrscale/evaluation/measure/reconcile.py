@@ -1,8 +1,8 @@
 """Why another program's figure differs from ours: a metric by our rules and by those of other programs.
 
-From our rules to a program's, one rule is switched after the other, in the order of `Rules`, and the change of the
-mean is that rule's part of the difference. The parts add up to the difference; in another order single parts may
-differ, as a rule for ties matters less where float32 makes none.
+From our rules to a program's, rules are switched one by one in the order of `Rules`. The change of the mean is that
+rule's part of the difference. The parts add up to the difference; in another order single parts may differ, as a rule
+for ties matters less where float32 makes none.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -43,7 +43,7 @@ from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _SAME = 1e-12
-"""Values of a group that differ by less are equal: rounding."""
+"""Values of a group that differ by less are equal up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ScoredLists:
         return cls(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
 
     def under(self, rules: Rules, metric: Metric) -> Tensor:
-        """A metric of each group by some rules."""
+        """A metric of each group under these rules."""
         lists = self.scores_N, self.labels_N, self.offsets_Q1, self.names_N
         return under(rules, metric, *lists, retrieved_N=self.retrieved_N)
 
@@ -85,20 +85,20 @@ class ScoredLists:
 
 
 class TableSource(Config):
-    """A table with a row for each document, in Parquet or CSV; the rows of a query may lie apart."""
+    """A table with a row for each document, in Parquet or CSV; the rows of a query need not be adjacent."""
 
     kind: Literal["table"] = "table"
     path: str
-    """File or URL; a name that ends in .parquet is Parquet, any other CSV with a header, which may be packed (.gz)."""
+    """File or URL: Parquet if the name ends in .parquet, otherwise CSV with a header, which may be packed (.gz)."""
     query: str = "query"
     """Column of the query: the rows with the same value are one group."""
     item: str = "item"
-    """Column of the item's name, by which trec_eval orders ties; different within a query."""
+    """Column of the item's name, by which trec_eval breaks ties; unique within a query."""
     label: str = "label"
     """Column of the label, 0 or more."""
     score: str = "score"
-    """Column of the score; empty for a document that was not retrieved: it counts in the ideal and in the number of
-    relevant documents, as in trec_eval."""
+    """Column of the score; empty for a document that was not retrieved. It still counts in the ideal and in the number
+    of relevant documents, as in trec_eval."""
 
     def inputs(self) -> dict[str, str]:
         """The fingerprint of the table."""
@@ -108,8 +108,8 @@ class TableSource(Config):
         """The lists of the table: groups in the order of their first rows, documents in the order of the rows.
 
         Raises:
-            InputError: a column is missing, a value but a score is missing or no number, no row has a score, a label
-                is negative, or a query has an item twice; the message names the row, from 1 after the header.
+            InputError: a column is missing, a value other than a score is missing or not a number, no row has a score,
+            a label is negative, or a query has an item twice; the message names the row, from 1 after the header.
         """
         table = self._table()
         queries, items = (table[name].cast(pa.string()).combine_chunks() for name in (self.query, self.item))
@@ -185,7 +185,7 @@ class BundleSource(Config):
     bundle: BundleUrl
     """The bundle."""
     split: Split
-    """Its labelled groups are scored. Items are named by their place, as a data set is read without item names."""
+    """Its labelled groups are scored. Items are named by their place, because data sets are read without item names."""
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set and the bundle."""
@@ -205,7 +205,7 @@ class ScoresSource(Config):
     scores: str
     """Directory of scores that jobs.score made on the split's data set."""
     split: Split
-    """Its labelled groups are read. Items are named by their place, as a data set is read without item names."""
+    """Its labelled groups are read. Items are named by their place, because data sets are read without item names."""
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set and the scores."""
@@ -218,7 +218,7 @@ class ScoresSource(Config):
 
 
 ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
-"""Where scored and labelled lists are."""
+"""Sources of scored and labelled lists."""
 
 
 class ReconcileJob(Stage):
@@ -232,11 +232,11 @@ class ReconcileJob(Stage):
     metrics: tuple[str, ...] = Field(("ndcg@5", "ndcg@10", "map", "mrr", "precision@5"), min_length=1)
     """Our metrics by name: ndcg, precision, recall or success with @K, map or mrr."""
     relevant_from: float = Field(1.0, gt=0)
-    """Lowest label of a relevant document under our rules, except for NDCG. Other programs have rules of their own."""
+    """Lowest label of a relevant document under our rules, except for NDCG. Other programs have their own rules."""
     programs: tuple[Literal[PROGRAMS], ...] = ()  # type: ignore[valid-type]
     """Programs to compare with; empty for all."""
     groups_shown: int = Field(3, ge=1)
-    """Groups to show for each rule: those whose value it changes most."""
+    """Groups to show for each rule: those with the largest change."""
 
     @field_validator("metrics")
     @classmethod
@@ -247,13 +247,13 @@ class ReconcileJob(Stage):
         return names
 
     def run(self) -> bool:
-        """Make the report, and print its table."""
+        """Make the report and print its table."""
         ran = super().run()
         print_report(self.out, document(Reconciliation.read(self.out)))
         return ran
 
     def inputs(self) -> dict[str, str]:
-        """Content of what the source reads."""
+        """Content of the source's data."""
         return self.source.inputs()
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -302,11 +302,11 @@ class RuleSwitch(Config):
     ours: str
     theirs: str
     part: float
-    """Its part of the difference: the mean after the switch minus the mean before it."""
+    """The rule's part of the difference: the mean after the switch minus the mean before it."""
     groups: int
-    """Groups whose value it changes."""
+    """Groups with a changed value."""
     shown: tuple[ChangedGroup, ...]
-    """Those that it changes most."""
+    """The groups with the largest changes."""
 
 
 class Reconciled(Config):
@@ -314,7 +314,7 @@ class Reconciled(Config):
 
     program: str
     spelled: str
-    """The metric as the program spells it."""
+    """The program's name for the metric."""
     policy: str
     figure: float | None
     """The mean over groups by its rules; None if no group has a value, as for the fields below."""
@@ -349,7 +349,7 @@ class Reconciliation(Findings):
 
 
 def _mean(values_Q: Tensor) -> float | None:
-    """The mean over the groups that are not left out; None if there are none."""
+    """The mean over the groups that are not left out; None if all are."""
     defined_Q = values_Q[~values_Q.isnan()]
     return float(defined_Q.mean()) if len(defined_Q) else None
 
@@ -376,7 +376,7 @@ def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: d
 def _reconciled(
     policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor, shown: int
 ) -> tuple[Reconciled, Tensor]:
-    """Switch the rules of a program one after the other; returns the values of all groups too."""
+    """Switch the rules of a program one by one; returns the values of all groups too."""
     rules, before_Q, steps = Rules(), ours_Q, []
     for name, their_rule in policy.rules:
         if name not in metric.affected_by() or their_rule == (our_rule := getattr(rules, name)):
@@ -399,7 +399,7 @@ def _reconciled(
 def _step(
     rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor, queries: Sequence[str], shown: int
 ) -> RuleSwitch:
-    """One switched rule: its part of the difference, and the groups that it changes most."""
+    """One switched rule: its part of the difference, and the groups with the largest changes."""
     change_Q = (after_Q.nan_to_num(nan=-1) - before_Q.nan_to_num(nan=-1)).abs()  # no metric is -1
     changed = int((change_Q > _SAME).sum())
     most = change_Q.argsort(descending=True, stable=True)[: min(shown, changed)].tolist()
@@ -451,7 +451,7 @@ def _explained(result: Reconciliation) -> Table:
 
 
 def _changed_groups(program: Reconciled) -> Block:
-    """The groups that each rule of a program changes most."""
+    """The groups with the largest changes for each rule of a program."""
     lines = []
     for step in program.steps:
         shown = "; ".join(f"{g.query} {number(g.before)} to {number(g.after)}" for g in step.shown)

@@ -1,4 +1,4 @@
-"""What an evaluation is of, its trials with what they state of themselves, and what it commits.
+"""The subject of an evaluation, its trials with what they state about themselves, and what it commits.
 
 Trials are the bundles or committed scores of each method. `metrics.json` has the results; `groups.parquet` a row for
 each group and trial, with the group's slices and every metric.
@@ -48,21 +48,21 @@ class MethodTrial:
     url: str
     kind: str
     labelled_groups: int | None = None
-    """Number of labelled groups that it was trained on; None if the bundle does not state it."""
+    """Number of labelled groups it was trained on; None if the bundle does not state it."""
     validation_groups: int | None = None
-    """Number of labelled groups that it was selected on; None if the bundle does not state it."""
+    """Number of labelled groups it was selected on; None if the bundle does not state it."""
     labels: str | None = None
     """Identity of all these labels; None if the bundle does not state it."""
     debiased: str | None = None
     """How its training corrected for positions."""
     otherwise: str | None = None
-    """Identity of its settings but for that and the seed."""
+    """Identity of its settings without that correction and the seed."""
     logits: bool = False
-    """Whether its scores are logits of labels 0 and 1, for it was trained with the pointwise sigmoid loss."""
+    """Whether its scores are logits of labels 0 and 1, from training with the pointwise sigmoid loss."""
 
     @classmethod
     def of_bundle(cls, method: str, number: int, url: str) -> Self:
-        """What a bundle states of itself."""
+        """The trial of a bundle, with what the bundle states about itself."""
         bundle = load(url)
         return cls(
             method,
@@ -79,7 +79,7 @@ class MethodTrial:
 
 
 def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
-    """The trials of each method, in the order of the report; the order that was shown comes last, if there is one."""
+    """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
     trials = [MethodTrial(name, 0, url, "scores") for name, url in config.scores.items()]
     for name, urls in config.models.items():
         trials += [MethodTrial.of_bundle(name, i, url) for i, url in enumerate(urls)]
@@ -101,7 +101,7 @@ def debiased(config: Mapping[str, Any]) -> str | None:
 
 
 def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a bundle but for that and the seed."""
+    """The settings of a bundle without that correction and the seed."""
     return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
 
 
@@ -130,14 +130,13 @@ class MethodResult(Sliced):
     otherwise: tuple[str | None, ...]
     """Identity of each bundle's settings without that correction and the seed; None for scores and the order shown."""
     calibration: tuple[Calibration | None, ...]
-    """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
+    """Each bundle's probabilities against the clicks; None where its scores are not logits of labels 0 and 1."""
 
 
 def by_mean(methods: Sequence[MethodResult], primary: str) -> list[MethodResult]:
-    """The methods by their mean over all groups; the order that was shown, a reference, stands behind the others.
+    """The methods by their mean over all groups; the order that was shown, a reference, is last.
 
-    People who saw that order gave most labels, such as clicks, which favour it: it cannot win against what they did not
-    see.
+    Most labels, such as clicks, come from people who saw that order, so they favour it over the rest.
     """
 
     def place(method: MethodResult) -> tuple[bool, float]:
@@ -158,11 +157,11 @@ class EvaluatedData(Config):
     slices: dict[str, int]
     """Groups of each slice."""
     judged: str | None = None
-    """The data set with all judged documents of each query; None if the lists' own labels are all that counts."""
+    """The data set with all judged documents of each query; None if only the lists' own labels count."""
     unlisted: int = 0
-    """Those of `groups` that are queries with judgements and without a list."""
+    """Groups that are queries with judgements and without a list."""
     unshown: int = 0
-    """Those of `documents` without a position, where the order shown is measured."""
+    """Documents without a position, if the order shown is measured."""
 
 
 class Evaluation(Findings):
@@ -188,7 +187,7 @@ class Evaluation(Findings):
     validation_groups: int
     """All labelled groups of the validation split."""
     corrected: Corrected | None
-    """The metrics corrected for positions, where they were asked for."""
+    """The metrics corrected for positions, if requested."""
     detector: OutlierDetector
 
     @model_validator(mode="after")
@@ -199,12 +198,12 @@ class Evaluation(Findings):
 
     @property
     def ranked(self) -> list[MethodResult]:
-        """The methods, the best one first; what was shown comes last."""
+        """The methods, the best one first; the order that was shown is last."""
         return by_mean(self.methods, self.primary)
 
 
 class GroupFile:
-    """Writes `groups.parquet`, a row for each group and trial, as the groups come.
+    """Writes `groups.parquet`, a row for each group and trial, as the groups arrive.
 
     A context manager. Memory holds about 65,536 rows.
     """

@@ -1,4 +1,4 @@
-"""What is evaluated and how: the settings of an evaluation."""
+"""The settings of an evaluation: what is evaluated, and how."""
 
 from typing import Annotated, Literal, Self
 
@@ -18,9 +18,9 @@ from ltrscale.stages.stage import BundleUrls
 AS_SHOWN = "as_shown"
 """The method that ranks each list in the order in which it was shown: what a ranker is to replace."""
 PRODUCTION, CANDIDATE = "production", "candidate"
-"""The methods that a gate compares: what is in service, and what may replace it."""
+"""The methods that a gate compares: the bundle in service, and its possible replacement."""
 POSITIONS = "positions"
-"""The column that it ranks by, which stands where others have a bundle or scores."""
+"""The column it ranks by, given where other methods have a bundle or scores."""
 CutOff = Annotated[int, Field(ge=1)]
 
 
@@ -34,7 +34,7 @@ class EvaluateSettings(Config):
     precision_at: tuple[CutOff, ...] = (5,)
     """Cut-offs of precision."""
     metrics: tuple[MetricName, ...] = ()
-    """Metrics to report beside those that every evaluation has, by their names, such as `rbp(persistence=0.95)`."""
+    """Metrics to report in addition to the standard ones, by name, such as `rbp(persistence=0.95)`."""
     primary_cutoff: int = 5
     """The NDCG cut-off of the comparison column and the picture."""
     relevant_from: float = Field(default=1.0, gt=0)
@@ -46,36 +46,36 @@ class EvaluateSettings(Config):
     [0, 1, 10]; `column` takes the column `gains` of the data set (columns.gain in prepare), such as revenue, as the
     gain of each document, whatever its label. Empty for none."""
     policy: Literal["expected", "letor4"] = "expected"
-    """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
-    comparison with published figures."""
+    """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script, for comparison with
+    published figures."""
     leave_out_constant: bool = False
-    """Leave groups whose labels are all equal out of the means, also where these are relevant and any order is ideal;
-    a group of one document is one of them. BUYL23 does, in its text and its public code."""
+    """Leave groups with all labels equal out of the means, even where all are relevant and any order is ideal; a group
+    of one document is one of them. BUYL23 does this, in its text and its public code."""
     as_shown: bool = True
-    """Evaluate the order in which lists were shown, too, as the method `as_shown`, where the test split has positions;
+    """Also evaluate the order in which lists were shown, as the method `as_shown`, where the test split has positions;
     `baseline` may name it. A study does not."""
     propensities: PropensitiesConfig | None = None
-    """Correct the metrics for the positions at which the documents were shown, too, by the propensities of jobs.clicks.
+    """Also correct the metrics for the positions at which the documents were shown, by the propensities of jobs.clicks.
     A study does not read it."""
     judged: str | None = None
-    """Data set with a group for each query of the test periods, which has all of its judged documents, in the list of
-    candidates or not: the ideal of NDCG, and the relevant documents that recall and MAP divide by, are then theirs. A
-    query without a candidate counts, too, as a list that misses everything. Empty takes the list alone. A study, whose
-    models are measured one by one, does not read it."""
+    """Data set with a group for each query of the test periods, with all its judged documents, in the list of
+    candidates or not. They then give the ideal of NDCG, and the relevant documents that recall and MAP divide by. A
+    query without a candidate counts too, as a list that misses everything. Empty uses the list alone. A study does not
+    read it, because its models are measured one by one."""
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found; they form their own slice."""
     slices: dict[SliceName, ConditionText] = Field(default_factory=dict)
-    """Query groups to judge by themselves too, by name: a condition such as `n_documents > 50`, `meta_device in ['ios',
+    """Query groups to judge separately too, by name: a condition such as `n_documents > 50`, `meta_device in ['ios',
     'android']`, `max_label >= 4` (BUYL23's purchase lists), `min_label == max_label`, `missing`, `drifted`,
     `any(price is null)`, `period == '2026-W07'`. docs/methods.md has the grammar and all columns. A study judges all
     and outlier groups."""
     slice_by: Texts = ()
-    """Columns whose every value is a slice: `period`, `meta_NAME` with at most 100 values; numbers such as
+    """Columns with a slice for every value: `period`, `meta_NAME` with at most 100 values; numbers such as
     `n_documents` and `n_relevant` are cut into bands 0, 1, 2, 3..5, 6..10, 11..20, 21..50 and so on."""
     resamples: int = Field(default=10_000, ge=100)
-    """Number of bootstrap resamples, and of random sign patterns of the test, where there is one draw of labels. There
-    are more patterns, 40 for each, where more comparisons than a fortieth of that are adjusted together: p is at least
-    1 / (patterns + 1), and Holm multiplies it by their number."""
+    """Number of bootstrap resamples, and of random sign patterns of the test, with one draw of labels. The number of
+    patterns is at least 40 per comparison that is adjusted with others: p is at least 1 / (patterns + 1), and Holm
+    multiplies it by their number."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
@@ -101,15 +101,14 @@ class EvaluateConfig(EvaluateSettings):
     """The bundles to evaluate, the groups, and the settings of the evaluation."""
 
     models: dict[str, BundleUrls] = Field(default_factory=dict)
-    """Bundles of each method by its name; several bundles of one method are its trials, over other labels or seeds.
-    Five different draws of labels, the same ones for all methods, are the fewest that judge."""
+    """Bundles of each method by its name; several bundles of one method are its trials, with other labels or seeds.
+    A verdict needs at least five different draws of labels, the same ones for all methods."""
     scores: dict[str, str] = Field(default_factory=dict)
     """Methods without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
     splits: SplitsWithTest
     """Metrics are measured on the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
     clicks: bool = False
-    """Report NDCG of the column `clicks` too, as `click_ndcg`, beside that of the labels: the two part ways on real
-    logs."""
+    """Also report NDCG of the column `clicks`, as `click_ndcg`, beside that of the labels: they differ on real logs."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -137,7 +136,7 @@ class EvaluateConfig(EvaluateSettings):
         """The config of the evaluation that is committed to a directory.
 
         Raises:
-            InputError: none is.
+            InputError: there is none.
         """
         made_by = (storage.read_manifest(url) or {}).get("made_by", {})
         if made_by.get("stage") != "evaluate":

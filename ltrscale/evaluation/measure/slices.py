@@ -1,7 +1,7 @@
-"""Slices: query groups that an evaluation judges by themselves, beside all groups together.
+"""Slices: query groups that an evaluation judges separately, in addition to all groups together.
 
-The groups with outliers are one. Others are conditions (see `conditions`), or the values of a column. A group may be in
-several. The columns of a group are those of its data set, `query_id` and `meta_*`, and
+The groups with outliers are a slice. Others are conditions (see `conditions`), or the values of a column. A group may
+be in several. The columns of a group are those of its data set, `query_id` and `meta_*`, and
 
     n_documents, n_relevant      lengths of the list, and documents with a label from `relevant_from` on
     min_label, max_label         equal in a list of constant labels
@@ -49,13 +49,13 @@ from ltrscale.ingest.categories import encode
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
 MOST_VALUES = 100
-"""Different values of a column that may be slices."""
+"""The largest number of different values in a column for slices."""
 _ENDS = np.array([-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))], np.float64)
-"""The last number of each band but the highest."""
+"""The last number of each band except the highest."""
 
 
 class _Given(NamedTuple):
-    """What the columns of some groups are made of."""
+    """The inputs from which the columns of some groups are computed."""
 
     groups: QueryGroups
     period: str
@@ -74,7 +74,7 @@ class _Given(NamedTuple):
         return pa.array(values_Q.numpy(), mask=(self.groups.lengths_Q == 0).numpy())
 
     def counts(self, holds_N: Tensor) -> NDArray[np.int64]:
-        """The number of documents of each group for which something holds."""
+        """The number of documents in each group for which something holds."""
         return sum_by_group(holds_N.long(), self.groups.offsets_Q1).numpy()
 
     def drifted(self) -> pa.Array:
@@ -131,12 +131,12 @@ class Slicer:
     detector: OutlierDetector
     relevant_from: float
     kinds: Mapping[str, ValueKind]
-    """Kinds of the columns of groups."""
+    """Kinds of the groups' columns."""
     stored: tuple[str, ...]
     """Columns of the data set that `find` needs."""
     needs_features: bool
     seen: Seen | None = None
-    """What training has, if `drifted` is named."""
+    """The values seen in training, if `drifted` is named."""
 
     @classmethod
     def make(
@@ -149,15 +149,15 @@ class Slicer:
         relevant_from: float,
         training: Callable[[], Seen] | None = None,
     ) -> Self:
-        """The slicer for a selection's groups; the first file says which columns there are.
+        """The slicer for a selection's groups; the first file tells which columns exist.
 
         Args:
             conditions: text of each slice's condition, by the name of the slice.
-            by: columns whose every value is a slice; numbers are cut into bands.
+            by: columns with a slice for every value; numbers are cut into bands.
             detector: finds outlier values.
             selection: the groups.
             relevant_from: lowest label of a relevant document.
-            training: looks at the training groups; called if `drifted` is named, which needs it.
+            training: looks at the training groups; called only if `drifted` is named.
 
         Raises:
             InputError: a column does not exist, or is compared with something of another kind.
@@ -200,7 +200,7 @@ class Slicer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The slices that exist whatever the groups."""
+        """The slices that exist for any groups."""
         return (OUTLIERS, *self.conditions)
 
     def find(self, groups: QueryGroups, period: str, stored: pa.Table) -> dict[str, Truths]:
@@ -208,8 +208,8 @@ class Slicer:
 
         Args:
             groups: labelled groups, with their features if `needs_features`.
-            period: of all of them.
-            stored: their columns `stored`.
+            period: the period of all groups.
+            stored: the groups' columns `stored`.
 
         Raises:
             InputError: a column of `slice_by` holds fractions, or a file lacks a column.
@@ -243,7 +243,7 @@ class Slicer:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """The names of slices by the values of one column, with numbers in their order and null last.
+    """The names of slices by the values of one column, with numbers in numeric order and null last.
 
     Example:
         >>> in_order(["n=11..20", "n=null", "n=2"])
@@ -259,7 +259,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 
 def _stored_kinds(selection: Selection) -> dict[str, ValueKind]:
-    """The columns with one value a group in the first file of a selection, as far as conditions can use them."""
+    """The columns with one value per group in the first file of a selection, if conditions can use them."""
     url = selection.row_groups[0].url
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):

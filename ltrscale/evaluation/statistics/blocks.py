@@ -1,8 +1,8 @@
-"""Sums of metrics over blocks of query groups: all that means, intervals and tests need of any number of groups.
+"""Sums of metrics over blocks of query groups: enough for means, intervals and tests of any number of groups.
 
-A block is resampled, and has its signs flipped, as one. Up to 16,384 groups each have their own block, so that the
-blocks are the groups. More are dealt to 4,096 blocks by a hash of their ids: memory then stays, while an interval is
-still known to about 1% of its width (`1 / sqrt(2 blocks)`), as well as 10,000 resamples know it.
+A block is resampled, and its signs are flipped, as a unit. With up to 16,384 groups each group is a block. More groups
+are assigned to 4,096 blocks by a hash of their ids. Memory is then constant, and an interval is still known to about 1%
+of its width (`1 / sqrt(2 blocks)`), as well as from 10,000 resamples.
 
 Bootstrap and sign-flip test draw once from all blocks: the same resamples and signs serve all slices, methods and
 metrics, which keeps them paired.
@@ -23,13 +23,13 @@ from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.draws import random_bits
 
 _DRAWN = 1 << 18
-"""Blocks or signs that are drawn at once: what is made of them then stays in the cache."""
+"""Blocks or signs drawn at once, few enough that the results stay in the cache."""
 _TURNED = 1 << 10
-"""From so many blocks on a draw serves several resamples."""
+"""From this many blocks on, a draw serves several resamples."""
 OWN_BLOCK = 1 << 14
 """With at most this many groups each is a block."""
 BLOCKS = 1 << 12
-"""Blocks of more groups than that."""
+"""Number of blocks for more groups than that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +38,12 @@ class Blocks:
 
     sums_BTM: Doubles
     defined_BM: Doubles
-    """Groups that define the metric, which depends on the labels alone and is so in all trials; of a ratio over all
-    groups its denominators."""
+    """Groups that define the metric. This depends on the labels alone, so it is the same in all trials. For a ratio
+    over all groups, its denominators."""
     groups: int
     """All groups."""
     numbers_B: Ints | None = None
-    """The numbers of the blocks, rising: those of a slice are some of all. None for 0, 1, 2, ..."""
+    """The numbers of the blocks, rising; a slice has only some of them. None for 0, 1, 2, ..."""
 
     @property
     def places_B(self) -> Ints:
@@ -70,8 +70,8 @@ class Blocks:
     def values_BTM(self) -> Doubles:
         """Values whose mean over blocks is the mean over groups; NaN where a block does not define the metric.
 
-        A group alone has its value. A block of n groups with sum S has `m + (S - n m) / n_mean`, the ratio of sums
-        linearised at the overall mean m (Cochran 1977, chapter 6), which knows that blocks differ in size.
+        A block of one group has its value. A block of n groups with sum S has `m + (S - n m) / n_mean`, the ratio of
+        sums linearised at the overall mean m (Cochran 1977, chapter 6), which allows for blocks of different sizes.
         """
         defined_B1M = self.defined_BM[:, None]
         if not np.isin(self.defined_BM, (0, 1)).all():
@@ -90,7 +90,7 @@ class Tally:
     """Adds up the metrics of groups that arrive in parts, by block.
 
     Memory grows with the blocks that have a group, not with the groups. Groups are added one by one in the order of
-    arrival, so that any parts of them give the same sums to the last bit.
+    arrival, so the sums are the same to the last bit however the groups are split into parts.
     """
 
     def __init__(self, trials: int, metrics: int) -> None:
@@ -106,7 +106,7 @@ class Tally:
             values_TQ = values_TMQ[:, m]
             defined_Q: Bools = np.asarray(~np.isnan(values_TQ).any(axis=0))
             for t, column_Q in enumerate([*np.where(defined_Q, values_TQ, 0.0), defined_Q.astype(np.float64)]):
-                np.add.at(self._columns_CB[t * metrics + m], rows_Q, column_Q)  # in one dimension it is fast
+                np.add.at(self._columns_CB[t * metrics + m], rows_Q, column_Q)  # add.at is fast in one dimension
 
     def add_sums(self, blocks_Q: Ints, part: Blocks) -> None:
         """Add groups with these blocks, each with its own sums."""
@@ -118,12 +118,12 @@ class Tally:
             np.add.at(column_B, rows_Q, column_Q)
 
     def _rows(self, blocks_Q: Ints) -> Ints:
-        """The row of each group's block; those that are new get the next ones."""
+        """The row of each group's block; new blocks get the next rows."""
         self.groups += len(blocks_Q)
         new_B = np.unique(blocks_Q[self._place_B[blocks_Q] < 0])
         self._place_B[new_B] = np.arange(self._used, self._used + len(new_B))
         self._used += len(new_B)
-        if self._used > self._columns_CB.shape[1]:  # twice as many, so that rows are seldom copied
+        if self._used > self._columns_CB.shape[1]:  # doubled, so that rows are seldom copied
             more = max(self._used, 2 * self._columns_CB.shape[1]) - self._columns_CB.shape[1]
             self._columns_CB = np.pad(self._columns_CB, ((0, 0), (0, more)))
         return np.asarray(self._place_B[blocks_Q])
@@ -136,9 +136,9 @@ class Tally:
 
 
 def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
-    """The block of each of some consecutive groups, `first` of all `groups` before them.
+    """The block of each of some consecutive groups: `first` groups come before them, of `groups` in all.
 
-    It is the group's own number if all groups have their own block, otherwise one by its id.
+    It is the group's own number if every group has its own block, otherwise it follows from the id.
     """
     if groups <= OWN_BLOCK:
         return np.arange(first, first + len(gids_Q))
@@ -162,8 +162,8 @@ def bootstrap_means(
     Args:
         parts: slices and methods.
         samples: number of resamples.
-        seed: of the drawing.
-        numbers_B: all blocks, of which the parts may lack some; None for those that some part has.
+        seed: seed of the draws.
+        numbers_B: all blocks, including those that no part has; None for those that some part has.
 
     Example:
         >>> (means_SM,) = bootstrap_means([Blocks.of(np.array([[[0.0]], [[1.0]]]))], samples=1000, seed=0)
@@ -190,12 +190,10 @@ def bootstrap_means(
 
 
 def _times(rng: np.random.Generator, samples: int, blocks: int) -> Doubles:
-    """How often each block is drawn in each resample, shape [S, B].
-
-    Drawing costs more than all that follows. So each draw from many blocks serves eight resamples: the blocks are
-    turned by an eighth of their number from one to the next. Each is a draw with replacement like any other, and two
-    are as good as independent, for they count a block's value with the times of blocks that are far apart.
-    """
+    """How often each block is drawn in each resample, shape [S, B]."""
+    # Drawing is the slow part, so a draw from many blocks serves eight resamples, each shifted by an eighth of the
+    # blocks. Each is a draw with replacement, and any two are nearly independent: a block's counts come from blocks
+    # that are far apart.
     turns = 8 if blocks >= _TURNED else 1
     n = -(-samples // turns)
     times_SB = np.empty((turns * n, blocks))
@@ -208,7 +206,7 @@ def _times(rng: np.random.Generator, samples: int, blocks: int) -> Doubles:
 
 
 def _distinct(columns_BM: Doubles) -> tuple[Doubles, list[int]]:
-    """The different ones of some columns, and the place of each among them: most metrics are defined alike."""
+    """The distinct columns, and the place of each column among them: most metrics are defined on the same groups."""
     places: dict[bytes, int] = {}
     place_M = [places.setdefault(column_B.tobytes(), len(places)) for column_B in columns_BM.T]
     return columns_BM[:, [place_M.index(place) for place in places.values()]], place_M
@@ -240,17 +238,16 @@ def sign_flip_p(parts: Sequence[Blocks], *, samples: int, seed: int, numbers_B: 
         bits = np.frombuffer(rng.bytes((last - first) * -(-b // 8)), np.uint8).reshape(last - first, -1)
         kept_SB = np.unpackbits(bits, axis=1, count=b).astype(np.float64)
         for as_far_M, total_M, kept_SM in zip(as_far, totals, products.of(kept_SB), strict=True):
-            # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
+            # sum with random signs = kept - others = 2 kept - total
             limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
             as_far_M += (np.abs(2 * kept_SM - total_M) >= limit_M).sum(axis=0)
     return [as_far_M / (samples + 1) for as_far_M in as_far]
 
 
 class _Products:
-    """Sums of each part's columns with factors of the blocks, in torch, whose products take half the time of numpy's.
+    """Sums of each part's columns, weighted by block; torch's products take half the time of numpy's."""
 
-    Equal columns of two methods must give equal sums: tensors of torch's own lie alike in memory.
-    """
+    # Equal columns of two methods must give equal sums, so torch allocates all tensors: same memory layout.
 
     def __init__(self, numbers_B: Ints, parts: Sequence[Blocks], columns: Sequence[Doubles]) -> None:
         places = [np.searchsorted(numbers_B, part.places_B) for part in parts]
@@ -279,7 +276,7 @@ def holm(p_M: Doubles) -> Doubles:
 
 
 def _bounded_parts(samples: int, blocks: int) -> Iterator[tuple[int, int]]:
-    """Cut the resamples into parts that draw about so many blocks each that they fit the cache."""
+    """Cut the resamples into parts that fit the cache."""
     size = max(1, _DRAWN // max(blocks, 1))
     for first in range(0, samples, size):
         yield first, min(first + size, samples)

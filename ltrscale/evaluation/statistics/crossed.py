@@ -1,8 +1,8 @@
-"""Means over samples that are crossed: every draw of labels, and every pretraining, is tested on every query group.
+"""Means over crossed samples: every draw of labels, and every pretraining, is tested on every query group.
 
 `x_qt = mu + a_q + b_t + e_qt`: groups and draws are both samples, so both make the mean `x` uncertain. A bootstrap of
 the groups alone leaves `b` out, and more groups never make up for it. Where several pretrainings are crossed with the
-draws they are a third sample, with an effect of its own and one with each of the others.
+draws they are a third sample, with their own effect and one with each of the other samples.
 
 Shapes: Q groups, T draws, P pretrainings, M columns (methods, metrics), F folds, S sets of samples. NaN marks a group
 that a column leaves undefined, in all draws.
@@ -22,7 +22,7 @@ from ltrscale.config import Config
 from ltrscale.evaluation.statistics.power import ALPHA, errors_to_promise
 
 FEWEST_DRAWS = 5
-"""With fewer draws of labels nothing is judged: their spread, and so the interval, is known too badly."""
+"""With fewer draws of labels nothing is judged: their spread, and so the interval, is too uncertain."""
 _GROUPS, _DRAWS = 0, 1
 _SETS = [frozenset(axes) for size in (3, 2, 1) for axes in itertools.combinations(range(3), size)]
 """The sets of samples that vary together, the largest first."""
@@ -36,11 +36,11 @@ class Means:
     std_error_M: Doubles
     df_M: Doubles
     skewness_M: Doubles
-    """Of the mean, as the draws give it, with as much weight on symmetry as five draws have; 0 for one draw."""
+    """Skewness of the mean, from the draws, shrunk towards 0 with the weight of five draws; 0 for one draw."""
     drawn_M: Doubles
     """The part of the squared error that more draws would lower."""
     both_M: Doubles
-    """The part of it that more groups would lower, too: groups and draws vary together."""
+    """The part of the squared error that more draws or more groups would lower: groups and draws vary together."""
     skewed_M: NDArray[np.bool_]
     """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs; see `_look_skewed`."""
 
@@ -68,18 +68,18 @@ class Means:
         """The inverse of the transformation, `(cbrt(1 + x) - 1) * 3 / k` with `x = k (hall - k / 6)`."""
         k_M = np.where(self.skewness_M == 0, 1.0, self.skewness_M)
         x_M = k_M * (hall_M - k_M / 6)
-        # of a small x that root less 1 is rounding: two draws have no skewness, but for some 1e-19
+        # for small x, root - 1 is rounding error: the skewness of two draws is 0 only up to 1e-19
         small_M = np.expm1(np.log1p(np.clip(x_M, -0.5, 0.5)) / 3)
         root_M = np.where(np.abs(x_M) < 0.5, small_M, np.cbrt(1 + x_M) - 1)
         return np.where(self.skewness_M == 0, hall_M, root_M * 3 / k_M)
 
     def detectable(self) -> Doubles:
-        """The smallest true means that designs like this one see with a power of 80%; `errors_to_promise` has how."""
+        """The smallest true means that designs like this one see with a power of 80%; see `errors_to_promise`."""
         return np.asarray(errors_to_promise(self.df_M) * self.std_error_M)
 
 
 def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> Means:
-    """Means over groups, draws and pretrainings, with errors that hold for others of each.
+    """Means over groups, draws and pretrainings, with errors that generalise to others of each.
 
     Values are of shape [Q, T, P, M], or [Q, T, M] where no pretrainings are crossed with the draws. With the mean
     squares of an analysis of variance of random effects without replication (Cornfield and Tukey 1956; Searle, Casella
@@ -89,8 +89,8 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
     those that contain it has a negative estimate, which counts as 0, so that the error never falls below that of the
     other parts. Degrees of freedom follow Satterthwaite (1946), from the mean squares as found: taking the larger one
     there would make a t of about T - 1 degrees of an error that hardly depends on the draws. Intervals cover about 95%
-    from ten draws on, and at least 92% with five, wherever the variance lies, if draws are symmetric; `_look_skewed`
-    has what others cost.
+    from ten draws on, and at least 92% with five, wherever the variance lies, if draws are symmetric; for others see
+    `_look_skewed`.
 
     With one draw only the groups vary: the mean and its error are those of Student's test of Q values.
 
@@ -119,7 +119,7 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
         variance_M = components_SM.sum(axis=0)
         spread_M = np.where(parts_FSM > 0, parts_FSM**2 / dfs_FSM, 0.0).sum(axis=(0, 1))
         df_M = np.where(variance_M == 0, math.inf, variance_M**2 / spread_M)
-        # a skewness that is trusted as found makes tests of few draws weak
+        # without shrinkage, the estimated skewness makes tests of few draws weak
         weight = n_draws / (n_draws + FEWEST_DRAWS) / math.sqrt(n_draws)
         of_draws = [
             weight * fold.skewness_M * _components(parts_SM)[_SETS.index(frozenset({_DRAWS}))] ** 1.5
@@ -136,19 +136,18 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
 
 
 def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
-    """Whether draws whose means have this skewness in each fold look skewed, shape [M].
-
-    The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
-    1930); of F folds it is the mean, with an F-th of the variance. Intervals allow for it, but not enough: where
-    exponential draws dominate they cover about .89 with five, .92 with ten and .94 with twenty. Five draws seldom show
-    it: a sixth of exponential designs does, and two thirds with twenty. It is the design that is judged, not its
-    interval: intervals miss most where the rare draw is missing, and with it the skewness.
+    """Whether draws with means of this skewness in each fold look skewed, shape [M].
 
     Example:
         >>> draws_T = np.array([0.0, 0.01, 0.02, 0.03, 0.9])
         >>> crossed_means(np.stack([draws_T, draws_T**0.1], axis=-1)[None]).skewed_M.tolist()
         [True, False]
     """
+    # The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
+    # 1930); for F folds it is the mean, with an F-th of the variance. Intervals allow for skewness, but not enough:
+    # where exponential draws dominate they cover about .89 with five, .92 with ten and .94 with twenty. A sixth of
+    # exponential designs look skewed with five draws, two thirds with twenty. This judges the design, not its interval:
+    # intervals miss most where the rare draw is missing, and the skewness with it.
     if n_draws < FEWEST_DRAWS:
         return np.zeros(skewness_FM.shape[1], np.bool_)
     variance = 6 * (n_draws - 2) / ((n_draws + 1) * (n_draws + 3)) * len(skewness_FM)
@@ -156,7 +155,7 @@ def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
 
 
 def _components(squares_SM: Doubles) -> Doubles:
-    """The part of each mean square that is due to its set of samples alone, in the order of `_SETS`; none below 0."""
+    """The part of each mean square that is due to its set of samples alone, in the order of `_SETS`, at least 0."""
     parts: dict[frozenset[int], Doubles] = {}
     for axes, square_M in zip(_SETS, squares_SM, strict=True):
         of_larger = [part_M for larger, part_M in parts.items() if axes < larger]
@@ -173,14 +172,14 @@ class _Squares:
     total_M: Doubles
     """Sum over these groups of their means over draws and pretrainings."""
     squares_SM: Doubles
-    """0 where a sample of the set is only one, and NaN if a single group defines the column."""
+    """0 where a sample of the set has only one member, and NaN if a single group defines the column."""
     dfs_SM: Doubles
     skewness_M: Doubles
-    """Of the means of the draws."""
+    """Skewness of the means of the draws."""
 
     @classmethod
     def of(cls, values_QTPM: Doubles) -> "_Squares":
-        """Those of an analysis of variance: the effect of a set is its mean less the effects of all smaller ones."""
+        """Analysis of variance: the effect of a set is its mean less the effects of all smaller sets."""
         defined_QM = ~np.isnan(values_QTPM[:, 0, 0])
         n_M = defined_QM.sum(axis=0).astype(np.float64)
         values_QTPM = np.where(defined_QM[:, None, None], values_QTPM, 0.0)

@@ -1,4 +1,4 @@
-"""What a study says of a method or a difference: its mean over groups, draws and pretrainings, and where signs change.
+"""Findings of a study on a method or a difference: its mean over groups, draws and pretrainings, and sign changes.
 
 Shapes: Q groups, T draws, P pretrainings that are crossed with all draws, G points between numbers of labelled groups.
 NaN marks a group that leaves a metric undefined, in all draws.
@@ -19,31 +19,31 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, 
 from ltrscale.evaluation.statistics.power import errors_to_see
 
 MOST_DRAWS = 1000
-"""More are not proposed."""
+"""The largest number of draws that is proposed."""
 _STEPS = 64
 """Points between two numbers of labelled groups at which a difference is tested."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Why the mean of a difference is uncertain, and so what a design with other numbers of draws and labels would see.
+    """The sources of a mean difference's variance, which predict what other numbers of draws and labels would see.
 
     `Var(mean) = groups + (draws + both) / T`.
     """
 
     draws: float
-    """The variance that one draw of labels alone gives the mean; T draws give it a T-th."""
+    """Variance of the mean from one draw of labels alone; T draws divide it by T."""
     groups: float
-    """The variance that the groups alone give it, which no number of draws lowers."""
+    """Variance from the groups alone, which no number of draws lowers."""
     n_groups: int
     both: float = 0.0
-    """The variance that one draw gives it by what differs from group to group; more groups lower it, too."""
+    """Variance from how one draw differs from group to group; more groups lower it, too."""
 
     @classmethod
     def of(cls, values_QT: Doubles) -> Self | None:
-        """That of a difference, from the mean squares of `crossed_means`; None with fewer than two groups or draws.
+        """The spread of a difference, by the mean squares of `crossed_means`; None with fewer than two groups or draws.
 
-        Both parts are above the estimated ones, as in `Means.detectable`: few draws promise too much.
+        Both parts are above the estimates, as in `Means.detectable`, because few draws promise too much.
         """
         n, n_draws = int((~np.isnan(values_QT[:, 0])).sum()), values_QT.shape[1]
         if n < 2 or n_draws < 2:
@@ -55,11 +55,11 @@ class Spread:
         return cls((drawn - both) * n_draws, promised - drawn, n, both * n_draws)
 
     def detectable(self, draws: int) -> float:
-        """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
+        """The smallest difference that this many draws would see with a power of 80%, by a test at 5%."""
         return float(self._detectable(np.array([draws]))[0])
 
     def draws_for(self, difference: float) -> int | None:
-        """The fewest draws, five at least, that would see a difference; None if a thousand would not.
+        """The fewest draws, at least five, that would see a difference; None if a thousand would not.
 
         Example:
             >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
@@ -71,10 +71,10 @@ class Spread:
         return int(draws_T[enough_T.argmax()]) if enough_T.any() else None
 
     def times_for(self, difference: float, draws: int, *, more: Literal["labels", "groups"]) -> float | None:
-        """How many times the labels, or the test groups, so many draws need to see a difference; None if none suffice.
+        """The factor on labels or test groups at which this many draws see a difference; None if no factor suffices.
 
-        The variance over draws is taken to fall as the labels grow, which is what was found from 100 labelled groups
-        on; that of the groups falls as they grow.
+        The variance over draws is assumed to fall as the labels grow, as found from 100 labelled groups on; that of the
+        groups falls as they grow.
 
         Example:
             >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
@@ -91,7 +91,7 @@ class Spread:
         low, high = 1.0, 1e6
         if not sees(high):
             return None
-        for _ in range(40):  # bisection of the logarithm: what is detectable falls
+        for _ in range(40):  # bisection of the logarithm: the detectable difference falls
             middle = math.sqrt(low * high)
             low, high = (low, middle) if sees(middle) else (middle, high)
         return high
@@ -112,10 +112,10 @@ class Drawn:
     values_QTP: Doubles
     """NaN where the group leaves the metric undefined, in all draws."""
     pretrainings: tuple[int, ...] | None = None
-    """Those that are crossed with all draws; None, and P is 1, where each draw has its own, or none."""
+    """Pretrainings that are crossed with all draws; None, with P = 1, if each draw has its own or none."""
 
     def of(self, draws: Sequence[int], pretrainings: Sequence[int] | None = None) -> Self:
-        """The values of some of the draws, and of the crossed pretrainings, in their order; None for all of these."""
+        """The values of some draws and some crossed pretrainings, in the given order; None for all of these."""
         values_QTP = self.values_QTP[:, [self.draws.index(draw) for draw in draws]]
         if self.pretrainings is None or pretrainings is None:
             return type(self)(tuple(draws), values_QTP, self.pretrainings)
@@ -123,7 +123,7 @@ class Drawn:
         return type(self)(tuple(draws), values_QTP[..., places], tuple(pretrainings))
 
     def minus(self, other: "Drawn") -> Self | None:
-        """The paired differences, of the draws and pretrainings that both have; None if they have none in common.
+        """The paired differences on the draws and pretrainings that both have; None if they have none in common.
 
         A method whose pretrainings are not crossed is compared with each of the other's.
         """
@@ -135,7 +135,7 @@ class Drawn:
 
 
 def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
-    """The values of the draws, and of the crossed pretrainings, that all have; None if they have none in common."""
+    """The values on the draws and crossed pretrainings that all have in common; None if there are none."""
     draws = sorted(set.intersection(*(set(of.draws) for of in drawn)))
     crossed = [set(of.pretrainings) for of in drawn if of.pretrainings is not None]
     pretrainings = sorted(set.intersection(*crossed)) if crossed else None
@@ -145,7 +145,7 @@ def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
 
 
 class DrawsNeeded(Config):
-    """What would see an undecided difference if it is in truth as found: each alone, None where it would not do."""
+    """What would decide an open difference if it is truly as found: each alone, None where it would not suffice."""
 
     draws: int | None
     """Draws of labels."""
@@ -160,8 +160,8 @@ class MeanEstimate(Config):
 
     mean: float
     low: float | None
-    """Lower end of the 95% interval, which holds for other groups, draws and pretrainings; None, as is all that judges,
-    with fewer than five draws or two groups, or for the share of a single pretraining."""
+    """Lower end of the 95% interval, which holds for other groups, draws and pretrainings. None, like everything that
+    judges, with fewer than five draws or two groups, or for the share of a single pretraining."""
     high: float | None
     """Upper end."""
     p: float | None
@@ -174,7 +174,7 @@ class MeanEstimate(Config):
     groups: int
     """Groups where the metric is defined."""
     pretrainings: int | None = None
-    """Pretrainings that are crossed with all draws; None where each draw has its own, or none."""
+    """Pretrainings that are crossed with all draws; None if each draw has its own or none."""
     skewed: bool = False
     """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
     needs: DrawsNeeded | None = None
@@ -194,7 +194,7 @@ def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
 
     Args:
         drawn: the metric, or a difference.
-        judges: whether there are samples enough to judge, besides five draws.
+        judges: whether there are enough samples to judge, apart from the five draws.
 
     Example:
         >>> estimated = estimate(Drawn((0, 1), np.array([[[0.1], [0.3]], [[0.2], [0.4]], [[0.6], [0.9]]])))
@@ -221,7 +221,7 @@ def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
         pretrainings=pretrainings,
         skewed=bool(means.skewed_M[0]),
     )
-    # nothing decides between two that are the same
+    # two equal methods stay open whatever the design
     open_ = judged and estimated.verdict == "open" and estimated.mean != 0 and pretrainings is None
     if not open_ or (spread := Spread.of(drawn.values_QTP[:, :, 0])) is None:
         return estimated
@@ -248,10 +248,10 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
 
     Between two numbers n1 < n2 of labelled groups each group's difference is interpolated in log n, so that its mean
     and crossed interval at any n follow from the same draws and groups. The interval of a crossover are the n around
-    it at which 0 is not rejected (Fieller 1954). It therefore knows that the same groups and nested labels enter at n1
-    and n2. The whole curve is of the draws and pretrainings that all numbers have: where one has more of them, its mean
-    would have two values, one for each side. Numbers and crossovers rise; ends are None where the data reject 0 nowhere
-    on that side, and both if the draws are too few to judge.
+    it at which 0 is not rejected (Fieller 1954), so it accounts for the same groups and nested labels at n1 and n2.
+    The whole curve uses the draws and pretrainings that all numbers have: a number with more of them would have two
+    means, one for each side. Numbers and crossovers rise. An end is None where the data reject 0 nowhere on that side;
+    both are None if the draws are too few to judge.
 
     Example:
         >>> rng = np.random.default_rng(0)

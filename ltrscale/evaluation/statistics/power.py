@@ -12,29 +12,29 @@ from ltrscale.arrays import Doubles
 
 ALPHA, POWER = 0.05, 0.8
 _MANY = 1e6
-"""Degrees of freedom from which on a t is a normal variable."""
+"""Degrees of freedom from which on a t is taken as normal."""
 _SKEWED = 0.175
-"""Over the degrees: how much more must differ because the test allows for skewed draws; simulated, 5 to 20 draws."""
+"""Divided by the degrees: the extra effect that allowing for skewed draws costs; simulated for 5 to 20 draws."""
 _POINTS, _QUANTILES = 97, 200
 _MOST_INVERSE = 1.5
-"""Satterthwaite's degrees are seldom below 2/3: those of a sum of which a part is subtracted may be below 1."""
+"""Satterthwaite's degrees are seldom below 2/3; they may be below 1 where a part of the sum is subtracted."""
 
 
 def errors_to_see(df_M: Doubles) -> Doubles:
-    """The true standard errors that a mean must have for a test of so many degrees to find it with a power of 80%.
+    """How many true standard errors a mean must be for a test with these degrees to find it with a power of 80%.
 
-    The noncentrality of a t (Cohen 1988, section 2.5), and what `Means.p` asks for the chance that draws look skewed.
+    The noncentrality of a t (Cohen 1988, section 2.5), and the cost of `Means.p` allowing for skewed draws.
     """
     df_M = np.minimum(df_M, _MANY)
     return np.asarray(nctdtrinc(df_M, 1 - POWER, stdtrit(df_M, 1 - ALPHA / 2)) * (1 + _SKEWED / df_M))
 
 
 def errors_to_promise(df_M: Doubles) -> Doubles:
-    """The standard errors as found, so that experiments see a true mean of that size in 80% of all cases.
+    """How many estimated standard errors to promise, so that experiments see a true mean of that size in 80% of cases.
 
-    An error s as found has a chi square over its degrees, and a promise of c of them is one of `c s` true errors. c
-    solves `E[power(c s)] = 0.8`: by chance a promise is small, and is kept less often than a large one is kept more
-    often. The true errors alone, 3.9 at 4 degrees, promise a mean that is found in 70% of the cases.
+    The estimate s varies as a chi square over its degrees, so a promise of c estimates is one of `c s` true errors. c
+    solves `E[power(c s)] = 0.8`: a promise that is small by chance loses more power than a large one gains. The true
+    errors alone, 3.9 at 4 degrees, promise a mean that is found in 70% of the cases.
 
     Example:
         >>> errors_to_promise(np.array([4.0, 9.0, np.inf])).round(2).tolist()

@@ -1,9 +1,9 @@
-"""From the metrics of every group and trial to means, intervals and comparisons: is one method better than another?
+"""Means, intervals and comparisons from the metrics of every group and trial: is one method better than another?
 
-Trials with the same labels enter with each group's mean, so several seeds count as one draw of labels. Between methods
-of one draw each, the query group is the unit: a result holds for other queries, not for other labels (`resampling`).
-Several draws of labels are a second sample, crossed with the groups: see `crossed`. Of very many groups only sums over
-blocks are known, and a block is then what is resampled: see `blocks`.
+Trials with the same labels are averaged by group, so several seeds count as one draw of labels. Between methods of one
+draw each, the query group is the unit: a result holds for other queries, not for other labels (`resampling`). Several
+draws of labels are a second sample, crossed with the groups: see `crossed`. For very many groups only sums over blocks
+are kept, and blocks are resampled: see `blocks`.
 
 Shapes: Q groups, B blocks of groups, t trials of one method, T draws of labels, K methods, M metrics or columns
 (methods, metrics), S resamples. NaN marks a group that a metric leaves undefined.
@@ -26,7 +26,7 @@ _INTERVAL = (0.025, 0.975)
 _RESAMPLED = 1 << 24
 """Means of resamples that are held at once, of all slices, methods and metrics; 8 bytes each."""
 PATTERNS = 40
-"""The fewest random sign patterns for each comparison that Holm adjusts with others: p may fall to a fortieth then."""
+"""The fewest random sign patterns for each comparison that Holm adjusts with others; p can then fall to 1/40."""
 
 
 class Summary(Config):
@@ -59,7 +59,7 @@ class Comparison(Config):
 
     difference: float
     low: float | None
-    """Lower end of the 95% interval of the difference; None, as is all below, if the draws are too few to judge."""
+    """Lower end of the 95% interval of the difference; None, like all below, if the draws are too few to judge."""
     high: float | None
     """Upper end."""
     p: float | None
@@ -84,7 +84,7 @@ class Scope(Config):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A method's blocks by draw of labels, each the mean over the trials of that draw."""
+    """A method's blocks by draw of labels, averaged over the trials of each draw."""
 
     draws: tuple[str | None, ...]
     blocks: Blocks
@@ -98,10 +98,7 @@ class _Drawn:
         return cls(draws, replace(blocks, sums_BTM=sums_BTM))
 
     def minus(self, other: Self) -> tuple[Blocks, int]:
-        """Differences by shared draw, and their number; one draw is compared with each of the other's.
-
-        Two methods without a shared draw have only the difference of their means, with T = 1.
-        """
+        """Differences by shared draw, one draw meeting all of the other's (of means if none is shared); their count."""
         one_BTM, other_BTM = self.blocks.sums_BTM, other.blocks.sums_BTM
         shared = [draw for draw in self.draws if draw in other.draws]
         if 1 in (len(self.draws), len(other.draws)):
@@ -160,15 +157,15 @@ def scopes_of(
     """As `scopes`, for several slices of the same groups, which share all resamples and sign patterns.
 
     Arguments are those of `scopes`, with the blocks of each method for every slice. `together` is the number of
-    comparisons of a metric that p is adjusted for, None for those of one slice. Each of them asks for 40 patterns: p of
-    one is at least 1 / (patterns + 1), and Holm multiplies it by their number.
+    comparisons of a metric that p is adjusted for, None for those of one slice. Each of them needs 40 patterns: one p
+    is at least 1 / (patterns + 1), and Holm multiplies it by their number.
     """
     labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in slices[0]]
     compared = len(labels_K) - 1 if together is None else together
     patterns, numbers_B = max(samples, PATTERNS * compared - 1), all_numbers(blocks_K[0] for blocks_K in slices)
     size = max(1, _RESAMPLED // (samples * len(labels_K) * len(metrics)))
     scopes: list[list[Scope]] = []
-    for first in range(0, len(slices), size):  # more slices at once would take much memory: these draw the same again
+    for first in range(0, len(slices), size):  # in parts, to save memory; each draws the same again
         some = list(enumerate(slices[first : first + size]))
         drawn = {(s, k): _Drawn.of(blocks, labels_K[k]) for s, blocks_K in some for k, blocks in enumerate(blocks_K)}
         single = {cell: of_method.blocks for cell, of_method in drawn.items() if len(of_method.draws) == 1}
@@ -198,7 +195,7 @@ def _scope(
     metrics: Sequence[str],
     folds_Q: NDArray[np.int64] | None,
 ) -> Scope:
-    """The results of one method; its intervals are of the resampled means, or of several draws if there are none."""
+    """The results of one method; intervals come from the resampled means, or if there are none from several draws."""
     ends_2M = _ends(means_SM) if means_SM is not None else crossed_means(drawn.blocks.values_BTM(), folds_Q).interval()
     summaries = {
         metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))

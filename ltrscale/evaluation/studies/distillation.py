@@ -32,7 +32,7 @@ class ServingCost(Config):
     documents_per_second: float
     """Scoring speed on one thread, by processor time."""
     trained_on: int | None
-    """Query groups that it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
+    """Query groups it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
 
 
 class DistilledMethod(Sliced):
@@ -40,7 +40,7 @@ class DistilledMethod(Sliced):
 
     name: str
     against_teacher: Comparison | None
-    """The primary metric, on the groups that define it; None for the teacher itself, and without such groups."""
+    """The primary metric on the groups that define it; None for the teacher itself, and without such groups."""
     agreement: dict[str, Summary]
     """Agreement with the teacher, by `tau` or `overlap@K`; empty for the teacher itself."""
     cost: ServingCost | None
@@ -58,7 +58,7 @@ class Distillation(Findings):
     relevant_from: float
     leave_out_constant: bool
     policies: dict[str, str]
-    """See `Evaluation.policies`."""
+    """What the formula of each metric leaves open, such as ties."""
     resamples: int
     test: EvaluatedData
     agreement_groups: int
@@ -70,7 +70,7 @@ def gather_distillation(
 ) -> Distillation:
     """Join the evaluation, agreement and costs of the same methods, and compare each method with the teacher.
 
-    The evaluation is of all methods, including the teacher; `costs` are those of methods that have a bundle.
+    The evaluation covers all methods, including the teacher; `costs` covers the methods that have a bundle.
 
     Raises:
         InputError: evaluation or agreement are not committed there.
@@ -126,7 +126,7 @@ def _side_by_side(distillation: Distillation) -> Table:
 
 
 def findings(distillation: Distillation) -> Iterator[str]:
-    """One sentence per finding; it claims a difference only if the interval excludes 0."""
+    """One sentence per finding; it states a difference only if the interval excludes 0."""
     primary = metric_label(distillation.primary)
     teacher = next(method for method in distillation.methods if method.name == TEACHER)
     for method in distillation.methods:

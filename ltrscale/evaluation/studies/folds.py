@@ -1,7 +1,7 @@
 """Cross-validation: the joint summary of the evaluations of several folds, and its report.
 
-Every query is in the test part of one fold. Publications on such collections report means over folds; the report has
-these, with their standard error. Comparisons use the test queries of all folds together, which is far stronger than
+Every query is in the test part of one fold. Publications on such collections report means over folds, so the report has
+them too, with their standard error. Comparisons use the test queries of all folds together, which is far stronger than
 five comparisons on a fifth of the queries each.
 
 Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
@@ -42,7 +42,7 @@ from ltrscale.reports.document import Block, Chart, Document, Points, Section, T
 from ltrscale.reports.findings import Findings, write_report
 
 _OF_EVALUATIONS = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples"}
-"""Fields that the summary has from its evaluations, which agree in them."""
+"""Fields that the summary copies from its evaluations, which agree in them."""
 
 
 class FoldMeans(Config):
@@ -81,7 +81,7 @@ class Crossval(Findings):
     relevant_from: float
     leave_out_constant: bool
     policies: dict[str, str]
-    """See `Evaluation.policies`."""
+    """What the formula of each metric leaves open, such as ties."""
     resamples: int
 
 
@@ -93,7 +93,7 @@ def summarise_folds(
     Args:
         folds: URL of the committed evaluation of each fold, by the fold's name.
         out: URL of the directory.
-        seed: of the resampling; the number of resamples is taken from the evaluations.
+        seed: seed of the resampling; the number of resamples comes from the evaluations.
         made_by: origin, recorded in the manifest.
         report: receives the means over folds of each method.
 
@@ -124,16 +124,12 @@ def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
 
 
 def _in_common(evaluation: Evaluation) -> tuple[object, ...]:
-    """What all folds have in common."""
     methods = [(method.name, *method.slices[ALL].summaries) for method in evaluation.methods]
     return methods, _draws(evaluation), evaluation.model_dump(include=_OF_EVALUATIONS)
 
 
 def _draws(evaluation: Evaluation) -> list[list[str | None]]:
-    """The draw of labels of each trial of each method, numbered in the order of their first appearance.
-
-    Each fold draws from other groups, so that draws of several folds have no more than their numbers in common.
-    """
+    """The draw of labels of each trial of each method, by number: folds draw from other groups, so ids never match."""
     labels = [method.labels for method in evaluation.methods]
     numbers = {draw: str(number) for number, draw in enumerate(dict.fromkeys(itertools.chain(*labels)))}
     return [[numbers[draw] for draw in of_method] for of_method in labels]
@@ -199,7 +195,7 @@ def document(crossval: Crossval) -> Document:
 
 
 def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
-    """The table of methods, a table of both policies if the folds were evaluated under both, and what they can show."""
+    """The table of methods, a table of both policies if the folds have both, and what the comparisons can show."""
     cutoffs = [metric for metric in crossval.methods[0].folds if metric.startswith("ndcg@")]
     rows = []
     for method in crossval.methods:

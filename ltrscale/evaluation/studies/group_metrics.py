@@ -1,6 +1,6 @@
 """The metrics of one bundle on every test group, stored once for each of many bundles.
 
-Groups that leave every metric undefined are not scored. A process keeps the others in memory for its next bundle.
+Groups that leave every metric undefined are not scored. A process keeps the others in memory for the next bundle.
 
 Shapes: N documents, Q groups, M metrics.
 """
@@ -38,7 +38,7 @@ from ltrscale.ranking.metric import Metric
 from ltrscale.reports.findings import Findings
 
 _KEPT_BYTES = 1 << 30
-"""A process keeps test groups of at most this size; it reads larger ones again for each bundle."""
+"""A process keeps test groups of at most this size in memory; it reads larger ones again for each bundle."""
 
 
 class TestedOn(Findings):
@@ -60,11 +60,11 @@ class Measured(Findings):
     validation: dict[str, float]
     """Validation metrics as training reported them, by the metric's name."""
     labelled_groups: int | None
-    """Number of labelled groups that it was trained on; None if the bundle does not state it."""
+    """Number of labelled groups it was trained on; None if the bundle does not state it."""
     documents: int
     """Documents scored."""
     seconds: float
-    """Time for their scores, without reading."""
+    """Time to score them, without reading."""
 
 
 def describe_test(
@@ -147,7 +147,7 @@ def measure_groups(
 
 
 _kept: dict[str, list[QueryGroups]] = {}
-"""The groups that this process scored last, by what they are."""
+"""The groups that this process scored last, by key."""
 
 
 def _defined_groups(

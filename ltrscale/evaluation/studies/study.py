@@ -30,11 +30,11 @@ Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature", "i
 
 
 class MethodTraits(Config):
-    """A method as the tables sort it."""
+    """The traits of a method, by which tables sort it."""
 
     family: Family
-    """`pretrained` also through a teacher. `mixed` are trees that read or learn the scores of networks, `feature` is an
-    order that learns nothing, and `in context` a network that reads labelled groups without training."""
+    """`pretrained` also through a teacher. `mixed` are trees that read or learn the scores of networks, `feature` is a
+    fixed order without training, and `in context` a network that reads labelled groups without training."""
     pretext: str | None = None
     """What the encoder is pretrained with."""
     augment: str | None = None
@@ -44,18 +44,18 @@ class MethodTraits(Config):
     unlabelled: str | None = None
     """What trees learn from unlabelled groups: nothing, PCA, pseudo-labels, or both."""
     tuned: bool = False
-    """Whether a search finds its settings at each number of labelled groups."""
+    """Whether its settings are searched at each number of labelled groups."""
 
 
 class Cost(Config):
-    """Time of a method; None where it is not known."""
+    """Time of a method; None where unknown."""
 
     pretraining_minutes: float | None = None
     """One pretraining."""
     pretraining_documents_per_s: float | None = None
     minutes: dict[str, float] = Field(default_factory=dict)
-    """Mean minutes of training one model, without pretraining and without the methods that it is built on, by the
-    number of labelled groups."""
+    """Mean minutes of training one model, without pretraining and without the methods it is built on, by the number of
+    labelled groups."""
     documents_per_s: float | None = None
     """Documents read by training, over its whole time."""
     scored_documents_per_s: float | None = None
@@ -69,7 +69,7 @@ class StudyPoint(Config):
     validation: float | None
     """Mean of the primary metric on validation groups; None if training does not report it."""
     estimates: dict[ScopeName, dict[str, MeanEstimate]]
-    """By groups and metric; without metrics that no group defines."""
+    """By groups and metric, without metrics that no group defines."""
 
 
 class Versus(Config):
@@ -89,20 +89,20 @@ class Study(Findings):
     called: ClassVar = "a study"
     made_by_job: ClassVar = "jobs.study"
     labelled: dict[str, float]
-    """The numbers of labelled groups by their names: a count, or the share of all."""
+    """The numbers of labelled groups by name: a count, or the share of all."""
     counts: Literal["relevant", "labelled"]
-    """What a count counts: groups with a relevant document, or all labelled groups."""
+    """The unit of a count: groups with a relevant document, or all labelled groups."""
     trained_on: dict[str, float | None]
-    """Labelled groups that the method learns from that reads the most of them: the mean over the draws. Methods with
-    `relevant_only` leave out those without a relevant document."""
+    """Labelled groups of the method that reads the most of them: the mean over the draws. Methods with `relevant_only`
+    leave out groups without a relevant document."""
     validation_share: float | None
     """Validation labels as a share of the training labels; None if they are a fixed sample or all of the split."""
     validation_size: dict[str, float]
-    """The size of the sample of validation labels that is the same at every number; empty for all of the split."""
+    """Size of the validation sample that is the same at every number; empty for all of the split."""
     methods: dict[str, MethodTraits]
     baseline: str | None
     controls: dict[str, str]
-    """Of pretrained methods, the method with the same settings without pretraining."""
+    """By pretrained method, the method with the same settings without pretraining."""
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
@@ -110,7 +110,7 @@ class Study(Findings):
     versus: tuple[Versus, ...]
     costs: dict[str, Cost]
     models: int
-    """Models that are measured."""
+    """Models measured so far."""
     planned: int
     """Models of the whole study."""
     failed: dict[str, str]
@@ -119,7 +119,7 @@ class Study(Findings):
     detector: OutlierDetector
 
     def find(self, method: str, labelled: str) -> StudyPoint | None:
-        """The point of a method, if it is measured."""
+        """The point of a method, if it has been measured."""
         return next((p for p in self.points if (p.method, p.labelled) == (method, labelled)), None)
 
     @property
@@ -149,7 +149,7 @@ class Model(Config):
     labelled: str
     draw: int
     pretraining: int | None
-    """Which of the pretrainings that are crossed with the draws; None for the draw's own, or for none."""
+    """Which of the pretrainings that are crossed with the draws; None for the draw's own, or without pretraining."""
     method: str
     url: OutputUrl
     """Directory of its metrics."""
@@ -160,17 +160,17 @@ class Model(Config):
 
 
 class Design(Config):
-    """What the study is, besides its models."""
+    """The plan of the study, without its models."""
 
     labelled: dict[str, float | None]
-    """Names of the numbers of labelled groups, rising; None where only a trained model states the number."""
+    """Names of the numbers of labelled groups, in rising order; None where only a trained model states the number."""
     methods: dict[str, MethodTraits]
     counts: Literal["relevant", "labelled"]
     validation_share: float | None
     validation_size: dict[str, float]
     baseline: str | None
     controls: dict[str, str]
-    """By the method that it is the control of."""
+    """By the method that it is the control for."""
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
@@ -181,10 +181,10 @@ class Design(Config):
 
 
 def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
-    """Compute all figures from the metrics that the models' directories hold.
+    """Compute all figures from the metrics in the models' directories.
 
     Raises:
-        InputError: a directory has no committed metrics, or two of them are of other test groups.
+        InputError: a directory has no committed metrics, or two directories have different test groups.
     """
     table = _Models.read(models, test_url, design.primary)
     with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
@@ -213,14 +213,12 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
 
 @dataclass(frozen=True)
 class _Models:
-    """The metrics of all models."""
-
     metrics: tuple[str, ...]
     primary: str
     values: Mapping[tuple[str, str], Mapping[int, Doubles]]
-    """By number of labelled groups and method: for each draw that has all its pretrainings [Q, P, M]."""
+    """By number of labelled groups and method: for each draw with all its pretrainings [Q, P, M]."""
     crossed: Mapping[tuple[str, str], tuple[int, ...] | None]
-    """Pretrainings that are crossed with the draws, by the same; None where each draw has its own, or none."""
+    """Pretrainings crossed with the draws, by the same keys; None where each draw has its own or none."""
     models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
     rows: Mapping[ScopeName, NDArray[np.bool_]]
 
@@ -244,7 +242,7 @@ class _Models:
         values: dict[tuple[str, str], dict[int, Doubles]] = {}
         crossed: dict[tuple[str, str], tuple[int, ...] | None] = {}
         for key, draws in found.items():
-            # some are missing while the study runs, or failed: as many models as there are of the same pretrainings
+            # models may be missing, unfinished or failed: keep the most models with the same pretrainings
             sets = {frozenset(of_draw) for of_draw in draws.values()}
             common = max(sets, key=lambda s: (len(s) * sum(s <= of.keys() for of in draws.values()), len(s)))
             names = sorted(common, key=lambda name: name or 0)
@@ -281,7 +279,7 @@ class _Models:
     def versus(
         self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float], *, is_control: bool
     ) -> Versus | None:
-        """The comparison of two methods; a single encoder judges no share of pretraining."""
+        """The comparison of two methods; a single encoder is not enough to judge the share of pretraining."""
         curve, estimates = [], {}
         for n in numbers:
             if (n, method) in self.values and (n, other) in self.values:

@@ -36,7 +36,7 @@ def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
 
 
 def sentences(study: Study) -> list[str]:
-    """The advice on methods of other families than the baseline's and on pretraining's share; trees that get worse."""
+    """Advice on methods of families other than the baseline's, pretraining's share, and trees that get worse."""
     lines = []
     if study.baseline is not None:
         family = study.methods[study.baseline].family
@@ -50,8 +50,8 @@ def sentences(study: Study) -> list[str]:
 def worse_with_more(study: Study) -> list[str]:
     """A sentence for trees without a search whose metric falls from one number of labelled groups to a larger one.
 
-    The groups are the same at both, so a fall is measured by the standard errors over the draws of each; it speaks of
-    the largest fall of at least two.
+    The groups are the same at both numbers, so a fall is measured by the standard errors over the draws of each. The
+    sentence names the largest fall of at least two standard errors.
     """
     lines = []
     for name, about in study.methods.items():
@@ -76,9 +76,9 @@ def worse_with_more(study: Study) -> list[str]:
 
 
 def advice(study: Study, pairs: Mapping[str, str]) -> str:
-    """One sentence: at which numbers of labelled groups which method beats the one it is compared with in `pairs`.
+    """One sentence: at which numbers of labelled groups which method beats its counterpart in `pairs`.
 
-    At each number it speaks of the method with the highest validation metric, so that the test groups choose nothing.
+    At each number it names the method with the highest validation metric, so the test groups choose nothing.
     """
     verdicts: list[tuple[str, str, str]] = []  # number, verdict, words
     for n in study.labelled:
@@ -184,7 +184,7 @@ def _pretrainings(study: Study) -> str:
 
 
 def _in_all(study: Study, name: str) -> str:
-    """How many labelled groups a model learns from, where the number does not say it."""
+    """How many labelled groups a model learns from, if the number does not say it."""
     trained_on = study.trained_on[name]
     if trained_on is None or (name.isdecimal() and study.counts == "labelled"):
         return ""
@@ -195,7 +195,7 @@ def _in_all(study: Study, name: str) -> str:
 
 
 def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption: str, header: str = "method") -> Table:
-    """A table with a column for each number of labelled groups; a dash where a row has nothing to show."""
+    """A table with a column for each number of labelled groups; a dash where a row has no value."""
     cells = [[name, *(text_of(n) or "-" for n in study.labelled)] for name, text_of in rows.items()]
     return Table([header, *study.labelled], cells, caption)
 
@@ -215,10 +215,7 @@ def _reported_scopes(study: Study) -> dict[ScopeName, str]:
 def _on_both_scopes(
     study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
 ) -> Iterator[Table]:
-    """A table for all groups and one for outlier groups; a row is a method, or a function from a number to one.
-
-    Cells are mean and standard error over draws, as the paper's tables have them.
-    """
+    """A table for all groups and one for outlier groups: mean and standard error over draws, as in the paper."""
 
     def cell(of: str | Callable[[str], str | None], groups: ScopeName, n: str) -> str | None:
         method = of if isinstance(of, str) else of(n)
@@ -231,7 +228,7 @@ def _on_both_scopes(
 
 
 def _against(study: Study, other: str) -> Iterator[Block]:
-    """Differences with crossed intervals, what the design could see, crossovers."""
+    """Differences with crossed intervals, detectable differences, crossovers."""
     for groups, label in _reported_scopes(study).items():
         versus = study.against(other, groups)
         if not versus:
@@ -266,7 +263,6 @@ def deciding(study: Study, other: str) -> Iterator[str]:
 def _versus_cells(
     versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]
 ) -> dict[str, Callable[[str], str | None]]:
-    """The rows of a table of comparisons."""
     texts = {name: {n: shown(estimate) for n, estimate in v.estimates.items()} for name, v in versus.items()}
     return {name: of_numbers.get for name, of_numbers in texts.items()}
 
@@ -296,7 +292,7 @@ def _around(crossover: Crossover, counts: Sequence[float]) -> str:
 
 
 def _tables_of_hou24(study: Study) -> Iterator[Section]:
-    """The tables of HOU24 that the methods of this study have something for."""
+    """The tables of HOU24 for which this study has methods."""
     families = {title: study.of_family(family) for family, title in _FAMILIES.items() if study.of_family(family)}
     if len(families) > 1:
         best = {title: functools.partial(study.best, names) for title, names in families.items()}
@@ -396,7 +392,7 @@ def _how_to_read(study: Study) -> list[str]:
 
 
 def _skewed(study: Study) -> dict[str, bool]:
-    """Whether the draws of each difference that is judged look skewed."""
+    """Whether the draws of each judged difference look skewed."""
     return {
         f"{v.method} - {v.against} at {n}": e.skewed
         for v in study.versus
@@ -418,7 +414,7 @@ def _curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[l
         versus = study.against(against, groups)
         curves = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
     middle = (len(study.methods) - 1) / 2
-    # dots are moved a little sideways so that methods do not hide each other
+    # dots are shifted sideways so that methods do not hide each other
     rows: list[CurveRow] = [
         {"x": study.labelled[n] * _BESIDE ** (i - middle), "y": e.mean, "low": e.low, "high": e.high, "series": name}
         for i, (name, estimates) in enumerate(curves.items())

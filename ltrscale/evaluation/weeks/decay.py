@@ -1,4 +1,4 @@
-"""Decay: a metric by period after the end of training, the drift of each period, and whether drift foretold the loss.
+"""Decay: a metric by period after the end of training, the drift of each period, and whether drift predicted the loss.
 
 Shapes: P periods, S permutations.
 """
@@ -34,7 +34,7 @@ from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import Origin, OutputUrl, Stage, bundle_hashes, dataset_hashes, hashes_of
 
 FEWEST_PERIODS = 5
-"""With fewer periods no order of them has a probability below 5%."""
+"""With fewer periods, no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
 _TABLED, _NAMED_FEATURES, _DRAWN = 10, 5, 3
 _SINCE = "periods since the end of training"
@@ -55,7 +55,7 @@ class PeriodCurve(Config):
     """The metric of one method by period."""
 
     trained_until: str
-    """The last period that its first bundle learnt from; that of the training split if the bundle does not state it."""
+    """The last period that its first bundle was trained on; the training split's if the bundle does not state it."""
     points: tuple[PeriodPoint, ...]
 
 
@@ -66,8 +66,8 @@ class DriftCorrelation(Config):
     method: str
     periods: int
     correlation: float | None
-    """Spearman's rank correlation of drift and the loss of the metric; 1 where more drift was always more loss. None
-    for fewer than five periods, or without differences."""
+    """Spearman's rank correlation of drift and the loss of the metric; 1 if more drift always meant more loss. None for
+    fewer than five periods, or without differences."""
     p: float | None
     """Two-sided p value over permutations of the periods."""
 
@@ -115,7 +115,6 @@ class DriftJob(DriftSettings, Stage):
 
     @cached_property
     def _evaluated(self) -> EvaluateConfig:
-        """The config that the evaluation records."""
         return EvaluateConfig.recorded(self.evaluation)
 
 
@@ -153,7 +152,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
 
 
 def trained_until(url: str, config: EvaluateConfig) -> str:
-    """The last period that a bundle learnt from; that of the training split where the bundle does not state it."""
+    """The last period that a bundle was trained on; the training split's if the bundle does not state it."""
     made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
     splits = validate(Provenance, made_by, url).config.splits
     names = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
@@ -161,7 +160,7 @@ def trained_until(url: str, config: EvaluateConfig) -> str:
 
 
 def _foretold(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
-    """The correlations of each measure of drift with each method's metric."""
+    """The correlation of each measure of drift with each method's metric."""
     for method, curve in curves.items():
         means = {point.period: point.scope.summaries[primary].mean for point in curve.points}
         with_metric = [(drift.periods[period], mean) for period, mean in means.items() if mean is not None]
@@ -204,7 +203,7 @@ def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -
 
 
 def drifted(drift: Drift) -> str:
-    """The features of the largest indices in a sentence, which a median over many features hides."""
+    """A sentence on the features with the largest indices, which a median over many features hides."""
     if not drift.train.features:
         return "No feature is read, so none can drift."
     largest = drift.largest()
@@ -240,7 +239,7 @@ def metric_rows(result: Decay) -> TableCells:
 
 
 def drift_rows(result: Decay) -> TableCells:
-    """The drift of each period, after what training has."""
+    """The drift of each period, with training first."""
     methods = list(result.drift.train.spreads)
     header = [
         "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g} beyond chance",
@@ -349,7 +348,7 @@ def curves(result: Decay) -> tuple[Chart, Chart]:
 
 def _decay_chart(result: Decay) -> charts.Spec:
     """The metric of each method by periods since training, with intervals."""
-    middle = (len(result.curves) - 1) / 2  # methods move a little sideways, so as not to hide each other
+    middle = (len(result.curves) - 1) / 2  # methods are shifted sideways so that they do not hide each other
     rows = [
         {"x": point.since + _BESIDE * (i - middle), "y": s.mean, "low": s.low, "high": s.high, "series": method}
         for i, (method, curve) in enumerate(result.curves.items())

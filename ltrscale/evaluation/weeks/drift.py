@@ -1,12 +1,12 @@
 """Drift: how far the features, lists, labels and scores of later periods are from those of training.
 
-Features and list lengths are compared with the training periods. Scores are compared with the validation split, whose
-groups no weights were fitted to. A ranking does not change if a number is added to all scores of a list, so scores are
-compared by their spread within each list: their standard deviation, which falls as a model finds less to tell documents
-apart by. That is a warning that needs no labels; it does not say whether the order is right.
+Features and list lengths are compared with the training periods. Scores are compared with the validation split, because
+no weights were fitted to its groups. A ranking does not change if a number is added to all scores of a list, so scores
+are compared by their spread within each list: their standard deviation, which falls as a model finds fewer differences
+between documents. This warning needs no labels; it does not say whether the order is right.
 
-Values are counted in one pass. Bins are chosen so that training has about equally many numbers in each; to find them,
-its numbers are counted in cells, as fine as a bound on their number allows, so that no range is needed beforehand.
+Values are counted in one pass. Bins are chosen so that training has about equally many numbers in each. To find the
+bins, numbers are counted in cells, as fine as the limit on their number allows, so no range is needed beforehand.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C cells, B bins, V different values.
 """
@@ -34,12 +34,12 @@ from ltrscale.models.fitting import ValueCounts, merged_counts
 from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
-"""The usual reading of the population stability index: below the first no drift, above the second much."""
+"""The usual reading of the population stability index: no drift below the first, much drift above the second."""
 BINS = 10
-"""Bins of about equal counts, with two more for values below and above all of training's and one for missing values."""
+"""Bins of about equal counts, plus two for values below and above all of training's, and one for missing values."""
 CELLS = 1 << 14
-"""Cells of a feature, at most: 200 kB. So many are enough for sign, exponent and five bits of the mantissa of every
-float32, so that a cell is never wider than a 32nd of its values."""
+"""Cells of a feature, at most: 200 kB. This is enough for the sign, exponent and five bits of the mantissa of every
+float32, so a cell is never wider than a 32nd of its values."""
 
 BinCounts = NDArray[np.int64]
 FloatBits = NDArray[np.uint32]
@@ -49,7 +49,7 @@ class DriftSettings(Config):
     """How drift is measured."""
 
     documents: int | None = Field(default=1_000_000, ge=1)
-    """Documents that are read of training, of validation and of each period: whole row groups at equal distances; null
+    """Documents to read from training, from validation and from each period: whole row groups at equal distances; null
     for all. Without drift the index of a feature is about 24 over this number, if documents are independent."""
     docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
     """Documents scored in one batch; the result does not depend on it."""
@@ -61,9 +61,9 @@ class FeatureDrift(Config):
     psi: float
     """Population stability index against training; missing values and unknown codes are bins."""
     missing: float
-    """Share of the documents that miss it."""
+    """Share of documents without a value."""
     unknown: float | None = None
-    """Share of the documents with a code that training lacks; None for numbers."""
+    """Share of documents with a code that training lacks; None for numbers."""
     chance: float = 0.0
     """What the index is on average without drift, if the documents of a list count as one value."""
 
@@ -93,7 +93,7 @@ class LabelRates(Config):
 
 
 class PeriodDrift(Config):
-    """What was seen of a period; of training itself every index is 0."""
+    """What was found in a period; for training itself every index is 0."""
 
     groups: int
     documents: int
@@ -102,13 +102,13 @@ class PeriodDrift(Config):
     length_psi: float
     features: dict[str, FeatureDrift]
     spreads: dict[str, SpreadDrift]
-    """By method, for methods with a bundle; of training those of validation."""
+    """By method, for methods with a bundle; for training, those of validation."""
     labels: LabelRates | None
     """None where no group has labels."""
 
     @property
     def median_psi(self) -> float:
-        """Median index of the features: some, such as the weekday, differ between any two periods."""
+        """Median index of the features: some features, such as the weekday, differ between any two periods."""
         return float(np.median([feature.psi for feature in self.features.values()]))
 
     @property
@@ -139,8 +139,8 @@ class Numbers:
     """Counts of a feature's numbers by cell, and of its missing values.
 
     A cell is a run of neighbouring float32. Its width is the lowest power of two at which at most `CELLS` cells hold a
-    number: so cells are small beside the spread of the numbers, wherever these lie, and do not depend on the order of
-    the rows. The numbers of later periods are counted in the bins of training.
+    number. So cells are small relative to the spread of the numbers, wherever these lie, and do not depend on the order
+    of the rows. The numbers of later periods are counted in the bins of training.
 
     Example:
         >>> train = Numbers()
@@ -175,7 +175,7 @@ class Numbers:
             self._counts_C += np.diff(np.searchsorted(np.sort(bits_N), self._bins_B), append=len(bits_N))
 
     def _add_to_cells(self, bits_N: FloatBits) -> None:
-        """Count numbers in cells, each known by its first number, and widen these if they are too many."""
+        """Count numbers in cells, keyed by their first number, and widen the cells if there are too many."""
         bits, more = np.unique(bits_N - bits_N % self._width, return_counts=True)
         cells = np.concatenate([self._cells_C, bits])
         cells, counts = merged_counts(cells, np.concatenate([self._counts_C, more]))
@@ -200,7 +200,7 @@ class Numbers:
 
 
 def _rising_bits(values_N: NDArray[np.float32]) -> FloatBits:
-    """The bits of each number, changed so that they rise with it."""
+    """The bits of each number, mapped so that they rise with the number."""
     bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     # the bits of floats rise with the value once those of negative ones are inverted
     return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
@@ -272,7 +272,7 @@ def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
 def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int, int]) -> float:
     """What `psi` is on average without drift: `(B - 1) (1 / n + 1 / m)` over the B bins that a side fills.
 
-    `values`: how many values of both histograms are independent, m and n, each at least 1.
+    `values`: how many values of each histogram are independent, m and n, each at least 1.
 
     Example:
         >>> round(chance_psi(np.array([50, 50, 0]), np.array([80, 20, 0]), values=(100, 100)), 3)
@@ -285,9 +285,9 @@ def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int,
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     """Measure how far each test period of an evaluation is from its training split.
 
-    It looks at all groups, with and without labels, whatever the splits use, and at the features that some bundle
-    reads; scores are those of each method's first bundle. Counts are added, so the order of rows and files does not
-    matter as long as all documents are read.
+    All groups count, with and without labels, whatever the splits use. Features are those that some bundle reads, and
+    scores are those of each method's first bundle. Counts are added, so the order of rows and files does not matter as
+    long as all documents are read.
 
     Raises:
         InputError: data sets or bundles are missing or do not fit.
@@ -317,14 +317,14 @@ def _all_of(split: Split) -> Split:
 
 @dataclass
 class _Counts:
-    """What is counted of some groups."""
+    """Counts over some groups."""
 
     features: Mapping[str, Numbers | Codes]
     lengths: Numbers
     spreads: Mapping[str, Numbers]
     """By method."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of the spreads, by method."""
+    """Counts of the spreads, by method."""
     lists: int = 0
     """Groups of at least two documents, which have a spread."""
     groups: int = 0
@@ -332,18 +332,17 @@ class _Counts:
 
     @classmethod
     def of(cls, features: Sequence[Feature]) -> Self:
-        """Empty counts, by bins of their own."""
+        """Empty counts, by new bins."""
         counts = {feature.name: Codes() if feature.kind == "categorical" else Numbers() for feature in features}
         return cls(counts, Numbers(), {})
 
     def later(self) -> Self:
-        """Empty counts by the bins of these."""
+        """Empty counts, by the bins of these."""
         features = {name: counts.later() for name, counts in self.features.items()}
         spreads = {name: counts.later() for name, counts in self.spreads.items()}
         return type(self)(features, self.lengths.later(), spreads)
 
     def add(self, groups: QueryGroups, scorers: Mapping[str, Scorer]) -> None:
-        """Count some groups."""
         columns = groups.features_NF.numpy().T
         for counts, values_N in zip(self.features.values(), columns, strict=bool(self.features)):
             counts.add(values_N)
@@ -359,7 +358,7 @@ class _Counts:
 
 
 def _rounded(spread_Q: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Spreads to one part in a thousand: equal ones differ by the rounding of scores, which is no drift."""
+    """Spreads to one part in a thousand, because equal spreads differ by the rounding of scores, which is no drift."""
     mantissa_Q, exponent_Q = np.frexp(spread_Q)
     return np.ldexp(np.round(mantissa_Q * 1024) / 1024, exponent_Q).astype(np.float32)
 
@@ -396,7 +395,7 @@ def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
 
 
 def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> PeriodDrift:
-    """How far some groups are from the features and lists of training and from the spreads of validation."""
+    """How far some groups are from the features and lists of training, and from the spreads of validation."""
     return PeriodDrift(
         groups=counted.groups,
         documents=counted.documents,

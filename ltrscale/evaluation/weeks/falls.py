@@ -1,4 +1,4 @@
-"""Falls of a metric over periods, beside their noise, in words.
+"""Falls of a metric over periods, compared with their noise, in words.
 
 Shapes: P periods.
 """
@@ -17,17 +17,17 @@ _Z = 1.96
 
 
 class Fall(NamedTuple):
-    """How far a metric fell from the first period to the last, and half of the 95% interval of that."""
+    """How far a metric fell from the first period to the last, and half of that difference's 95% interval."""
 
     fall: float
     noise: float
 
 
 def fallen(means: Sequence[Summary]) -> Fall | None:
-    """The fall along the straight line through the means of periods, which count by their intervals.
+    """The fall along the straight line through the means of periods, weighted by their intervals.
 
-    Two periods are their difference. Where more spread around the line by more than their intervals say, the noise is
-    larger by as much. None for fewer than two periods with an interval.
+    With two periods it is their difference. If several spread around the line by more than their intervals say, the
+    noise is scaled up accordingly. None for fewer than two periods with an interval.
     """
     known = [
         (x, s.mean, (s.high - s.low) / (2 * _Z))
@@ -48,7 +48,7 @@ def fallen(means: Sequence[Summary]) -> Fall | None:
 
 
 def falls_said(curves: Mapping[str, Mapping[str, Summary]], metric: str) -> Iterator[str]:
-    """A sentence on the methods whose metric falls over the periods by less than its noise, and one on the others.
+    """One sentence on methods with a fall of the metric below its noise, and one on the other falls.
 
     `curves` are the metric's summaries by method and period, in the order of the periods.
     """

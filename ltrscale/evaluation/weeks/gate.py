@@ -48,7 +48,7 @@ _CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 class GateJob(Config):
-    """Compare a candidate with the bundle in production, and refuse it where a bound is broken."""
+    """Compare a candidate with the bundle in production, and refuse it if a bound is broken."""
 
     out: str
     """Directory for everything; read `out/report.md` first."""
@@ -57,10 +57,10 @@ class GateJob(Config):
     candidate: str | None = None
     """Bundle that may replace it; a plan needs none."""
     splits: SplitsWithTest
-    """Both are compared on `test`, the newest periods, which neither may have learnt from; drift is from `train`, and
-    that of scores from `validation`."""
+    """Both are compared on `test`, the newest periods, on which neither may have been trained. Drift is measured from
+    `train`, and drift of scores from `validation`."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
-    """Metrics and slices, as for jobs.evaluate; each period is always a slice. Bounds speak of NDCG at
+    """Metrics and slices, as for jobs.evaluate; each period is always a slice. Bounds refer to NDCG at
     `primary_cutoff`."""
     bounds: Bounds = Bounds()
     """What the candidate must keep to."""
@@ -69,9 +69,9 @@ class GateJob(Config):
     plan: bool = False
     """Before there is a candidate: state how many groups `bounds.margin` needs, and give no verdict."""
     plan_from: str | None = None
-    """Directory of an evaluation, or `out/evaluation` of an earlier gate, whose comparisons of two bundles show how far
-    rankers differ on a group. Without it `plan` measures production alone on `splits.test`, and gives the numbers for
-    several correlations that a candidate may have with it."""
+    """Directory of an evaluation, or `out/evaluation` of an earlier gate, with comparisons of two bundles that show how
+    far rankers differ on a group. Without it `plan` measures production alone on `splits.test`, and gives the numbers
+    for several correlations that a candidate may have with it."""
     ray: bool = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the verdict is the same."""
 
@@ -87,7 +87,7 @@ class GateJob(Config):
 
     @property
     def evaluation(self) -> EvaluateConfig:
-        """The evaluation that the verdict rests on."""
+        """The evaluation that the verdict is based on."""
         assert self.candidate is not None
         slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
         settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": PRODUCTION, "slice_by": slice_by}
@@ -96,7 +96,7 @@ class GateJob(Config):
 
     @property
     def alone(self) -> EvaluateConfig:
-        """The evaluation of production alone, which a plan rests on."""
+        """The evaluation of production alone, for a plan."""
         settings: dict[str, Any] = {**self.evaluate.model_dump(), "slices": {}, "slice_by": ()}
         return EvaluateConfig(**settings, models={PRODUCTION: (self.production,)}, splits=self.splits)
 
@@ -115,7 +115,6 @@ class GateJob(Config):
             job._judge()
 
     def _judge(self) -> None:
-        """Commit the verdict."""
         config = self.evaluation
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
@@ -138,7 +137,7 @@ class GateJob(Config):
             raise Refused(verdict.reasons)
 
     def _print_plan(self) -> None:
-        """Print how many groups the margin needs, by an existing evaluation or by production alone."""
+        """Print how many groups the margin needs, from an existing evaluation or from production alone."""
         url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
             EvaluateJob(out=url, evaluate=self.alone, ray=self.ray).run(show=False)
@@ -148,13 +147,13 @@ class GateJob(Config):
 
 
 def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
-    """What the margin asks of the number of groups, by what the deviation of a difference is taken from.
+    """How many groups the margin needs, by the source of a difference's deviation.
 
-    That is each comparison of two bundles in the evaluation. Of one method alone the deviation s of its metric is
-    known, and that of a difference is `s sqrt(2 (1 - r))`, if a candidate deviates as much and correlates by r.
+    The sources are the comparisons of two bundles in the evaluation. If it has one method alone, the deviation s of the
+    metric is known; a difference has `s sqrt(2 (1 - r))` if a candidate deviates as much and correlates by r.
 
     Raises:
-        InputError: the evaluation has several methods, and compares no two of one bundle each.
+        InputError: the evaluation has several methods, and no comparison of two with one bundle each.
     """
     primary = evaluation.primary
     of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
@@ -182,7 +181,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
 
 
 def plan_page(powers: Mapping[str, Power], primary: str) -> Document:
-    """A row for each deviation that a difference may have; of these there is at least one."""
+    """A row for each deviation that a difference may have; `powers` is not empty."""
     first = next(iter(powers.values()))
     passes = "one worse by the margin is refused" if first.refuse == "worse" else "an equal candidate passes"
     header = ["deviation as of", "deviation", "groups", passes, f"groups for {POWER_ASKED}"]

@@ -1,6 +1,6 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?
 
-A candidate may not lean on a feature that may be a leak either: `ltrscale.ingest.outcome` finds such features and asks
+A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest.outcome` finds such features and asks
 about them; `bounds.expected` has the answer.
 """
 
@@ -61,57 +61,57 @@ TAIL = 0.025
 """Chance of a difference beyond one end of a 95% interval."""
 POWER_ASKED = 0.8
 Refuse = Literal["unproven", "worse"]
-"""Whom a gate refuses, see `Bounds.refuse`."""
+"""Which candidates a gate refuses, see `Bounds.refuse`."""
 
 
 class Bounds(Config):
     """What a candidate must keep to; every difference is candidate minus production, in the primary metric."""
 
     refuse: Refuse = "unproven"
-    """Who has the burden of proof over all groups. `unproven` refuses a candidate that is not shown to keep `margin`,
-    which takes many groups, and suits another kind of model. `worse` refuses one that is shown to be worse, and lets
-    chance pass: for routine retrains, where the model in use gets older meanwhile. See docs/weeks.md for how often each
-    errs."""
+    """Which side has the burden of proof over all groups. `unproven` refuses a candidate that is not shown to keep
+    `margin`, which takes many groups, and suits another kind of model. `worse` refuses one that is shown to be worse,
+    and accepts the rest: for routine retrains, because the model in use gets older meanwhile. See docs/weeks.md for how
+    often each errs."""
     margin: float = Field(default=0.005, ge=0)
-    """Over all groups, the lower end of the 95% interval of the difference must be above minus this: not worse by more,
-    with confidence (non-inferiority). 0 asks for a candidate that is better with confidence. With `refuse: worse` it
+    """Over all groups, the lower end of the 95% interval of the difference must be above minus this: with confidence,
+    not worse by more (non-inferiority). 0 asks for a candidate that is better with confidence. With `refuse: worse` it
     is enough that the upper end is not below 0."""
     slice_margin: float = Field(default=0.01, ge=0)
-    """On no slice may the candidate be worse than production by more than this, as `slices_by` judges."""
+    """The candidate may not be worse than production by more than this on any slice, as judged by `slices_by`."""
     slices_by: Literal["shown", "mean", "excluded"] = "shown"
-    """What breaks the bound of a slice. `shown`: worse by more than the margin is shown, as by an upper end of the
-    interval below minus the margin, with a p value that is adjusted by Holm for the number of slices. `mean`: the
-    difference itself is below, which chance alone does on small slices. `excluded`: the lower end is, so that worse is
-    not excluded, which needs many groups on every slice. The default is the first, as slices are many; the report names
-    those where worse is not excluded."""
+    """What breaks the bound of a slice. `shown`: the candidate is shown to be worse by more than the margin: the upper
+    end of the interval is below minus the margin, with a p value adjusted by Holm for the number of slices. `mean`: the
+    difference itself is below, which happens by chance on small slices. `excluded`: the lower end is below, so worse is
+    not excluded; this bound needs many groups on every slice. The default is `shown`, because there are many slices;
+    the report names those where worse is not excluded."""
     groups: int = Field(default=100, ge=1)
-    """Groups that define the metric, fewer of which make no verdict: smaller slices are not judged, and a candidate
+    """The fewest groups with a defined metric that allow a verdict: smaller slices are not judged, and a candidate
     judged on fewer groups in all is refused."""
     drifted: float | None = Field(default=0.25, ge=0, le=1)
     """Share of the candidate's features that may have a population stability index above .25 in a period, beyond what
     chance gives; null for any. Features of the time, such as the weekday, drift between any two short periods."""
     feature_psi: float | None = Field(default=None, ge=0)
     """Largest index that a single feature may have in a period, beyond what chance gives; null for any. A feature in
-    another unit, or that has gone missing, has 5 to 20, one whose mean has moved by a standard deviation about 1."""
+    another unit, or that has gone missing, has 5 to 20; one with a mean that moved by a standard deviation, about 1."""
     moving: Texts = ()
-    """Features that are no sign of a fault where they drift, such as the weekday or a price in a sale: `drifted` and
-    `feature_psi` do not look at them. Patterns, as in `leave_out`."""
+    """Features whose drift is no sign of a fault, such as the weekday or a price in a sale: `drifted` and `feature_psi`
+    ignore them. Patterns, as in `leave_out`."""
     score_psi: float | None = Field(default=MUCH, ge=0)
     """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
     null for any."""
     expected: Texts = ()
-    """Features that are known when the list is shown, although they rank, alone, nearly as the labels do, or are there
-    for relevant documents only. A candidate that leans on another such feature is refused: it may be known only
-    after the click. Patterns, as in `leave_out`."""
+    """Features that are known when the list is shown, although alone they rank nearly as well as the labels, or exist
+    for relevant documents only. A candidate that leans on another such feature is refused: it may be known only after
+    the click. Patterns, as in `leave_out`."""
     drift_groups: int = Field(default=200, ge=1)
-    """Groups, labelled or not, of a period and of what it is compared with, fewer of which make no verdict on drift: an
-    index is then above .25 by chance."""
+    """The fewest groups, labelled or not, in a period and in its reference that allow a verdict on drift: with fewer,
+    an index is above .25 by chance."""
 
 
 class Power(Config):
-    """What a gate can tell apart: how often a candidate passes or fails it, by the normal approximation.
+    """The power of a gate: how often a candidate passes or fails, by the normal approximation.
 
-    Of one that is as good as production, how often it passes `margin`; with `refuse: worse` of one that is worse by
+    For a candidate as good as production, how often it passes `margin`; with `refuse: worse`, for one worse by
     `margin`, how often it is refused. Both are the same number.
     """
 
@@ -120,7 +120,7 @@ class Power(Config):
     """Standard deviation of the difference of a group."""
     groups: int
     passes: float
-    """The probability at so many groups; of being refused with `refuse: worse`."""
+    """The probability with this many groups; of being refused with `refuse: worse`."""
     needed: int | None
     """Groups for a probability of .8; None for a margin of 0, which equal rankers hold once in 40 times at any size."""
     refuse: Refuse = "unproven"
@@ -145,12 +145,12 @@ class Power(Config):
 
     @property
     def more(self) -> int | None:
-        """Groups that are lacking for a probability of .8; None where no number is enough."""
+        """Groups still missing for a probability of .8; None where no number is enough."""
         return None if self.needed is None else max(0, self.needed - self.groups)
 
     @property
     def stated(self) -> str:
-        """In a sentence."""
+        """The power in a sentence."""
         meaning = {
             "unproven": f"A candidate as good as production passes bounds.margin {self.margin:g}",
             "worse": f"A candidate worse than production by bounds.margin {self.margin:g} is refused",
@@ -180,7 +180,7 @@ class Check(Config):
     """The slice, the period or the feature."""
     holds: bool
     reason: str
-    """What was found and what was asked, in one line."""
+    """What was found and what was required, in one line."""
 
 
 class Verdict(Findings):
@@ -195,7 +195,7 @@ class Verdict(Findings):
     not_judged: tuple[str, ...]
     """Slices with too few groups."""
     not_excluded: tuple[str, ...]
-    """Slices that hold their bound where it is not excluded that the candidate is worse by more than the margin."""
+    """Slices that hold their bound, although the candidate may be worse there by more than the margin."""
     drift_not_judged: tuple[str, ...] = ()
     """Periods with too few groups to judge a bound on drift, or compared with too few."""
     power: Power | None = None
@@ -203,14 +203,14 @@ class Verdict(Findings):
 
     @property
     def reasons(self) -> list[str]:
-        """What was found at each bound that is broken."""
+        """What was found at each broken bound."""
         return [check.reason for check in self.checks if not check.holds]
 
 
 def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
     """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
 
-    `leaks` are the checks of the features that it leans on; see `check_leaks`.
+    `leaks` are the checks of the features it leans on; see `check_leaks`.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     compared = {name: scope.comparisons.get(evaluation.primary) for name, scope in candidate.slices.items()}
@@ -276,11 +276,9 @@ def _of_slices(
 
 
 def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
-    """One-sided p of a difference that is at least minus the margin: below .025 where the upper end lies below it.
-
-    Student's t, with the error that the upper half of the 95% interval has: percentiles of resamples do not reach the
-    small probabilities that many slices need.
-    """
+    """One-sided p of a difference that is at least minus the margin: below .025 if the upper end is below it."""
+    # Student's t with the error of the interval's upper half: percentiles of resamples do not reach the small
+    # probabilities that many slices need.
     beyond, half = -margin - compared.difference, _high(compared) - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
@@ -288,7 +286,7 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
 
 
 def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
-    """The bounds on drift, of each period with enough groups; `method` is whose scores are looked at."""
+    """The bounds on drift, for each period with enough groups; the scores are those of `method`."""
     train = drift.train
     for period, later in drift.periods.items():
         if min(train.groups, later.groups) >= bounds.drift_groups:
@@ -329,7 +327,7 @@ def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator
 def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
     """One check for each suspicious feature that the candidate leans on, or a single check that holds.
 
-    `expected` are patterns of features that are known when the list is shown, however well they rank.
+    `expected` are patterns of features that are known when the list is shown, even if they rank well.
 
     Raises:
         InputError: a pattern matches no feature of the data.
@@ -368,7 +366,7 @@ def _in_words(compared: Comparison, primary: str) -> str:
 
 
 def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
-    """What breaks a bound, a row for each bound, and what cannot be judged."""
+    """Broken bounds, a row for each bound, and what cannot be judged."""
     if verdict.reasons:
         yield Points(verdict.reasons)
     rows = [[check.bound, check.where, "holds" if check.holds else "broken", check.reason] for check in verdict.checks]

@@ -1,17 +1,17 @@
 """The best ranker of a log by one command, in a budget of minutes.
 
-Trees, trees with searched settings, a linear ranker, one that reads examples, a network, TabM, and the first network
-pretrained come first, each in its share of the budget; then more models of trees and networks, with other seeds, as
-long as they fit, and a student of the better network once there are three of it. Their blend is the ranker: validation
-chooses its weights. Test judges once, and the ranker's members learn once more from all labels. Below `out` are
+First come trees, trees with searched settings, a linear ranker, an in-context ranker, a network, TabM, and the network
+pretrained, each in its share of the budget. Then come models with other seeds while they fit, and a student of the
+better network once each kind of network has three models. The ranker is their blend, with weights chosen on validation.
+Test judges once, then the ranker's members are refitted on all labels. Below `out` are
 
     auto.json                     decisions and minutes so far; a restart continues from it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
     means/METHOD/                 the mean of all models of a method
     blend/                        the ranker
     evaluation/                   all methods on test, with report
-    final/                        the ranker with members that have learnt from all labels
-    leaderboard/report.md         methods, what they took, and what to do next
+    final/                        the ranker with members refitted on all labels
+    leaderboard/report.md         methods, their minutes, and what to do next
 """
 
 import time
@@ -65,10 +65,10 @@ from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _HALF = "trees_half"
-"""Trees that know half of the labels: what they lack shows what more labels would bring."""
+"""Trees trained on half of the labels; their gap to `trees` shows what more labels would bring."""
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
 _LATEST = 1.03
-"""The share of the budget until which a refit may go on."""
+"""A refit must end by this share of the budget."""
 
 
 class AutoConfig(Config):
@@ -99,7 +99,7 @@ class AutoConfig(Config):
         return BUDGETS[self.budget] if isinstance(self.budget, str) else self.budget
 
     def run(self) -> None:
-        """Train, blend, judge, refit and report; goes on after any end by what was decided before.
+        """Train, blend, judge, refit and report; resumes an interrupted run by its recorded decisions.
 
         Raises:
             InputError: splits overlap or have no label, `out` has another job's output, or no model could be trained.
@@ -110,8 +110,8 @@ class AutoConfig(Config):
         print_report(out, document(Board.read(out), self.evaluation()))
 
     def train(self) -> str:
-        """Do all that `run` does, but print nothing; returns the ranker's bundle."""
-        if under_torchrun.is_running():  # its processes end together, also where a model is late
+        """Do the work of `run` without printing; returns the ranker's bundle."""
+        if under_torchrun.is_running():  # torchrun ends all processes together, even if only one model is late
             raise InputError("jobs.auto does not run under torchrun; start it alone, with workers for Ray")
         with recorded(self.out, self, "auto"):
             began = time.monotonic()
@@ -123,7 +123,7 @@ class AutoConfig(Config):
                     return run.run()
 
     def evaluation(self) -> Evaluation | None:
-        """What test has found; None without a test split."""
+        """The evaluation on test; None without a test split."""
         tested = self.splits is None or self.splits.test is not None
         return Evaluation.read(join(self.out, _EVALUATION)) if tested else None
 
@@ -141,7 +141,7 @@ class AutoConfig(Config):
 
 @dataclass
 class _Auto:
-    """A run, with the record so far."""
+    """A run and its record."""
 
     config: AutoConfig
     splits: Splits
@@ -150,7 +150,7 @@ class _Auto:
 
     @classmethod
     def begun(cls, config: AutoConfig, splits: Splits, began: float) -> Self:
-        """Read the record of an earlier process, or begin."""
+        """Continue from the record of an earlier process, or start a new one."""
         everything = select(splits.train, labelled=False)
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
         labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
@@ -185,8 +185,8 @@ class _Auto:
         rankers = self.means()
         if not rankers:
             raise InputError(f"{self.config.out}: {self.config.minutes:g} minutes are too few for a model; give more")
-        # a method has one say, however many models it has, and so have trees with and without a search, which differ
-        # little: fewer to choose from, less luck
+        # one member per method, and one for trees with and without a search, which differ little: fewer candidates
+        # make a lucky choice less likely
         said = {TREES} if TUNED in rankers else set()
         members = {
             name: url
@@ -202,7 +202,7 @@ class _Auto:
         if self.refitting and self.record.refitted is not False:
             refitted = self.refit(rankers["blend"])
             self.kept.keep(refitted=refitted is not None)
-        if refitted is None:  # that of a smaller budget would pass for the ranker
+        if refitted is None:  # one left by a smaller budget would be taken for the ranker
             storage.withdraw(join(self.config.out, "final"))
         self.kept.keep(ended=self.record.ended or self.kept.spent)
         self.report(rankers, refitted)
@@ -210,18 +210,16 @@ class _Auto:
 
     @property
     def record(self) -> AutoRecord:
-        """The record so far."""
         return self.kept.record
 
     @property
     def forecast(self) -> Forecast:
-        """What fits into the minutes that are left."""
         cutoff = self.config.evaluate.primary_cutoff
         return Forecast(self.record, self.sizes, spent=self.kept.spent, refits=self.refitting, cutoff=cutoff)
 
     @cached_property
     def refitting(self) -> bool:
-        """Whether the ranker's models are to learn once more, from labels that can be joined."""
+        """Whether to refit the ranker's models; false if the labels cannot be joined."""
         if not self.config.refit:
             return False
         try:
@@ -241,9 +239,9 @@ class _Auto:
         self.train(entry)
 
     def decided(self, name: str, plan: Planned) -> Entry:
-        """The entry of a first model; it is left out where it does not fit."""
+        """The entry of a method's first model, as left out if it does not fit."""
         forecast = self.forecast
-        late = forecast.takes(name, plan) > forecast.left and name != TREES  # something must be tried
+        late = forecast.takes(name, plan) > forecast.left and name != TREES  # at least one must be tried
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
@@ -253,7 +251,7 @@ class _Auto:
         return self.kept.note(Entry(method=name, says=plan.why, foretold=plan.minutes))
 
     def next(self) -> Entry | None:
-        """The next model: one that an earlier process began, or one more of the method that has the fewest."""
+        """The next model: an unfinished one, the student, or one more of the method with the fewest models."""
         for entry in self.record.entries:
             if entry.state == "begun":
                 return entry
@@ -264,7 +262,7 @@ class _Auto:
         return self.kept.note(Entry(method=name, number=len(self.record.done(name)), says="another seed"))
 
     def student(self) -> Entry | None:
-        """The student of the better network, once there are enough of each; None before, and where it was decided."""
+        """The student of the better network; None before there are enough of each network, or if already decided."""
         networks = {name: self.record.done(name) for name in (SCRATCH, PRETRAINED_NETWORK) if self.record.done(name)}
         decided = any(entry.method == STUDENT for entry in self.record.entries)
         if decided or not networks or min(map(len, networks.values())) < TEACHERS:
@@ -277,7 +275,7 @@ class _Auto:
         return self.decided(STUDENT, self.forecast.first(STUDENT, teacher))
 
     def train(self, entry: Entry) -> None:
-        """Train a model that was begun, as long as there is time."""
+        """Train a begun model, within the time left."""
         if entry.state != "begun":
             return
         try:
@@ -287,7 +285,7 @@ class _Auto:
         except InputError as error:
             if entry.method == TREES or isinstance(error, UnavailableError):
                 raise
-            log.warning("auto: no %s: %s", entry.name, error)  # as where half of few labels have no relevant document
+            log.warning("auto: no %s: %s", entry.name, error)  # half of few labels may have no relevant document
             self.kept.note(so_far().replace(state="left out", says=str(error)))
             return
         except BaseException:
@@ -302,7 +300,6 @@ class _Auto:
         log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
 
     def model(self, entry: Entry) -> str:
-        """The bundle of a model; trains what is not there."""
         adapter: TypeAdapter[Method] = TypeAdapter(Method)
         methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
@@ -313,11 +310,10 @@ class _Auto:
 
     @property
     def learnt(self) -> Splits:
-        """Training and validation."""
         return Splits.model_validate(self.splits.model_dump(exclude={"test"}))
 
     def means(self) -> dict[str, str]:
-        """Of each method its first model, and the mean of all where there are several."""
+        """The first model of each method, and the mean of its models if there are several."""
         rankers: dict[str, str] = {}
         for name in ALL_METHODS:
             members = {entry.name: entry.url for entry in self.record.done(name)}
@@ -327,14 +323,13 @@ class _Auto:
         return rankers
 
     def blend(self, folder: str, members: Mapping[str, str], weights: Any, splits: Splits | None = None) -> str:
-        """Blend models; returns the bundle."""
+        """Commit a blend of models; returns its bundle."""
         out, metric = join(self.config.out, folder), self.config.evaluate.primary
         settings = BlendConfig(weights=weights, metric=metric, seed=self.config.seed)
         BlendJob(out=out, splits=splits or self.learnt, bundles=dict(members), blend=settings).run()
         return out
 
     def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
-        """Measure all methods on test, once."""
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
         settings = {**self.config.evaluate.model_dump(), "baseline": baseline, "splits": splits.model_dump()}
         models = {name: (url,) for name, url in rankers.items()}
@@ -342,9 +337,9 @@ class _Auto:
         EvaluateJob(out=join(self.config.out, _EVALUATION), evaluate=evaluation).run()
 
     def refit(self, blend: str) -> str | None:
-        """The ranker with models that have learnt from all labels; None if there is no time."""
+        """Refit the ranker's models on all labels; None if there is no time."""
         weights, learnt_all = bundle.load(blend).blended, self.learnt
-        if self.splits.test is not None:  # the bundle says what its members have seen
+        if self.splits.test is not None:  # the bundle records what its members have seen
             joined = joined_splits(self.splits.train, self.splits.validation)
             learnt_all = Splits(train=joined, validation=self.splits.test)
         limit = time.monotonic() + (_LATEST * self.config.minutes - self.kept.spent) * 60
@@ -359,7 +354,7 @@ class _Auto:
                 except InputError as error:
                     if isinstance(error, UnavailableError):
                         raise
-                    log.warning("auto: nothing is refitted: %s", error)  # the ranker that test has judged is there
+                    log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
                     return None
                 if ready is None:
                     log.info("auto: no time to refit; a larger budget has it")
@@ -371,7 +366,7 @@ class _Auto:
         return self.blend("final", members, weights, learnt_all)
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
-        """Commit the leaderboard, and print what it opens with."""
+        """Commit the leaderboard, and print its opening."""
         half = [self.validated(entry.url) for entry in self.record.done(_HALF)[:1]]
         weights = dict(bundle.load(rankers["blend"]).blended)
         board = Board(
@@ -388,7 +383,6 @@ class _Auto:
         write_board(board, self.config.evaluation(), join(self.config.out, _BOARD), made_by={"stage": "auto"})
 
     def row(self, name: str, url: str) -> BoardRow:
-        """A method's row."""
         entries = self.record.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
@@ -397,13 +391,13 @@ class _Auto:
         return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=self.validated(url), url=url)
 
     def validated(self, url: str) -> float | None:
-        """The metric that chooses of a bundle; None of `in_context` but at 5 and 10."""
+        """A bundle's validation metric that chooses; None for `in_context` at cut-offs other than 5 and 10."""
         value = bundle.load(url).metrics.get(f"validation_{self.config.evaluate.primary}")
         return round(float(value), 6) if isinstance(value, int | float) else None
 
 
 def _in_time(limit: float, work: Callable[[], str]) -> str | None:
-    """Work until a time of `time.monotonic()` at most; None if it was not ready."""
+    """Work until `limit`, a time of `time.monotonic()`; None if it was not done by then."""
     with ending_by(limit):
         try:
             return work()
@@ -419,7 +413,6 @@ def _bundle_of(job: RefitJob) -> str:
 
 
 def _halved(split: Split) -> Split:
-    """The split with half of its labels."""
     if not split.size:
         return split.replace(labelled_fraction=0.5)
     half = {key: value / 2 if isinstance(value, float) else max(1, value // 2) for key, value in split.size.items()}

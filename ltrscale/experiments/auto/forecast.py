@@ -1,4 +1,4 @@
-"""What fits into the minutes that are left, as a pure function of what a run of `jobs.auto` has done so far."""
+"""What fits into the remaining minutes, as a pure function of the record of a run of `jobs.auto`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,26 +25,26 @@ from ltrscale.experiments.auto.record import AutoRecord
 from ltrscale.experiments.first.pipeline import SCORED
 
 MOST_MODELS = 10
-"""Models of a method."""
+"""Maximum number of models of a method."""
 _RESERVED, _LEAST_RESERVED = 0.1, 0.1
-"""Share of the budget for blend, test and leaderboard, and minutes on top."""
+"""Share of the budget for blend, test and leaderboard, and further minutes."""
 _REFIT = 1.2
-"""A refit reads validation too."""
+"""Time of a refit relative to training, because it reads validation too."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The minutes that models will take, and whether they are there."""
+    """The minutes that models will take, and those that remain."""
 
     record: AutoRecord
-    """What was done so far, and the budget."""
+    """Models so far, and the budget."""
     sizes: AutoSizes
     spent: float
     """Minutes so far, over all processes."""
     refits: bool
-    """Whether the ranker's models will learn once more."""
+    """Whether the ranker's models will be refitted."""
     cutoff: int
-    """That of the NDCG that chooses."""
+    """Cut-off of the NDCG that chooses."""
 
     @property
     def left(self) -> float:
@@ -52,26 +52,26 @@ class Forecast:
         done = {name: self.record.done(name) for name in ALL_METHODS}
         tested = sum(len(entries) * self.test_minutes(name) for name, entries in done.items())
         refitted = sum(len(entries) * self._again_minutes(name) for name, entries in done.items() if entries)
-        # what is read in context scores slowly, and its plan covers that
+        # in-context rankers score slowly, and their plan includes that
         slow = sum(max(0.0, entry.foretold - entry.minutes) for entry in done[IN_CONTEXT])
         rest = (self._with_refit - 1) * refitted + tested + slow
         return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
     def first(self, name: str, teacher: str = SCRATCH) -> Planned:
-        """The settings of the first model of a method: those of its share of the budget, or of what is left of it."""
+        """The plan of a method's first model for its share of the budget, or less if less time is left."""
         plan, tested = self._planned(name, self.record.budget, teacher), self.test_minutes(name)
         takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
         return plan if takes <= left else self._planned(name, self.record.budget * left / takes, teacher)
 
     def takes(self, name: str, plan: Planned) -> float:
-        """Minutes of a first model with its refit, which searches and pretrains nothing, and its test."""
+        """Minutes of a first model, its refit (without search and pretraining) and its test."""
         if plan.settings is None:
             return 0.0
         again = self._without_start(name, plan.minutes, plan.settings)
         return plan.minutes + (self._with_refit - 1) * again + self.test_minutes(name)
 
     def more(self) -> str | None:
-        """The method of which one more model is trained: the one that has the fewest; None if none fits."""
+        """The method to train one more model of: the one with the fewest; None if none fits."""
         counts = {name: len(self.record.done(name)) for name in MORE_OF}
         counts = counts if any(counts.values()) else {TREES: len(self.record.done(TREES))}
         failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
@@ -86,16 +86,16 @@ class Forecast:
 
     @property
     def _with_refit(self) -> float:
-        """Minutes that a minute of training takes with its refit."""
+        """Factor from minutes of training to minutes with refit."""
         return 1 + _REFIT if self.refits else 1.0
 
     def _again_minutes(self, name: str) -> float:
-        """Minutes of one more model of a method: without search, and from the same start."""
+        """Minutes of one more model of a method, without search or pretraining."""
         first, *others = (entry.minutes for entry in self.record.done(name))
         return max(others) if others else self._without_start(name, first, self.record.methods[name])
 
     def test_minutes(self, name: str) -> float:
-        """Minutes in which test scores a model of a method, once for all rankers that hold it."""
+        """Minutes to score the test split with a model, once for all rankers that contain it."""
         return SLOWER.get(name, 1.0) * self.sizes.tested / (SCORED * self.speed.networks) / 60
 
     @cached_property
@@ -104,17 +104,17 @@ class Forecast:
         speed = Speed()
         for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
             for entry in self.record.done(method)[:1]:
-                if entry.foretold:  # one that stopped early took less, which says nothing of the machine
+                if entry.foretold:  # at most 1: a short time may be early stopping
                     speed = speed._replace(**{kind: min(1.0, entry.foretold / max(entry.minutes, 1e-9))})
         return speed
 
     def _planned(self, name: str, budget: float, teacher: str) -> Planned:
-        """The settings of the first model of a method in its share of a budget, on this machine."""
+        """The plan of a method's first model for its share of a budget, on this machine."""
         plan = planned(name, self.sizes, budget, self.speed, teacher=teacher)
         return plan._replace(settings=chosen_at(self.cutoff, plan.settings))
 
     def _without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
-        """What is left of the minutes of a method's first model without its search, pretraining or teachers."""
+        """Minutes of a method's first model without its search, pretraining or teachers."""
         if name == TUNED:
             return 2 * minutes / int(settings["trials"])
         if name in (PRETRAINED_NETWORK, STUDENT):

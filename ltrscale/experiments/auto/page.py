@@ -1,4 +1,4 @@
-"""The leaderboard of `jobs.auto`: the methods with what they took, the ranker, and what to do next."""
+"""The leaderboard of `jobs.auto`: the methods with their minutes, the ranker, and what to do next."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -22,11 +22,11 @@ class BoardRow(Config):
     says: str
     """Trees, trials or epochs, or the number of models in a mean."""
     minutes: float
-    """What it took; of a mean that of all its models."""
+    """Training time; for a mean, the total of its models."""
     validation: float | None
     """The metric that chose, on validation."""
     url: str
-    """Its bundle."""
+    """The bundle."""
 
 
 class Board(Findings):
@@ -36,20 +36,20 @@ class Board(Findings):
     made_by_job: ClassVar = "jobs.auto"
     rows: tuple[BoardRow, ...]
     weights: dict[str, float]
-    """Of the models in the blend."""
+    """Weights of the models in the blend."""
     metric: str = "ndcg@5"
-    """What has chosen on validation."""
+    """The metric that chose on validation."""
     left_out: dict[str, str] = Field(default_factory=dict)
-    """Why a method has no model, by its name."""
+    """Why methods have no model, by name."""
     half: float | None
-    """The metric on validation of trees that know half of the labels."""
+    """Validation metric of trees trained on half of the labels."""
     final: str
     """The ranker's bundle."""
     refitted: bool
     budget: float
-    """Minutes that it had."""
+    """Minutes available."""
     minutes: float
-    """Minutes that it took before this page."""
+    """Minutes spent before this page."""
 
     def validated(self, name: str) -> float | None:
         """The metric of a method on validation; None without the method."""
@@ -82,7 +82,7 @@ def _about(board: Board) -> str:
 
 
 def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str], list[list[str]]]:
-    """The methods by their mean on test, or on validation where there is no test."""
+    """Header and rows of the methods, sorted by test, or by validation if there is no test."""
     header = ["method", "what", "minutes", f"validation {metric_label(board.metric)}"]
     if evaluation is None:
         rows = sorted(board.rows, key=lambda row: -(row.validation or 0.0))

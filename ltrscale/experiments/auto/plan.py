@@ -1,7 +1,7 @@
-"""What a budget of minutes is spent on: methods with their settings, as a pure function of the sizes and the minutes.
+"""How a budget of minutes is spent: methods with their settings, as a pure function of the sizes and the minutes.
 
-Rates are those that were measured for `jobs.init` (`FINETUNED`, `PRETRAINED`, `BOOSTED`), times the speed of the
-machine, which the first models show.
+Rates are those measured for `jobs.init` (`FINETUNED`, `PRETRAINED`, `BOOSTED`), times the machine's speed, which the
+first models show.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ from ltrscale.training.in_context import InContextConfig
 TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
 SCRATCH, TABM, PRETRAINED_NETWORK, STUDENT = "scratch", "tabm", "pretrained", "student"
 FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, TABM, PRETRAINED_NETWORK)
-"""The methods in the order in which they are tried."""
+"""The methods, in the order of their first models."""
 ALL_METHODS = (*FIRST, STUDENT)
 MORE_OF = (TUNED, SCRATCH, TABM, PRETRAINED_NETWORK)
-"""Those of which more models are trained, with other seeds."""
+"""Methods with further models of other seeds."""
 SHARES = {
     TREES: 0.1,
     TUNED: 0.2,
@@ -41,26 +41,25 @@ SHARES = {
     PRETRAINED_NETWORK: 0.25,
     STUDENT: 0.12,
 }
-"""Shares of the budget that the first model of each may take; the rest is for further models, blend, test and refit."""
+"""Maximum share of the budget for each first model; the rest is for further models, blend, test and refit."""
 MOST_EPOCHS, MOST_TRIALS = 64, 100
-"""Of pretraining, and of the search: beyond these neither helped in docs/results/study-news.md."""
+"""Limits of pretraining and search: more did not help in docs/results/study-news.md."""
 _FEWEST_TRIALS = 3
 _PAYS_FROM = 2.0
-"""Documents of the log for each one with labels to learn from, from which on networks are pretrained: with fewer there
-is little that labels do not say."""
+"""Networks are pretrained from this many documents per labelled document: fewer add little to the labels."""
 _START_MINUTES, _RAY_START_MINUTES = 0.03, 0.3
-"""Minutes that a training takes to start, in this process and on workers of Ray, some twenty processes (2026-11-26)."""
+"""Minutes to start a training, in this process and on Ray workers, some twenty processes (2026-11-26)."""
 _READ_LISTS, _READ = 300, 1.2e6
-"""Labelled lists up to which examples may teach more than training does, and feature values, for all samples, that such
-a ranker scores in a second on one core (2026-11-26)."""
+"""Labelled lists above which training beats an in-context ranker, and the feature values, over all samples, that such a
+ranker scores per second on one core (2026-11-26)."""
 SLOWER = {TABM: 5.0}
-"""Times as long as the other network, in training and scoring (2026-11-26)."""
+"""Time relative to the other network, in training and scoring (2026-11-26)."""
 TEACHERS = 3
-"""Networks whose mean a student learns."""
+"""Number of networks that teach a student by their mean."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
-"""Lists of a larger log that a student learns, as in the news study, and documents that these are taken to have."""
+"""Maximum lists that a student learns, as in the news study, and the documents assumed for them."""
 _STUDENT_EPOCHS, _STUDENT_READS = (8, 40), 4_000_000
-"""Epochs of a student, between those of the news study and of the small sets, and documents that it reads in all."""
+"""Range of a student's epochs, from the news study to the small sets, and the documents that it reads in all."""
 _SPACE = {
     "gbdt.objective": {"choices": ["lambdarank", "rank_xendcg"]},
     "gbdt.num_leaves": {"low": 2, "high": 64, "log": True, "integer": True},
@@ -70,37 +69,37 @@ _SPACE = {
     "gbdt.bagging_fraction": {"low": 0.3, "high": 1},
     "gbdt.lambda_l2": {"low": 0.001, "high": 100, "log": True},
 }
-"""That of the news study."""
+"""The search space of the news study."""
 
 
 class AutoSizes(NamedTuple):
-    """What decides how long a method takes."""
+    """The sizes that determine how long a method takes."""
 
     log: LogSize
-    """Of the training periods."""
+    """Size of the training periods."""
     lists: int
-    """Labelled lists with a relevant document, to learn from."""
+    """Labelled training lists with a relevant document."""
     judged: int
     """Documents of the validation groups that models are judged on."""
     tested: int
     """Documents of the test groups."""
     numbers: int
-    """Features that are no categories."""
+    """Numeric features."""
     longest: int
-    """Documents of the longest group of all splits, for which each stream has room."""
+    """Documents of the longest group of all splits; each stream must hold it."""
     cores: int
-    """Those that trees use."""
+    """CPU cores for trees."""
     workers: int
-    """Those that networks learn on; each has a stream of its own."""
+    """Workers for networks, each with its own stream."""
 
     @property
     def start(self) -> float:
-        """Minutes that the training of a network takes to start."""
+        """Minutes to start the training of a network."""
         return _START_MINUTES if self.workers == 1 else _RAY_START_MINUTES
 
 
 class Speed(NamedTuple):
-    """How fast this machine is, as a multiple of the one on which the rates were measured."""
+    """Speed of this machine relative to the one of the measured rates."""
 
     trees: float = 1.0
     networks: float = 1.0
@@ -115,17 +114,17 @@ class Planned(NamedTuple):
 
 
 def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: str = SCRATCH) -> Planned:
-    """The settings with which the first model of a method takes at most its share of the budget.
+    """The settings that keep the first model of a method within its share of the budget.
 
     Args:
         name: the method.
         sizes: of the log and the machine.
         budget: minutes.
         speed: of the machine.
-        teacher: the network whose student is planned.
+        teacher: the teacher network, if a student is planned.
 
     Raises:
-        ValueError: no method has the name.
+        ValueError: there is no such method.
 
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
@@ -173,7 +172,7 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
 
 
 def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The settings of a method whose trees, epochs and trials NDCG at a cut-off chooses.
+    """The settings of a method, with NDCG at a cut-off to choose trees, epochs and trials.
 
     Example:
         >>> chosen_at(10, {"kind": "neural", "finetune": {"epochs": 20}})
@@ -185,7 +184,7 @@ def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, A
 
 
 def _pretrained(settings: Mapping[str, Any], sizes: AutoSizes, share: float, epoch: float, rate: float) -> Planned:
-    """A network with as many epochs of pretraining as finetuning leaves room for; `rate` is in documents a second."""
+    """A network with the epochs of pretraining that fit beside finetuning; `rate` is in documents a second."""
     log = sizes.log
     if log.documents < _PAYS_FROM * log.told_apart:
         known = log.told_apart / max(log.documents, 1)
@@ -204,10 +203,7 @@ def _pretrained(settings: Mapping[str, Any], sizes: AutoSizes, share: float, epo
 
 
 def _in_context(sizes: AutoSizes, share: float, speed: Speed) -> Planned:
-    """A ranker that reads examples; that it scores slowly counts, of validation twice, alone and blended, and of test.
-
-    Of many labels training learns more (docs/results/in-context.md).
-    """
+    """An in-context ranker, for few labels (docs/results/in-context.md); its time is that of scoring."""
     if sizes.numbers == 0:
         return Planned(None, 0.0, "no feature is a number")
     if sizes.lists > _READ_LISTS:
@@ -220,7 +216,7 @@ def _in_context(sizes: AutoSizes, share: float, speed: Speed) -> Planned:
 
 
 def _student(teacher: str, sizes: AutoSizes, share: float, epoch: float, speed: Speed) -> Planned:
-    """The student of several networks, which are there; it is finetuned as they were."""
+    """The student of several trained networks, finetuned with their settings."""
     documents = min(sizes.log.documents, _TAUGHT_DOCUMENTS)
     few, many = _STUDENT_EPOCHS
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
@@ -243,7 +239,7 @@ def _student(teacher: str, sizes: AutoSizes, share: float, epoch: float, speed: 
 
 
 def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
-    """The methods of a first pipeline, with a stream for each worker."""
+    """The methods of `jobs.init`'s pipeline, with one stream per worker."""
     methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(first))["methods"]
     for name, phase in ((SCRATCH, "finetune"), (PRETRAINED_NETWORK, "finetune"), (PRETRAINED_NETWORK, "pretrain")):
         methods[name][phase]["stream"] = _dealt(methods[name][phase]["stream"], sizes)
@@ -251,16 +247,13 @@ def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
 
 
 def _dealt(stream: Mapping[str, Any], sizes: AutoSizes) -> dict[str, Any]:
-    """The settings of a stream with one for each worker, which share the documents of a batch."""
+    """Settings for one stream per worker; the streams share the documents of a batch."""
     room = sizes.workers * sizes.longest if sizes.workers > 1 else 0
     return {**stream, "docs_per_batch": max(stream["docs_per_batch"], room), "streams": sizes.workers}
 
 
 def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A weight for each feature, learnt as the network is, but in larger steps.
-
-    Of some hundred labels others learn little more, and often less (docs/auto.md).
-    """
+    """A linear ranker, trained like the network but in larger steps; good with few labels (docs/auto.md)."""
     finetune = settings["finetune"]
     network = {**finetune["network"], "encoder": {"kind": "identity"}}
     fast = {**finetune["optimizer"], "learning_rate": 1e-2}
@@ -268,10 +261,7 @@ def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tabm(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """TabM on piecewise-linear numbers, learnt in larger steps and without noise, which would move values between bins.
-
-    The best network of MQ2008, and as good as the other one on the news log (docs/results/encoders.md).
-    """
+    """TabM on piecewise-linear numbers (docs/results/encoders.md); no noise, as it would move values between bins."""
     finetune = settings["finetune"]
     encoder = {"kind": "tabm", "members": 8, "hidden": [128] * 3}
     network = {**finetune["network"], "encoder": encoder, "numbers": {"kind": "ple", "bins": 16}}
@@ -280,7 +270,7 @@ def _tabm(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _network(settings: Mapping[str, Any], share: float, epoch: float, start: float) -> Planned:
-    """A network with as many epochs of finetuning as a share of the budget has room for; it takes minutes to start."""
+    """A network with the epochs of finetuning that fit into a share of the budget; `start` is its start-up minutes."""
     epochs = min(STUDIED["finetuning"], int((share - start) / epoch))
     if epochs < 2:
         return Planned(

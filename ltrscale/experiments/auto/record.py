@@ -1,4 +1,4 @@
-"""What a run of `jobs.auto` has decided by the clock, and what became of it."""
+"""The time-dependent decisions of a run of `jobs.auto`, and their results."""
 
 import threading
 import time
@@ -14,49 +14,49 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 
 _BEAT_S = 5.0
-"""A killed process loses no more of its time."""
+"""Interval of saving the time; a killed process loses at most this."""
 
 
 class Entry(Config):
-    """A model that was begun: one of a method, and what became of it."""
+    """A model of a method, with its state."""
 
     method: str
     number: int = 0
-    """0 for the first model of the method, which searches and pretrains; others have other seeds."""
+    """0 for the method's first model, which searches and pretrains; the others have other seeds."""
     says: str = ""
-    """What it is, or why it is not there."""
+    """Description, or why there is no model."""
     foretold: float = 0.0
-    """Minutes that its plan took it for; 0 for one with another seed."""
+    """Planned minutes; 0 for a model with another seed."""
     minutes: float = 0.0
-    """What it took, over all processes."""
+    """Minutes spent, over all processes."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
     url: str = ""
 
     @property
     def name(self) -> str:
-        """Of the model, among the members of the blend."""
+        """Name of the model among the members of the blend."""
         return self.method if self.number == 0 else f"{self.method}-{self.number}"
 
 
 class AutoRecord(Config):
-    """`auto.json`: all that was decided by the clock, so that a process that goes on decides the same."""
+    """`auto.json`: all time-dependent decisions, so that a resumed run decides the same."""
 
     of: str
-    """The hash of the data, the seed, and the metric that chooses."""
+    """Hash of the data, the seed, and the metric that chooses."""
     budget: float
-    """Minutes for which it was decided."""
+    """Minutes of the budget."""
     minutes: float = 0.0
     """Spent so far, over all processes."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     refitted: bool | None = None
-    """Whether there was time for a refit; empty until that is known."""
+    """Whether there was time for a refit; None until known."""
     ended: float | None = None
-    """Minutes when the ranker was there."""
+    """Minutes spent when the ranker was complete."""
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """The record of an earlier process; an `InputError` if it is none."""
+        """The record of an earlier process; an `InputError` if the file is not one."""
         try:
             return cls.model_validate_json(storage.read_bytes(url))
         except ValueError as error:
@@ -64,10 +64,10 @@ class AutoRecord(Config):
 
     @classmethod
     def resumed(cls, url: str, of: str, budget: float) -> Self:
-        """The record of an earlier process, without what was left out for another budget; or an empty one.
+        """The record of an earlier process, without models left out for another budget; or an empty one.
 
         Raises:
-            InputError: the earlier process learnt from other data, or chose by another metric.
+            InputError: the earlier process had other data, another seed or another metric.
         """
         if not storage.exists(url):
             return cls(of=of, budget=budget)
@@ -82,11 +82,11 @@ class AutoRecord(Config):
         return record.replace(budget=budget, entries=kept, refitted=None, ended=None)
 
     def done(self, method: str) -> list[Entry]:
-        """The models of a method that are there."""
+        """The finished models of a method."""
         return [entry for entry in self.entries if (entry.state, entry.method) == ("done", method)]
 
     def noted(self, entry: Entry) -> Self:
-        """The record with what became of a model."""
+        """The record with an entry added or updated."""
         entries = {(known.method, known.number): known for known in self.entries}
         entries[entry.method, entry.number] = entry
         return self.replace(entries=tuple(each.model_dump() for each in entries.values()))
@@ -94,17 +94,16 @@ class AutoRecord(Config):
 
 @dataclass
 class RecordKeeper:
-    """The record of a process in its file, with the time that passes.
+    """Keeps the record in its file, with the time spent.
 
-    A model may train for minutes without a word, and a process may be killed at any moment: so while `beating`, a
-    thread writes the time too.
+    A process may be killed in the middle of a long training. So while `beating`, a thread writes the time regularly.
     """
 
     url: str
     record: AutoRecord
-    """With the minutes of earlier processes when the keeper is made."""
+    """Starts with the minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
-    """When this process began, by `time.monotonic()`."""
+    """Start of this process, by `time.monotonic()`."""
     _training: Callable[[], Entry] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -117,21 +116,21 @@ class RecordKeeper:
         return self._before + (time.monotonic() - self.began) / 60
 
     def keep(self, **decided: Any) -> None:
-        """Write the record with the time so far, and what was decided."""
+        """Write the record with the time so far and new decisions."""
         with self._lock:
             storage.check_lease(self.url)
             self.record = self.record.replace(**decided, minutes=self.spent)
             storage.write_bytes(self.url, (self.record.model_dump_json(indent=1) + "\n").encode())
 
     def note(self, entry: Entry) -> Entry:
-        """Keep what became of a model."""
+        """Write the record with an entry added or updated."""
         with self._lock:
             self.record = self.record.noted(entry)
             self.keep()
         return entry
 
     def beat(self) -> None:
-        """Keep the time so far, and that of the model in training."""
+        """Write the time so far, and that of the model in training."""
         with self._lock:
             if self._training is not None:
                 self.record = self.record.noted(self._training())
@@ -139,7 +138,7 @@ class RecordKeeper:
 
     @contextmanager
     def training(self, entry: Entry) -> Iterator[Callable[[], Entry]]:
-        """Count the time of the block to a model; yields what gives its entry with the time so far."""
+        """Add the time of the block to a model; yields a function that returns its entry with the time so far."""
         began = time.monotonic()
 
         def so_far() -> Entry:
@@ -154,12 +153,12 @@ class RecordKeeper:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Keep the time every few seconds while the block runs."""
+        """Write the time every few seconds while the block runs."""
         over = threading.Event()
 
         def beats() -> None:
             while not over.wait(_BEAT_S):
-                with suppress(InputError):  # what the run itself keeps next meets the same error, and ends it
+                with suppress(InputError):  # the run's next write raises the same error, and ends it
                     self.beat()
 
         thread = threading.Thread(target=beats, name="record", daemon=True)

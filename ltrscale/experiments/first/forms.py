@@ -1,4 +1,4 @@
-"""The first prepare.yaml of inputs that are no table with one item a row: LETOR text, lists by row, tables of texts."""
+"""The first prepare.yaml of inputs without one item per row: LETOR text, one list per row, tables of texts."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ _GROUPS_LOOKED_AT = 20_000
 
 
 def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
-    """The lines of prepare.yaml of an input that has another form than one item a row; None if it has one item a row.
+    """The lines of prepare.yaml for an input of another form than one item per row; None for one item per row.
 
-    `given` is as for `guess`. An `InputError` where the form is known, and its files do not fit together.
+    `given` is as for `guess`. Raises an `InputError` if the files of a known form do not fit together.
     """
     if letor := [url for url in urls if not _TABLE.search(url) and _first_row(url)]:
         return [*_first_lines(file, out), *_letor(letor, urls)]
     if not all(_TABLE.search(url) for url in urls):
-        return None  # the reader of items says what it cannot read
+        return None  # the reader of items reports what it cannot read
     if urls[0].endswith(".parquet"):
         laid = _laid_out(urls[0])
         return [*_first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
@@ -64,7 +64,7 @@ def _first_row(url: str) -> bytes:
 
 
 def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
-    """Each file is a period by its name; rows that omit features need their number, which is the highest index."""
+    """Lines for LETOR files: each file is a period, and rows that omit features need their number."""
     names = [PurePosixPath(url).name.partition(".")[0] for url in urls]
     if len(urls) > 1 and len({*names}) < len(urls):  # rank.train and rank.test
         names = [re.sub(r"(\.(txt|svm|letor|dat))?(\.gz|\.xz)?$", "", PurePosixPath(url).name) for url in urls]
@@ -90,7 +90,7 @@ def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
 
 
 def _width(urls: Sequence[str]) -> tuple[bool, int, int]:
-    """Whether every row that was looked at has every feature, the first index, 0 or 1, and the highest one."""
+    """Whether all rows read have all features; the first index, 0 or 1; and the highest index."""
     lowest, highest, counts = 1, 0, set()
     for url in urls:
         for number, piece in enumerate(read_lines(url, size=1 << 20)):
@@ -104,7 +104,7 @@ def _width(urls: Sequence[str]) -> tuple[bool, int, int]:
 
 
 def _sizes_of(url: str, beside: Sequence[str]) -> str:
-    """The file with the sizes of a file's groups, which lies beside it."""
+    """The file with the group sizes, next to the given file."""
     stem = re.sub(r"(\.gz|\.xz)$", "", url)
     endings = (".query", ".group", ".groups")
     candidates = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
@@ -114,7 +114,7 @@ def _sizes_of(url: str, beside: Sequence[str]) -> str:
     return sizes
 
 
-# lists by row
+# one list per row
 
 
 class _Laid(NamedTuple):
@@ -122,16 +122,13 @@ class _Laid(NamedTuple):
 
     items: pa.Table
     names: dict[str, str]
-    """The name of each list of single values, by that of its value."""
+    """The name of each list of single values, by the name of its value."""
     wide: dict[str, int]
-    """The lists with several values of a document, and how many."""
+    """The lists with several values per document, and how many."""
 
 
 def _laid_out(url: str) -> _Laid | None:
-    """The rows of a file with a row for each query; None for a file whose rows are items, perhaps with their own lists.
-
-    The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
-    """
+    """The items of a file with one query per row; None if its rows are items, whose lists differ in length."""
     schema = named_schema(url, Dialect())
     lists = [each.name for each in schema if cols.is_list(each.type)]
     first = next(batches([url], schema.names, Dialect()), None) if len(lists) > 1 else None
@@ -159,7 +156,7 @@ def _laid_out(url: str) -> _Laid | None:
 
 
 def _query_rows(file: str, url: str, laid: _Laid, named: Mapping[str, str | None]) -> Iterator[str]:
-    """A row for each query, whose roles are guessed as those of items."""
+    """Lines for one query per row, with roles guessed from the items."""
     ones = {name: one for one, name in laid.names.items()}
     named = {use: ones.get(name, name) for use, name in named.items() if name is not None}
     guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), named, url)
@@ -171,7 +168,7 @@ def _query_rows(file: str, url: str, laid: _Laid, named: Mapping[str, str | None
 
 
 def _one(name: str) -> str:
-    """The name of a list's single value, by which its role is guessed.
+    """The name of a list's single value; its role is guessed by this name.
 
     Example:
         >>> _one("product_ids"), _one("labels"), _one("class")
@@ -181,7 +178,7 @@ def _one(name: str) -> str:
 
 
 def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
-    """The uses of the columns of groups; `lists` has the name of each list by that of its single value."""
+    """Lines for the uses of columns; `lists` has the name of each list by the name of its single value."""
     yield f"      query: {plain_yaml(guessed.query.name)} # {guessed.query.shown}"
     if guessed.time is not None:
         yield f"      time: {plain_yaml(guessed.time.name)} # {guessed.time.shown}"
@@ -212,12 +209,12 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
         yield f"      # not used: {lists.get(name, name)}, {reason}"
 
 
-# queries, documents and judgements in tables of their own
+# queries, documents and judgements in separate tables
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """A table of candidates, and what joins its rows."""
+    """A table of candidates, and the tables that it refers to."""
 
     pairs: str
     found: Guess
@@ -228,7 +225,7 @@ class _Texts:
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> "_Texts | None":
-        """The parts of a collection of texts; None where the files are not one."""
+        """The parts of a text collection; None if the files are not one."""
         read = [_TextTable.of(url) for url in urls]
         texts = [table for table in read if len(table.ids) == 1 and table.texts]
         keys = {table.ids[0] for table in texts}
@@ -296,7 +293,7 @@ class _Texts:
 
 
 def _fields(names: Sequence[str]) -> dict[str, str]:
-    """A name of letters, digits and underscores for each column of texts, as fields of tokens have.
+    """A field name of letters, digits and underscores for each text column.
 
     Example:
         >>> _fields(["title", "full text", "full-text", "1"])
@@ -324,7 +321,7 @@ class _TextTable:
 
     @classmethod
     def of(cls, url: str) -> "_TextTable":
-        """Look at a table; tabs divide texts that may have quotes."""
+        """Read the first rows of a table; tab-separated texts may contain quotes."""
         dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
         schema = named_schema(url, dialect)
         rows = pa.Table.from_batches(islice(batches([url], schema.names, dialect), 1))

@@ -1,4 +1,4 @@
-"""The first configs of a log: looks at a table and writes configs that run, with what was seen as comments."""
+"""The first configs of a log: reads a table and writes runnable configs, with its findings as comments."""
 
 import re
 import shlex
@@ -64,11 +64,11 @@ class InitConfig(Config):
 
 
 def init(config: InitConfig) -> None:
-    """Look at a log, and write prepare.yaml and, if it has labels and several periods, those of later commands.
+    """Read a log; write prepare.yaml and, if it has labels and several periods, the configs of later commands.
 
     Raises:
-        InputError: the log cannot be read, no column looks like the query's, configs are there already, or are to lie
-            among the files of the log.
+        InputError: the log cannot be read, no column looks like the query's, configs already exist, or `out` is in the
+            log's directory.
     """
     out = _place(config)
     for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
@@ -118,11 +118,7 @@ def init(config: InitConfig) -> None:
 
 
 def _place(config: InitConfig) -> str:
-    """The directory of the configs, which is not in that of the log: the next command would take all for rows.
-
-    Raises:
-        InputError: it is.
-    """
+    """The directory of the configs; an `InputError` inside the log's, where configs would be read as rows."""
     stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
     out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
     log_at = storage.absolute(config.file).rstrip("/")
@@ -138,7 +134,7 @@ def _say_next(name: str, out: str) -> None:
 
 
 _LATER = ("study", "weekly")
-"""Configs that answer another question, or are for after a pipeline, which says so."""
+"""Configs for other questions or for later."""
 
 _WRITES: dict[str, type[Config]] = {
     "prepare": PrepareJob,
@@ -150,7 +146,7 @@ _WRITES: dict[str, type[Config]] = {
 
 
 def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str | None], where: str) -> None:
-    """Refuse columns that are named for a role and cannot have it."""
+    """Refuse columns that cannot have the role they were named for."""
     for use, name in roles.items():
         for column in (column for column in columns if column.name == name):
             if column.lacking:
@@ -168,7 +164,6 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
 
 
 def _refuse_without_features(guessed: Guess, where: str) -> None:
-    """Refuse a log of which nothing is left for a model to read."""
     if guessed.readable:
         return
     by_role = {"query": guessed.query, "item": guessed.item, "label": guessed.label, "time": guessed.time}
@@ -187,7 +182,7 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         path = storage.join(out, f"{name}.yaml")
         if len(text.encode()) > MOST_BYTES:
             raise InputError(f"{path}: the config of so many columns would be too large to read; leave some out")
-        validate(_WRITES[name], yaml.safe_load(text), path)  # a config that is written can be read
+        validate(_WRITES[name], yaml.safe_load(text), path)  # never write an invalid config
         storage.write_bytes(path, text.encode())
 
 
@@ -213,12 +208,12 @@ def _why_less(guessed: Guess, plan: FirstPlan | None, columns: Sequence[LogColum
 def asked_of(
     guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect, *, zeros: bool = False
 ) -> dict[str, str]:
-    """What to ask of the features that were guessed, by their names; empty without a label.
+    """Questions about suspicious features, by name; empty without a label.
 
-    With `zeros` a row without a label counts 0.
+    With `zeros` a row without a label counts 0. `log` has the query columns of all rows.
 
-    Whole lists are looked at, a sample of all rows, whose query's columns are in `log`: fragments of lists, such as the
-    first rows of a shuffled log have, are short, and any order of a short list is near the best one.
+    Reads a sample of whole lists. The first rows of a shuffled log would have only fragments of lists, and any order of
+    a short list is close to the best.
     """
     features = [*guessed.features, *guessed.categorical]
     if guessed.label is None or not features:
@@ -251,11 +246,11 @@ def asked_of(
 
 
 _AT_ONCE = 64
-"""Features that are looked at side by side."""
+"""Features that are evaluated at once."""
 
 
 def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]:
-    """A column by row, as numbers or as codes of its values; NaN for none."""
+    """A column as numbers, or as codes of its values; NaN if missing."""
     if not codes:
         return structure.numbers(name).astype(np.float32)
     codes_N = structure.codes[name]
@@ -263,7 +258,7 @@ def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]
 
 
 def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:
-    """The label of each row as prepare would read it, NaN for none."""
+    """The label of each row as prepare would read it; NaN if missing."""
     assert guessed.label is not None
     labels_N, grades = amounts(guessed.label, structure), grades_of(guessed.label)
     if not isinstance(grades, tuple):

@@ -1,6 +1,6 @@
-"""The first pipeline of a log: a pipeline.yaml that runs as it is written, with what each choice means as comments.
+"""The first pipeline of a log: a runnable pipeline.yaml, with comments that explain its choices.
 
-Its settings end in time on a few cores: minutes follow from rates that were measured, see `FINETUNED`, `PRETRAINED` and
+Its settings keep the run short on a few cores: minutes follow from the measured rates `FINETUNED`, `PRETRAINED` and
 `BOOSTED`.
 """
 
@@ -20,37 +20,37 @@ FINETUNED = {256: 24_000, 1024: 47_000}
 """Documents per second of one core in finetuning the network of `first_pipeline`, by `docs_per_batch`; 4,096 is no
 faster than 1,024. Processor time on the log of tests/shop.py, 552,000 documents with 13 columns, 2026-11-24."""
 PRETRAINED = {1024: 9_000, 4096: 14_000}
-"""The same of its pretraining, in float32."""
+"""The same rates for pretraining that network, in float32."""
 BOOSTED = 190e6
 """Values per second of one core in LightGBM's lambdarank with 31 leaves: trees times documents times features. Random
 numbers, 13 to 100 features, processor time, 2026-11-24."""
 SCORED = 200_000
-"""Documents that a model scores in a second on one core."""
+"""Documents that a model scores per second on one core."""
 _INNER, _MEASURED_AT = 6 * 128, 13
-"""Inputs of the network's layers behind the first, and features in the measurement: its work is by the sum of all."""
+"""Inputs of the layers after the first, and features in the measurement; work is proportional to their sum."""
 
 SMALL = 100_000
-"""Documents below which networks learn from small batches: they need the steps."""
+"""Documents below which networks use small batches, because they need the steps."""
 STUDIED = {"trees": 400, "pretraining": 16, "finetuning": 60}
-"""Trees and epochs that a pipeline has at most: the epochs are those of docs/results/study-news.md."""
+"""Maximum trees and epochs of a pipeline; the epochs are those of docs/results/study-news.md."""
 _SHARES = {"trees": 1.0, "pretraining": 5.0, "finetuning": 5.0}
-"""Minutes of the stages of a first pipeline at most: it may take 15 on two cores, and evaluation and slower cores need
-the others."""
+"""Maximum minutes of the stages of a first pipeline: 11 of 15 on two cores, the rest is for evaluation and slower
+cores."""
 _OTHER = 1.0
 _AT_LEAST = {"trees": 200, "pretraining": 1, "finetuning": 4}
 
 
 class LogSize(NamedTuple):
-    """What the training periods of a log hold."""
+    """The size of a log's training periods."""
 
     documents: int
-    """Rows, which pretraining reads."""
+    """Rows; pretraining reads all."""
     told_apart: int
-    """Rows of the lists whose labels differ, the only ones that trees and networks learn from."""
+    """Rows of lists with different labels, the only ones that trees and networks learn from."""
     features: int
 
     def part(self, share: float) -> "LogSize":
-        """That of a share of the periods."""
+        """The size of a share of the periods."""
         return LogSize(round(share * self.documents), round(share * self.told_apart), self.features)
 
 
@@ -63,14 +63,14 @@ class FirstSizes(NamedTuple):
     pretraining_docs_per_batch: int
     pretraining_epochs: int
     minutes: dict[str, float]
-    """Of `trees`, `pretraining`, and `finetuning` of all networks, at most: patience may save some."""
+    """Maximum for `trees`, `pretraining`, and `finetuning` of all networks; patience may save some."""
     full: dict[str, float]
-    """The same with as many trees and epochs as the news study had."""
+    """The same with the trees and epochs of the news study."""
     share: float
-    """The share of the training documents with which it ends in time; 1 where all do."""
+    """The share of the training documents that fits the time; at most 1."""
 
     def is_full(self, stage: str) -> bool:
-        """Whether a stage has as many trees or epochs as the study."""
+        """Whether a stage has as many trees or epochs as the news study."""
         return self.minutes[stage] == self.full[stage]
 
     @property
@@ -85,19 +85,19 @@ class FirstSizes(NamedTuple):
 
     @property
     def in_full(self) -> float:
-        """Minutes of the whole pipeline with as many trees and epochs as the news study had."""
+        """Minutes of the whole pipeline with the trees and epochs of the news study."""
         return sum(self.full.values()) + _OTHER
 
 
 def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSizes:
-    """The settings with which a first pipeline ends in time, at most those of the news study.
+    """The settings that keep a first pipeline short, at most those of the news study.
 
-    Trees use all cores. A network is taken to use one: small batches give others little to do.
+    Trees use all cores. Networks are assumed to use one, because small batches have little work for more.
 
     Args:
-        size: what trees and networks learn from.
-        cores: those of the machine.
-        models: networks to finetune, and half as many models of trees to grow.
+        size: size of the training data.
+        cores: cores of the machine.
+        models: networks to finetune; half as many models of trees are grown.
 
     Example:
         >>> sizes = first_sizes(LogSize(documents=550_000, told_apart=195_000, features=13))
@@ -108,7 +108,7 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSiz
     """
     batch = 256 if size.told_apart < SMALL else 1024
     large = 1024 if size.documents < SMALL else 4096
-    each = {  # a tree or an epoch of all models
+    each = {  # minutes of one tree or one epoch of all models
         "trees": models / 2 * size.told_apart * size.features / (BOOSTED * cores) / 60,
         "pretraining": epoch_minutes(size.documents, PRETRAINED[large], size.features),
         "finetuning": models * epoch_minutes(size.told_apart, FINETUNED[batch], size.features),
@@ -124,7 +124,7 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSiz
 
 
 def epoch_minutes(documents: int, rate: float, features: int) -> float:
-    """Minutes of an epoch on one core: a network's work for a document is by the inputs of all its layers."""
+    """Minutes of an epoch on one core; work per document is proportional to the inputs of all layers."""
     return documents / rate * (_INNER + features) / (_INNER + _MEASURED_AT) / 60
 
 
@@ -132,7 +132,7 @@ _ENGINE_SCORES = (
     re.compile(r"(?i)(.*[^a-z0-9])?bm25([^a-z0-9].*)?"),
     re.compile(r"(?i)_?((es|elasticsearch|opensearch|solr|lucene|vespa|engine|search|retrieval|text)_)?score"),
 )
-"""Names of features that are a search engine's own score, the surer ones first."""
+"""Names of features that are a search engine's own score, the most certain first."""
 
 
 class FirstPlan(NamedTuple):
@@ -152,21 +152,21 @@ def engine_score(features: Sequence[str]) -> str | None:
     """
     for pattern in _ENGINE_SCORES:
         if names := [name for name in features if pattern.fullmatch(name)]:
-            return min(names, key=len)  # that of one field has the field's name, too
+            return min(names, key=len)  # a score of one field also has the field's name
     return None
 
 
 def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -> tuple[str, str]:
-    """The first pipeline.yaml, and a sentence on its time: the last periods test, those before them validate.
+    """The first pipeline.yaml, and a sentence on its time; the last periods test, the ones before validate.
 
     Args:
         out: directory of the configs.
         plan: the periods.
         score: the feature that is a search engine's score, if there is one.
-        size: what all periods hold; it decides the settings, and how many periods train where they are very large.
+        size: size of all periods; it decides the settings, and in very large logs the number of training periods.
     """
     train, validation, test = divided(plan.names)
-    models, all_periods = (2 if score is None else 6), train  # a stack trains its members for each of five folds, too
+    models, all_periods = (2 if score is None else 6), train  # a stack also trains its members for each of five folds
     sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
     if sizes.share < 1:
         train = train[-max(1, int(sizes.share * len(train))) :]
@@ -203,7 +203,7 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 
 def time_said(sizes: FirstSizes) -> str:
-    """The minutes of a first pipeline, and what longer ones would bring."""
+    """The minutes of a first pipeline, and of one with the settings of the news study."""
     minutes = sizes.minutes
     parts = (
         f"trees {minutes['trees']:.1f}, pretraining {minutes['pretraining']:.1f}, networks {minutes['finetuning']:.1f}"
@@ -220,7 +220,7 @@ def time_said(sizes: FirstSizes) -> str:
 
 
 def methods_text(sizes: FirstSizes, others: str = "") -> str:
-    """Trees, a network, and the same network pretrained, with the reasons of their sizes as comments."""
+    """Trees, a network, and the same network pretrained, with comments on their sizes."""
     faster, slower = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
     batch = f"many small steps; 1024 for {SMALL:,} documents to learn from, {faster:.0f} times as fast"
     if sizes.docs_per_batch > 256:
@@ -246,12 +246,12 @@ def methods_text(sizes: FirstSizes, others: str = "") -> str:
 
 
 def _trees(sizes: FirstSizes, leaves: int) -> str:
-    """Number, rate and leaves of trees: fewer trees learn faster."""
+    """Number, learning rate and leaves of trees; fewer trees have a higher rate."""
     return f"num_trees: {sizes.trees}, learning_rate: {0.05 * STUDIED['trees'] / sizes.trees:g}, num_leaves: {leaves}"
 
 
 def period_range(names: Sequence[str]) -> str:
-    """Periods as a range of `splits`, or the only one; quoted where YAML would read a date."""
+    """Periods as a range for `splits`, or a single one; quoted if YAML would read a date."""
     text = "..".join(dict.fromkeys([names[0], names[-1]]))
     return text if yaml.safe_load(text) == text else flow(text)
 

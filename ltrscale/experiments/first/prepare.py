@@ -27,15 +27,15 @@ from ltrscale.ingest.roles import Choice, is_asked
 from ltrscale.ingest.structure import Structure
 
 FEWEST_LISTS = 3
-"""Periods that a comparison needs: to train, to validate and to test."""
+"""Minimum number of periods: one each to train, validate and test."""
 _DESCRIBED = 2000
-"""The most columns of one use that are described: a config has room for the names of more."""
+"""Maximum columns of one use that are described; further ones are only named."""
 _PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
 
 
 @dataclass(frozen=True)
 class LogCounts:
-    """What all rows of a log have: its lists, by the columns that were guessed."""
+    """Counts over all rows of a log, with lists by the guessed columns."""
 
     rows: int
     queries: int
@@ -45,17 +45,17 @@ class LogCounts:
     median: int
     longest: int
     told_apart: int
-    """Rows of the lists whose labels differ, the only ones that trees and networks learn from."""
+    """Rows of lists with different labels, the only ones that trees and networks learn from."""
     queries_told_apart: int
-    """These lists."""
+    """Number of these lists."""
     unjudged: int
-    """Rows without a label in the lists of which other rows have one."""
+    """Rows without a label in lists where other rows have one."""
     plan: FirstPlan | None
     """The periods with labels; None without a time."""
 
 
 def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
-    """Count the lists of all rows; `structure` holds their columns that have roles."""
+    """Count the lists of all rows; `structure` has the columns with roles."""
     codes_N = structure.joined(guessed.query.name, [column.name for column in guessed.within])
     lengths_Q = np.bincount(codes_N[codes_N >= 0])
     lengths_Q = lengths_Q[lengths_Q > 0]
@@ -82,10 +82,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
 
 
 def _label_codes(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """A number for the label of each row, -1 for none, and the rows without one in lists that have some.
-
-    These rows count 0, as the config has it.
-    """
+    """The label of each row as a code, -1 for none; and the number of unjudged rows, which count 0 as in the config."""
     codes_N = np.full(len(lists_N), -1, np.int64)
     if guessed.label is None:
         return codes_N, 0
@@ -100,7 +97,7 @@ def _label_codes(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64
 
 
 def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
-    """Whether the rows of each list stand together, in one file."""
+    """Whether the rows of each list are contiguous in one file."""
     begins_N = np.diff(codes_N, prepend=-2) != 0
     begins_N[[row for row in files if row < len(codes_N)]] = True
     runs = codes_N[begins_N & (codes_N >= 0)]
@@ -108,7 +105,7 @@ def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
 
 
 def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the labels of a list differ, by the number of the list; -1 is none of either.
+    """Whether each list has different labels, by list number; -1 means no list or no label.
 
     Example:
         >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, -1])).tolist()
@@ -126,7 +123,7 @@ def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArr
 def _plan(
     guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]
 ) -> FirstPlan | None:
-    """The longest unit that gives enough periods, those of the first rows of lists; None without a time."""
+    """The longest unit that gives enough periods, by the first row of each list; None without a time."""
     if guessed.time is None:
         return None
     formats = guessed.time.formats[:1] or (ISO,)
@@ -147,7 +144,7 @@ def _plan(
 
 
 def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
-    """The lines of the prepare.yaml of a log with one item a row."""
+    """The lines of prepare.yaml for a log with one item per row."""
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
     yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
     lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
@@ -170,7 +167,7 @@ def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted
 
 
 def _duplicates(guessed: Guess, item: LogColumn, counted: LogCounts) -> str:
-    """What becomes of rows that repeat an item; they are not merged where it may be another column."""
+    """How to treat rows that repeat an item; they are not merged if the guessed item column may be wrong."""
     repeat = f"{counted.repeated:,} rows repeat an item of their query"
     if "item" in guessed.choices and (doubt := guessed.choices["item"].doubt):
         return (
@@ -182,7 +179,7 @@ def _duplicates(guessed: Guess, item: LogColumn, counted: LogCounts) -> str:
 
 
 def _rejected(guessed: Guess) -> Iterator[str]:
-    """The share of rows that prepare will reject, where it is above its limit."""
+    """The share of rows that prepare will reject, if it is above the limit."""
     one_each = [guessed.time, guessed.label, guessed.positions, guessed.gain, guessed.clicks]
     one_each += [*guessed.features, *guessed.dates, *guessed.vectors, *guessed.categorical, *guessed.meta]
     shares = {f"{column.name} cannot be read": column.bad for column in one_each if column is not None}
@@ -246,7 +243,7 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, counted: LogCount
 
 
 def _label(guessed: Guess, label: LogColumn, counted: LogCounts) -> Iterator[str]:
-    """The lines of the label: the column, what its values count, and what rows without one count."""
+    """The lines of the label: its column, what its values count, and what rows without a label count."""
     yield from _role("label", label, guessed.choices.get("label"))
     if grades := grades_of(label):
         unknown = [word for word, grade in grades.items() if grade is None] if isinstance(grades, Mapping) else []
@@ -258,7 +255,7 @@ def _label(guessed: Guess, label: LogColumn, counted: LogCounts) -> Iterator[str
 
 
 def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
-    """A role's line, with what speaks for the column, and a line for each alternative."""
+    """A role's line with the reasons for its column, and a line for each alternative."""
     if choice is None:  # the user has named it
         yield f"      {role}: {plain_yaml(column.name)} # {column.shown}"
         return
@@ -278,7 +275,7 @@ def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if list(formats) != [ISO]:
         others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
-        yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # iso reads the most, so it is last
+        yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # last, because it reads the most
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
     yield f"      period: {plan.unit} # {span}"
 
@@ -295,7 +292,7 @@ def _column_list(
 
 
 def summary(guessed: Guess) -> list[str]:
-    """Who plays which role, with the reasons, in aligned lines."""
+    """The column of each role with the reasons, in aligned lines."""
     roles = {role: getattr(guessed, role) for role in ("query", "item", "label", "gain", "time", "positions")}
     width = max(len(column.name) for column in roles.values() if column is not None)
     lines = []
@@ -313,7 +310,7 @@ def summary(guessed: Guess) -> list[str]:
 
 
 def clicks_text(out: str, guessed: Guess) -> str | None:
-    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for any other."""
+    """The clicks.yaml of a data set that has all that `jobs.clicks` needs, else None."""
     if guessed.positions is None or guessed.clicks is None or guessed.item is None:
         return None
     query_column = next((column.name for column in guessed.meta if is_asked(column)), None)

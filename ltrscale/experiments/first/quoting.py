@@ -1,7 +1,7 @@
-r"""Texts from outside in the lines of a config: a value is quoted, and no text ends its line, not even in a comment.
+r"""Escapes for foreign texts in a config: values are quoted, and no text breaks its line, not even in a comment.
 
-YAML ends a line at more than a line feed: at a carriage return, and at three characters of Unicode. It refuses other
-control characters altogether. All of them are written as escapes, which a quoted value reads back.
+YAML also breaks lines at a carriage return and at three Unicode characters, and refuses other control characters. All
+of them are written as escapes, which YAML reads back in quoted values.
 """
 
 import json
@@ -12,7 +12,7 @@ import yaml
 
 
 def escaped(text: str) -> str:
-    r"""The text with an escape in place of each character that cannot be seen, so that it is one line.
+    r"""The text with invisible characters escaped, so that it is one line.
 
     Example:
         >>> escaped("# two\nlines, \x85 or\u2028more")
@@ -26,12 +26,12 @@ def _escape(code: int) -> str:
 
 
 def yaml_text(lines: Iterable[str]) -> str:
-    """The text of a config, each of whose lines stays one."""
+    """Join the lines of a config, escaped so that each stays one line."""
     return "".join(f"{escaped(line)}\n" for line in lines)
 
 
 def flow(value: Mapping[str, object] | Sequence[object] | str) -> str:
-    """A list, mapping or text as YAML in one line; texts and keys are quoted, as words such as yes must be."""
+    """A list, mapping or text as YAML in one line; texts and keys are quoted because of words such as yes."""
     return escaped(json.dumps(value, ensure_ascii=False))
 
 

@@ -1,7 +1,7 @@
-"""The later configs of a log: a study.yaml that says what difference it can see, and its minutes; and a weekly.yaml.
+"""The later configs of a log: a study.yaml with the differences it can detect and its minutes, and a weekly.yaml.
 
-Whether a difference is seen depends on its deviations over draws of labels and over test lists, which are known before
-from other logs only; the study's report has those of this one.
+Whether a difference is detected depends on its deviations over draws of labels and over test lists. In advance these
+are known only from other logs; the study's report has those of this one.
 """
 
 import math
@@ -33,14 +33,14 @@ from ltrscale.progress import called
 _METHOD = "trees"
 
 OVER_DRAWS = 0.14
-"""Deviation of a network's difference from tuned trees in NDCG@5 over draws of n labelled lists, times the root of n.
+"""Standard deviation of a network's NDCG@5 difference from tuned trees over draws of n labelled lists, times sqrt(n).
 
-The networks of docs/results/study-news.md have .014 at 100, .0046 at 1,000 and .003 at 3,000 in the median: half the
-width of an interval, times the root of the draws, over Student's t.
+The median deviations in docs/results/study-news.md are .014 at 100, .0046 at 1,000 and .003 at 3,000: half the width of
+an interval, times the root of the draws, over Student's t.
 """
 
 OVER_LISTS = 0.15
-"""Deviation of such a difference over test lists: .147 on the 1,756 lists of week 11 of tests/shop.py."""
+"""Standard deviation of such a difference over test lists: .147 on the 1,756 lists of week 11 of tests/shop.py."""
 
 _LABELLED = (100, 300, 1000, 3000)
 
@@ -49,7 +49,7 @@ _LOOKED_FOR = 0.01
 _MOST, _MINUTES = 10, 60
 
 _CROSSED = 3
-"""Pretrainings where there is no time for one in each draw."""
+"""Number of pretrainings if there is no time for one per draw."""
 
 _WORKERS = 2
 
@@ -58,35 +58,35 @@ _TRIALS = 10
 _VALIDATION = 1500
 
 _START_S = 1.5
-"""Seconds for the start and the measurement of a model."""
+"""Seconds to start and measure a model."""
 
 
 class StudySize(NamedTuple):
-    """What decides how much a first study can see."""
+    """The sizes that determine which differences a first study can detect."""
 
     numbers: tuple[int, ...]
     """Numbers of labelled lists."""
     draws: int
     validation_lists: int
-    """Lists of the validation periods whose labels differ."""
+    """Lists of the validation periods with different labels."""
     test_lists: int
-    """Those of the test periods."""
+    """Lists of the test periods with different labels."""
     minutes: float
     """On two cores, pretraining included."""
     pretrainings: int | None = None
-    """Those that serve all draws; None where there is time for one in each draw."""
+    """Pretrainings shared by all draws; None if there is time for one per draw."""
 
     def spread(self, labelled: int) -> Spread:
-        """The deviations that a difference may have at one number of labelled lists, from those of other logs."""
+        """The expected deviations of a difference at a number of labelled lists, from other logs."""
         return Spread(OVER_DRAWS**2 / labelled, OVER_LISTS**2 / self.test_lists, self.test_lists)
 
 
 def first_runs(
     out: str, plan: FirstPlan, score: str | None, size: LogSize, lists: int
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The texts of pipeline.yaml and, where there are lists enough to draw from, study.yaml; and a sentence on each.
+    """The texts of pipeline.yaml and, if there are enough lists, study.yaml; and a sentence on each.
 
-    `size` is what all periods hold, and `lists` are those of all periods whose labels differ.
+    `size` is the size of all periods, and `lists` is their number of lists with different labels.
     """
     pipeline, takes = pipeline_text(out, plan, score, size)
     note = f"pipeline.yaml: {takes}"
@@ -103,7 +103,7 @@ def first_runs(
 
 
 def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
-    """The numbers of labelled lists and draws of a study that takes an hour; None where the lists are too few.
+    """The numbers of labelled lists and draws of a study that takes an hour; None if there are too few lists.
 
     The arguments are as for `first_runs`.
     """
@@ -112,7 +112,7 @@ def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
     if not numbers or test * lists < 2:
         return None
     length, scored = size.told_apart / lists, min(_VALIDATION, validation * lists) * size.told_apart / lists
-    each = 0.0  # minutes for the models of a draw: the trials of trees, and two networks with all their epochs
+    each = 0.0  # minutes for a draw: the trials of trees, and two networks with all epochs
     for documents in (round(n * length) for n in numbers):
         epoch = epoch_minutes(documents, FINETUNED[256], size.features) + scored / SCORED / 60
         trees = _TRIALS * documents * size.features * STUDIED["trees"] / BOOSTED / 60
@@ -126,7 +126,7 @@ def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
 
 
 def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tuple[str, str]:
-    """A study of the methods of the first pipeline, but with the epochs that few labels need; and what it can see."""
+    """A study of the first pipeline's methods, with the epochs that few labels need; and what it can detect."""
     train, validation, test = divided(plan.names)
     sizes = first_sizes(size.part(len(train) / len(plan.names)))
     few = sizes._replace(
@@ -159,7 +159,7 @@ def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tu
 
 
 def seen_before(study: StudySize) -> str:
-    """The smallest differences that a study would see, and what would see .010.
+    """The smallest differences that a study would detect, and what it takes to detect .010.
 
     Example:
         >>> seen_before(StudySize((100, 1000), draws=5, validation_lists=900, test_lists=10_000, minutes=20.0))
@@ -174,7 +174,7 @@ def seen_before(study: StudySize) -> str:
 
 
 def _takes(study: StudySize, spreads: Mapping[int, Spread]) -> str:
-    """The draws or labels that would see the difference that one looks for, or the test lists where neither does."""
+    """The draws or labels needed to detect `_LOOKED_FOR`, or the test lists if neither is enough."""
     fewest, spread = next(iter(spreads.items()))
     draws, times = spread.draws_for(_LOOKED_FOR), spread.times_for(_LOOKED_FOR, study.draws, more="labels")
     ways = [] if draws is None else [f"{draws:,} draws of {fewest:,}"]
@@ -227,12 +227,12 @@ evaluate:
 
 
 def weekly_text(out: str, unit: str, moving: Sequence[str] = ()) -> str:
-    """The config of what `jobs.weekly` does with each new period of a unit such as `week`.
+    """The weekly.yaml for new periods of a unit such as `week`.
 
     Args:
         out: the directory of the configs.
         unit: the unit of periods.
-        moving: features that differ from training, such as those that later files have.
+        moving: features that differ from training, such as those of later files.
     """
     places = {
         "out": "weekly",

@@ -1,4 +1,4 @@
-"""What every method of a pipeline says of itself and does, and the run in which methods are trained with one seed."""
+"""The interface of a pipeline's methods, and the run that trains them with one seed."""
 
 import typing
 from abc import abstractmethod
@@ -31,7 +31,7 @@ class NetworkStudent(RankingConfig):
     """How a network learns a teacher's scores; its parts are those of the method that it is trained as."""
 
     needs: ClassVar = "a neural method"
-    """The method that can be such a student, for errors."""
+    """Kind of method that can be such a student, for error messages."""
     kind: Literal["network"] = "network"
     loss: LossConfig = SquaredErrorConfig(standardise=True)
     """Squared error against scores standardised per group; `list_net` learns their softmax over each list instead."""
@@ -46,7 +46,7 @@ class NetworkStudent(RankingConfig):
         return [self.stream]
 
     def of(self, method: FinetuneConfig) -> FinetuneConfig:
-        """The training on scores of a method's network: all layers at once, because scores are many."""
+        """The settings that train a method's network on scores: all layers at once, because there are many scores."""
         parts = method.model_dump(include={"network", "head", "context", "projector_layers", "noise"})
         return FinetuneConfig.model_validate({**parts, **self.model_dump(exclude={"kind"}), "head_epochs": 0})
 
@@ -58,10 +58,10 @@ MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 
 
 class AnyMethod(Config):
-    """A method of a pipeline; a kind overrides what it does otherwise."""
+    """A method of a pipeline; kinds override the defaults."""
 
     is_network: ClassVar[bool] = False
-    """Whether the model is one network, which starts from an encoder or a ranker and may be combined."""
+    """Whether the model is one network, which can start from an encoder or a ranker and be combined."""
     can_teach: ClassVar[bool] = True
     """Whether a self-trained method may learn its scores."""
     can_be_member: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class AnyMethod(Config):
 
     @property
     def is_one_model(self) -> bool:
-        """Whether it makes a network, a model of trees or a reader of examples: refits and means of runs take these."""
+        """Whether it makes one network, tree model or in-context ranker, as refits and means of runs need."""
         return False
 
     @property
@@ -79,22 +79,22 @@ class AnyMethod(Config):
 
     @property
     def labels_from(self) -> str | None:
-        """The entry of the pipeline's `learn_from` whose labels it learns; None for those of `splits`."""
+        """The entry of `learn_from` with its labels; None for those of `splits`."""
         return None
 
     def built_on(self) -> tuple[str, ...]:
-        """The methods of the same run that it needs trained."""
+        """The methods of the same run that must be trained first."""
         return ()
 
     def check(self, where: str, name: str, methods: Mapping[str, "AnyMethod"]) -> None:
         """Check that it, called `name`, builds on existing methods of the right kind.
 
         Raises:
-            ValueError: it does not; the message begins with `where`, its place in the config.
+            ValueError: it does not; the message starts with `where`, its place in the config.
         """
 
     def check_differs(self, where: str) -> None:
-        """Raise a ValueError, which begins with `where`, unless runs with other seeds give other models."""
+        """Raise a ValueError, starting with `where`, unless other seeds give other models."""
 
     def check_features(self, splits: Splits) -> None:
         """Raise an `InputError` unless the features that it names exist."""
@@ -108,7 +108,7 @@ class AnyMethod(Config):
         return run.splits
 
     def left_out(self, methods: Mapping[str, "AnyMethod"]) -> frozenset[str]:
-        """The features that it leaves out, itself or through the method that it starts from."""
+        """The features left out by it or by the method that it starts from."""
         return frozenset()
 
     def projector_layers(self) -> int | None:
@@ -116,44 +116,44 @@ class AnyMethod(Config):
         return None
 
     def pretraining(self) -> Config | None:
-        """All that determines the encoder that it pretrains; None if it does not pretrain."""
+        """All settings that determine its pretrained encoder; None if it does not pretrain."""
         return None
 
     def starting_as(self, other: str) -> Self:
-        """The method with the encoder of another one, which pretrains in the same way."""
+        """The method starting from the encoder of another one with the same pretraining."""
         return self
 
     def encoder(self, name: str, methods: Mapping[str, "AnyMethod"]) -> str | None:
-        """The method whose pretrained encoder it starts from itself; None without one."""
+        """The method whose pretrained encoder it starts from, which may be itself; None without one."""
         return None
 
     def with_threads(self, threads: int) -> Self:
-        """The method, with this number of threads for trees that would take all cores."""
+        """The method with a number of threads for trees that would take all cores."""
         return self
 
     @classmethod
     def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings, as in a config, with the preset of all `methods`, if the kind has presets and none is named."""
+        """The settings, as in a config, with the shared preset if the kind has presets and none is named."""
         return given
 
     @abstractmethod
     def about(self, methods: Mapping[str, "AnyMethod"]) -> MethodTraits:
-        """The method as the tables of a study sort it."""
+        """The traits by which a study sorts its tables."""
 
     @abstractmethod
     def train(self, run: "SeedRun", name: str, out: str) -> None:
-        """Train it with the seed and the labelled groups of a run, and commit its bundle in `out`."""
+        """Train with the seed and labelled groups of a run, and commit the bundle in `out`."""
 
     def pretrained(self, run: "SeedRun", name: str) -> str | None:
         """Pretrain the encoder that it starts from, if there is one; returns its bundle."""
         return None
 
     def search_job(self, run: "SeedRun", name: str) -> Searched:
-        """The job whose settings a search varies, of a method that is searchable."""
+        """The job to search the settings of, if it is searchable."""
         raise NotImplementedError
 
     def average(self, run: "SeedRun", bundles: Sequence[str], out: str) -> None:
-        """Commit the mean of runs of a method that makes one model."""
+        """Commit the mean of several runs, if it makes one model."""
         raise NotImplementedError
 
     def takes(self, student: Student) -> bool:
@@ -161,21 +161,21 @@ class AnyMethod(Config):
         return False
 
     def train_student(self, student: Student, run: "SeedRun", name: str, scores: Splits, start: str, out: str) -> None:
-        """Train a student that it takes on scores, and then on its own labels.
+        """Train a student on scores, then on labels.
 
         Args:
             student: how the scores are learnt.
-            run: which trains.
-            name: its own.
+            run: the run that trains.
+            name: name of this method.
             scores: the splits with a teacher's scores as labels of the training groups.
-            start: directory of what has learnt the scores.
-            out: directory of what has learnt the labels, too.
+            start: directory of the model trained on scores.
+            out: directory of the model then trained on labels.
         """
         raise NotImplementedError
 
 
 class ReadingMethod(AnyMethod):
-    """A method that reads features, not only the scores of other methods."""
+    """A method that reads features, not only scores of other methods."""
 
     preset: Preset | None = None
     """Start from published settings of the whole method, which its own settings override: `paper` as HOU24's text has
@@ -189,15 +189,15 @@ class ReadingMethod(AnyMethod):
     @model_validator(mode="before")
     @classmethod
     def _over_the_preset(cls, values: Any) -> Any:
-        """The method's settings override those of its preset."""
+        """Let the method's settings override its preset."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
-            return values  # no preset, or an unknown one, which the validation of the field refuses
+            return values  # no preset, or an unknown one, which field validation refuses
         settings = {"kind": cls.model_fields["kind"].default, **values}
         return overlay(cls.of_preset(values["preset"], values), settings)
 
     @classmethod
     def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a preset for this kind; some depend on those that are given, as in a config."""
+        """The settings of a preset for this kind; some depend on the given ones, as in a config."""
         return {}
 
     @classmethod
@@ -219,17 +219,17 @@ class ReadingMethod(AnyMethod):
 
 @dataclass(frozen=True)
 class SeedRun:
-    """All methods trained with one seed; the methods that a method builds on are trained first, and nothing twice.
+    """All methods trained with one seed, each once, after the methods that it builds on.
 
     Args:
         methods: by name.
-        splits: with the seed's sample of labelled groups.
+        splits: splits with the seed's sample of labelled groups.
         seed: replaces the seeds of the stages.
         workers: data-parallel workers of the neural stages.
         out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `METHOD/scores`, `METHOD/student`,
             `METHOD/search`, `folds/K-of-N/METHOD/model`, `runs/K/METHOD/model`.
-        encoders: the run that pretrains for this one; empty to pretrain here. Encoders see no labels, so those of one
-            run serve all folds, all further runs and all samples of labelled groups.
+        encoders: the run that pretrains for this one; empty to pretrain here. Encoders see no labels, so all folds,
+            further runs and samples of labelled groups can share them.
     """
 
     methods: Mapping[str, AnyMethod]
@@ -239,11 +239,11 @@ class SeedRun:
     out: str
     encoders: "SeedRun | None" = None
     learn_from: Mapping[str, Splits] = field(default_factory=dict)
-    """Other labels than those of `splits`, by name; samples and folds of `splits` leave them as they are."""
+    """Other labels than those of `splits`, by name; sampling and folds of `splits` do not change them."""
     searches: "SeedRun | None" = None
-    """The run whose searches find the settings of this one, which repeats it; empty to search here."""
+    """The run that this one repeats, with its searches; empty to search here."""
     unpretrained: "SeedRun | None" = None
-    """The run that trains what no encoder is part of, for several pretrainings; empty to train all here."""
+    """The run that trains methods without encoders, shared by several pretrainings; empty to train all here."""
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""
@@ -263,7 +263,7 @@ class SeedRun:
         return join(self.out, *names)
 
     def learns_elsewhere(self, name: str) -> bool:
-        """Whether a method, and what it starts from, learns from `learn_from` alone."""
+        """Whether a method, and what it starts from, learns only from `learn_from`."""
         method = self.methods[name]
         return method.labels_from is not None and all(map(self.learns_elsewhere, method.built_on()))
 
@@ -274,7 +274,7 @@ class SeedRun:
         return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None, unpretrained=None)
 
     def repeated(self, name: str, number: int) -> list[str]:
-        """Models of a method: its own, and more with other seeds, from the same pretrained encoder and search."""
+        """`number` models of a method: one with this seed, others with other seeds and the same encoder and search."""
         runs = [self]
         for repeat in range(1, number):
             seed, out = mix("run", self.seed, repeat) % 2**31, self.place("runs", str(repeat))
@@ -302,7 +302,7 @@ def check_methods(
     Raises:
         ValueError: a method does not; the message names it.
     """
-    # those that others are built on first: a method reports its own mistake
+    # foundations first, so that a method reports its own mistake
     for name in with_foundations(tuple(methods), methods):
         method = methods[name]
         method.check(f"{where}.{name}", name, methods)
@@ -320,7 +320,7 @@ def check_methods(
 
 
 def is_pretrained(name: str, methods: Mapping[str, AnyMethod]) -> bool:
-    """Whether a method starts from a pretrained encoder, itself or through those that it is built on."""
+    """Whether a method, or one that it is built on, starts from a pretrained encoder."""
     method = methods[name]
     return method.encoder(name, methods) is not None or any(is_pretrained(of, methods) for of in method.built_on())
 
@@ -330,7 +330,7 @@ def with_foundations(names: tuple[str, ...], methods: Mapping[str, AnyMethod]) -
     ordered: dict[str, None] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:
-        if name in methods and name not in above:  # a circle, which a method's check refuses
+        if name in methods and name not in above:  # not a cycle, which a method's check refuses
             for other in methods[name].built_on():
                 add(other, (*above, name))
             ordered[name] = None

@@ -36,7 +36,7 @@ Method = Annotated[
 
 
 def with_preset(preset: Preset, methods: Mapping[str, Any]) -> dict[str, Any]:
-    """The methods of a comparison, as in a config, with this preset where they name none and their kind has presets."""
+    """The methods, as in a config, with this preset for those that name none and have presets."""
     kinds = by_kind(Method)
 
     def of(settings: Any) -> Any:

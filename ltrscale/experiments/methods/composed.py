@@ -1,4 +1,4 @@
-"""Methods made of others: settings that a search finds, the mean of several runs, networks in one ranker, a student."""
+"""Methods made of others: searched settings, means of runs, blends, combined networks, and students."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
@@ -57,7 +57,7 @@ class TunedMethod(AnyMethod):
         stage.run()
 
     def of_best_trials(self, run: SeedRun, name: str, number: int) -> list[str]:
-        """Models with the settings of the best trials, the best first; fewer if the search has fewer."""
+        """Models with the settings of the best `number` trials, best first; fewer if the search has fewer."""
         bundles = [run.model(name)]
         for rank, job in enumerate(self._best(run, name, number)[1:], 1):
             (stage,) = job.stages(run.place(name, "leaders", str(rank), "model"))
@@ -69,7 +69,7 @@ class TunedMethod(AnyMethod):
         run.methods[self.of].average(run, bundles, out)
 
     def _best(self, run: SeedRun, name: str, number: int) -> list[Searched]:
-        """The jobs of its method with the best settings; repeated runs have those of the first."""
+        """The jobs with the best settings; repeated runs share the first run's search."""
         if run.searches is not None:
             return [job.with_seed(run.seed) for job in self._best(run.searches, name, number)]
         job = run.methods[self.of].search_job(run, self.of)
@@ -120,7 +120,7 @@ class EnsembleMethod(AnyMethod):
         method.average(run, bundles, out)
 
     def folds_in(self, run: SeedRun) -> list[Fold]:
-        """All groups but those of one fold, for each fold."""
+        """The folds; each model leaves one out."""
         dealt = run.splits.train.fold
         return [fold_of(dealt, k, self.runs, held_out=False, seed=run.seed) for k in range(self.runs)]
 

@@ -20,7 +20,7 @@ from ltrscale.tuning.space import label
 
 
 class _Pretraining(Config):
-    """All that determines an encoder besides the data and the seed."""
+    """All settings that determine an encoder, besides data and seed."""
 
     pretrain: PretrainConfig
     leave_out: tuple[str, ...]
@@ -81,7 +81,7 @@ class NeuralMethod(ReadingMethod):
 
     @property
     def is_searchable(self) -> bool:
-        return self.starts_from is None  # a trial has no ranker to start from
+        return self.starts_from is None  # trials cannot start from a ranker
 
     def built_on(self) -> tuple[str, ...]:
         return () if self.starts_from is None else (self.starts_from,)
@@ -99,7 +99,7 @@ class NeuralMethod(ReadingMethod):
             raise ValueError(f"{where}.{error}") from error
 
     def _check_start(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
-        """Check that the rankers that it starts from are networks, and that the first one starts elsewhere."""
+        """Check that the rankers that it starts from are networks, without a cycle."""
         passed, foundations = [name], self.built_on()
         while foundations:
             if (other := foundations[0]) in passed:
@@ -183,7 +183,7 @@ class NeuralMethod(ReadingMethod):
         assert isinstance(student, NetworkStudent)
         pretrained = run.pretrained(name)
         _finetune(student.of(self.finetune), pretrained, start, scores, run)
-        head_epochs = self.finetune.head_epochs if pretrained else 0  # as the method itself is trained
+        head_epochs = self.finetune.head_epochs if pretrained else 0  # as in training the method itself
         last = self.finetune.replace(keep_head=True, heads=1, probe_epochs=0, head_epochs=head_epochs)
         _finetune(last, start, out, self.splits_in(run), run)
 
@@ -194,6 +194,6 @@ def _finetune(settings: FinetuneConfig, start: str | None, out: str, splits: Spl
 
 
 def _pretext(pretrain: Any) -> str:
-    """The kind of pretext method of pretraining settings; without one, the default's."""
+    """The kind of pretext method in pretraining settings, or the default."""
     method = pretrain.get("method", {}) if isinstance(pretrain, Mapping) else {}
     return str(method.get("kind", SimCLRRankConfig().kind) if isinstance(method, Mapping) else SimCLRRankConfig().kind)

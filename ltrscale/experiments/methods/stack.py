@@ -62,8 +62,8 @@ def train_stacked(
 ) -> None:
     """Train each member on all groups and once without each fold, then trees over their scores.
 
-    Members without a fold are in `folds/K-of-N/METHOD`. Stacks with the same number of folds share them. The bundles
-    that are `ready`, by name, have seen no label of the training split.
+    Members without a fold are in `folds/K-of-N/METHOD`; stacks with the same number of folds share them. The `ready`
+    bundles, by name, must not have seen labels of the training split.
     """
     settings = settings.replace(seed=run.seed, gbdt={**settings.gbdt.model_dump(), "seed": run.seed})
     folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
@@ -79,7 +79,7 @@ def train_stacked(
 
 
 TRAINING = "training"
-"""Folder below the job's `out` in which members are trained."""
+"""Folder below the job's `out` for training members."""
 
 
 class StackJob(Config):

@@ -58,7 +58,7 @@ class GBDTMethod(ReadingMethod):
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         candidates = self.ensemble.candidates if self.ensemble else 1
-        # runs share no candidate; seeds of repeated runs are large, and libraries take 31 bits
+        # distinct candidates per run; seeds of repeated runs are large, and libraries take 31 bits
         trees = self.gbdt.replace(seed=run.seed * candidates % 2**30)
         GBDTJob(out=out, splits=self.splits_in(run), gbdt=trees, ensemble=self.ensemble).run()
 
@@ -80,17 +80,17 @@ class GBDTMethod(ReadingMethod):
 
 
 def limited(trees: GBDTConfig, threads: int) -> dict[str, Any]:
-    """Settings of trees with this number of threads, if they would take all cores."""
+    """The update that gives trees a number of threads, if they would take all cores."""
     return {**trees.model_dump(), "num_threads": trees.num_threads or threads}
 
 
 def trees_of_preset(preset: Preset, given: Any) -> dict[str, Any]:
-    """A cell of HOU24's grid, in LightGBM's defaults otherwise; other libraries get the inputs alone."""
+    """A cell of HOU24's grid, with LightGBM's defaults otherwise; other libraries get only the inputs."""
     inputs = {"per_query": True} if preset == "hou24" else {}
     kind = given.get("kind", "lightgbm") if isinstance(given, Mapping) else "lightgbm"
     if kind != "lightgbm":
         return {"kind": kind, **inputs}
-    stop = {"early_stopping_rounds": 20 if preset == "hou24" else None}  # LightGBM's default is none
+    stop = {"early_stopping_rounds": 20 if preset == "hou24" else None}  # LightGBM does not stop early by default
     grid = {"num_leaves": 31, "min_data_in_leaf": 20, "feature_fraction": 1, "num_trees": 100, "learning_rate": 0.1}
     return {"kind": kind, **grid, **stop, **inputs}
 
@@ -103,7 +103,7 @@ class SemiMethod(ReadingMethod):
 
     @classmethod
     def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The trees, and what principal components and pseudo-labels are made of where a method asks for them."""
+        """The trees, and settings of principal components and pseudo-labels if the method uses them."""
         semi = given.get("semi")
         semi = semi if isinstance(semi, Mapping) else {}
         settings: dict[str, Any] = {"gbdt": trees_of_preset(preset, semi.get("gbdt"))}

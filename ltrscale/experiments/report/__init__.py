@@ -1,1 +1,1 @@
-"""The report that people look at: one page of HTML that opens without a network, and the same as Markdown."""
+"""The report: one offline HTML page, and the same as Markdown."""

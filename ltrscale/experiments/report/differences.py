@@ -1,4 +1,4 @@
-"""The section of the groups where two methods differ most: lists with titles, features, and what each document brought.
+"""The section of groups where two methods differ most: lists with titles, features, and gains.
 
 Shapes: Q groups, F features, L documents of a list.
 """
@@ -28,9 +28,9 @@ _DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
 
 
 def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[Block]:
-    """The groups where the metrics of two methods differ most, as lists, n where each of them is ahead.
+    """Lists of the groups where two methods' metrics differ most: n where the first is ahead, n where the second is.
 
-    `titles` is the column of the raw rows with the titles of documents, which is looked for by default.
+    `titles` is the raw column with document titles; by default it is searched.
     """
     first, second = sources.compared()
     of_methods = values(sources, [first, second])
@@ -61,7 +61,7 @@ def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[B
 
 
 def _most_important(sources: Sources) -> list[str]:
-    """The features to show: the most important ones of the first trees, or else the first ones of the data."""
+    """The features to show: the most important of the first trees, or else the first of the data."""
     names = [feature.name for feature in sources.test.features]
     for _, url in sources.bundles():
         if important := importances_of(sources.opened(url)):
@@ -110,7 +110,7 @@ def _list_tables(
 
 
 def _lists_of(part: Read, name: str) -> list[list[Any] | None]:
-    """A column of each group's documents, None for a group without it."""
+    """A column of documents by group; None for a group without it."""
     if name not in part.ids.column_names:
         return [None] * len(part.ids)
     values: list[list[Any] | None] = part.ids.column(name).to_pylist()
@@ -118,7 +118,7 @@ def _lists_of(part: Read, name: str) -> list[list[Any] | None]:
 
 
 def _about(part: Read, q: int) -> str:
-    """What the columns of whole groups say of one, in brackets."""
+    """The `meta_*` values of a group, in brackets."""
     meta = {name: part.ids.column(name)[q].as_py() for name in part.ids.column_names if name.startswith(META)}
     said = [f"{name.removeprefix(META)} {_cut(str(value))}" for name, value in meta.items() if value is not None]
     return f" ({', '.join(said)})" if said else ""
@@ -133,14 +133,14 @@ def _number_or_dash(value: float | None) -> str:
 
 
 def _shown_as(sources: Sources, feature: Feature, value: float) -> str:
-    """A value of a feature: a category by its name where the data sets have recorded it, else by its code."""
+    """A feature value as text; a category by its recorded name, else by its code."""
     if np.isnan(value) or feature.kind == "numeric":
         return _number_or_dash(value)
     return _cut(sources.categories.get(feature.name, {}).get(int(value), f"{value:.0f}"))
 
 
 def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Ranks from 1; equal scores in the order of the list."""
+    """Ranks from 1; equal scores keep the order of the list."""
     ranks_L = np.empty(len(scores_L), np.int64)
     ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
     return ranks_L

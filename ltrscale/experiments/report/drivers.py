@@ -1,4 +1,4 @@
-"""The section on rank 1: which features lift the first document of a list above the next ones, by the best models."""
+"""The section on rank 1: the features that lift the first document of a list above the next, by the best models."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ _METHODS, _DEPTH, _SENTENCES = 2, 5, 3
 
 
 def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
-    """What drives rank 1 by the best two methods that have bundles, on at most so many test groups."""
+    """What drives rank 1 in the best two methods with bundles, on at most `most` test groups."""
     bundles = dict(sources.bundles())
     names = [method.name for method in sources.evaluation.ranked if method.name in bundles][:_METHODS]
     groups = sources.test.n_groups

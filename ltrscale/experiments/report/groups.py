@@ -1,4 +1,4 @@
-"""Sections that read the data: embeddings, agreement, outliers, quarantine; and test groups with their scores.
+"""Sections that read the data: embeddings, agreement, outliers and quarantine; also test groups with scores.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
@@ -46,16 +46,16 @@ _OVERLAP_AT = 5
 
 @dataclass(frozen=True)
 class Read:
-    """Some test groups of one row group of the data, as they are stored, with the scores of some methods."""
+    """Test groups of one row group of the data, with the scores of some methods."""
 
     groups: QueryGroups
     ids: pa.Table
-    """`query_id` and, where the data has them, `doc_ids`, `gains` and `meta_*`, a row for each group."""
+    """A row per group: `query_id` and, if the data has them, `doc_ids`, `gains` and `meta_*`."""
     scores: Mapping[str, Tensor]
 
 
 def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
-    """The groups with these numbers, counted in the order in which an evaluation reads them."""
+    """The groups with these numbers, in the reading order of an evaluation."""
     kept = np.zeros(test.n_labelled, np.bool_)
     labelled = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
     kept[labelled[numbers_M]] = True
@@ -85,7 +85,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
 
 
 def _meta_of(row_group: RowGroup) -> list[str]:
-    """The columns of whole groups that tell a reader of a list what it is, such as the text of the search."""
+    """The columns that describe a group to readers, such as the query text."""
     with storage.open_input(row_group.url) as stream:
         names = pq.read_schema(stream).names
     return [name for name in names if name.startswith(META)][:_META_SHOWN]
@@ -98,7 +98,7 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
     with pq.ParquetFile(pa.BufferReader(data)) as file:
         for batch in file.iter_batches(columns=["gid", "method", "trial", sources.primary]):
-            # queries without a list have negative ids, and nothing to show
+            # queries without a list have negative ids
             first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
             for name in methods:
                 rows = first & (np.asarray(batch.column("method")) == name)
@@ -107,7 +107,7 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
 
 
 def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed: int) -> Iterator[Block]:
-    """t-SNE of documents in the embeddings of the bundles named, by title, or of each network of the evaluation."""
+    """t-SNE of documents in the embeddings of the given bundles by title, or of the evaluation's networks."""
     bundles: dict[str, Bundle] = {}
     problems: list[str] = []
     for title, url in (of or dict(_networks(sources, problems))).items():
@@ -141,7 +141,7 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
 
 
 def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]]:
-    """Title and bundle of each network to picture, each encoder once."""
+    """Title and bundle of each network to show; each encoder once."""
     encoders = set()
     for name, url in sources.bundles():
         try:
@@ -156,7 +156,7 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
 
 
 def sampled(sources: Sources, documents: int, seed: int) -> Selection:
-    """Test groups in which the primary metric is defined, drawn at random until they have enough documents."""
+    """Random test groups with a defined primary metric, until they have enough documents."""
     (defined_Q,) = values(sources, [sources.evaluation.methods[0].name]).values()
     numbers = np.flatnonzero(~np.isnan(defined_Q))
     if not len(numbers):
@@ -167,7 +167,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
 
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
-    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer."""
+    """A function from a batch to embeddings [N, D], of a pretrained encoder or before a ranker's last layer."""
     columns, embed = places(bundle.features, test.features, whose=bundle.url, on_purpose=True), bundle.embedder()
     if columns is None:
         return embed
@@ -175,15 +175,15 @@ def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]
 
 
 def project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """Two coordinates of each document by t-SNE, the same again for the same seed."""
-    from sklearn.manifold import TSNE  # importing scikit-learn takes seconds, which this picture alone should spend
+    """Two t-SNE coordinates per document, deterministic by seed."""
+    from sklearn.manifold import TSNE  # importing scikit-learn takes seconds, and only this picture needs it
 
     perplexity = min(30.0, (len(embedded_ND) - 1) / 3)
     return np.asarray(TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(embedded_ND), np.float32)
 
 
 def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.float32]) -> Chart:
-    order = np.argsort(labels_N, kind="stable")  # relevant documents lie on top
+    order = np.argsort(labels_N, kind="stable")  # draw relevant documents on top
     rows = [
         {"x": round(float(x), 2), "y": round(float(y), 2), "label": float(label)}
         for (x, y), label in zip(places_N2[order], labels_N[order], strict=True)
@@ -199,7 +199,7 @@ def labels_in(groups: QueryGroups) -> Tensor:
 
 
 def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
-    """How alike the orders of two methods are on at most so many groups, for every pair."""
+    """How similar the orders of each pair of methods are, on at most `most` groups."""
     names = [method.name for method in sources.evaluation.methods]
     if len(names) < 2:
         raise InputError("the evaluation has one method; evaluate two to see whether they agree")
@@ -232,7 +232,7 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
 
 
 def outliers(sources: Sources, documents: int) -> Iterator[Block]:
-    """The rules of the evaluation over histograms of the validation split."""
+    """The evaluation's outlier rules, over histograms of the validation split."""
     detector = sources.evaluation.detector
     how = (
         "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {OUTLIER_BINS}"
@@ -273,7 +273,7 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
 
 
 def quarantine(sources: Sources) -> Iterator[Block]:
-    """Rows and groups read, kept and rejected by each data set, the rules that rejected them, and what texts lost."""
+    """Rows and groups read, kept and rejected per data set, the rules that rejected them, and losses of texts."""
     splits = sources.evaluated.splits.by_name.values()
     rows, rules, texts = [], [], []
     for url in dict.fromkeys(url for split in splits for url in split.data):

@@ -1,4 +1,4 @@
-"""Making the report: its opening in words, every section from its sources, and one line for what cannot be shown."""
+"""Makes the report: the opening text, all sections, and one line for each section that cannot be shown."""
 
 import json
 import shlex
@@ -28,10 +28,10 @@ from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
 
 _FEATURES_ASKED = 2
-"""Number of features that the opening asks about."""
+"""Maximum number of features that the opening asks about."""
 
 _HOPELESS = 20.0
-"""Times the groups and draws, beyond which a difference is not worth its proof."""
+"""A difference that takes more than this many times the data is not worth proving."""
 
 HTML = "report.html"
 
@@ -74,14 +74,14 @@ class ReportJob(Stage):
     """Of the samples of groups, and of t-SNE."""
 
     def run(self, *, show: bool = True) -> bool:
-        """Make the report, and print its place if `show` is set."""
+        """Make the report, and print its path if `show` is set."""
         ran = super().run()
         if show:
             sys.stdout.write(storage.join(self.out, HTML) + "\n")
         return ran
 
     def inputs(self) -> dict[str, str]:
-        """Content of what is named, of the bundles and of the data; what is not there counts as absent."""
+        """Content of the named outputs, the bundles and the data; missing ones count as absent."""
         sources = Sources.open(self.evaluation, self.compare)
         study = None if self.study is None else storage.join(self.study, SUMMARY)
         places = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
@@ -101,10 +101,10 @@ class ReportJob(Stage):
 
 
 def make_document(job: ReportJob) -> Document:
-    """All sections, each with what its sources give; those that have nothing are a line each at the end.
+    """All sections with content; the others become one line each at the end.
 
     Raises:
-        InputError: there is no evaluation, or `compare` names a method that it lacks.
+        InputError: there is no evaluation, or it lacks a method in `compare`.
     """
     sources = Sources.open(job.evaluation, job.compare)
     test = sources.evaluation.test
@@ -129,7 +129,7 @@ def make_document(job: ReportJob) -> Document:
 
 
 def _sections(job: ReportJob, sources: Sources) -> list[Section]:
-    """All sections; what a source that cannot be read would give is left out."""
+    """All sections, without content from unreadable sources."""
 
     def section(name: str, question: str, blocks: Iterator[Block]) -> Section:
         log.info("report: %s", name)
@@ -174,7 +174,7 @@ def _content_or_absent(url: str) -> str:
 
 
 def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
-    """What the report opens with; sections say what cannot be read."""
+    """The opening of the report; it skips unreadable sources, which sections report."""
     texts, open_questions, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
     with suppress(InputError):
         verdict = None if gate is None else Verdict.read(gate)
@@ -192,7 +192,7 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
 
 
 def recognised(features: Sequence[str]) -> Iterator[str]:
-    """The paragraph on features that trees have probably memorised."""
+    """The paragraph on features that trees probably memorised."""
     if features:
         more = f" and {len(features) - _FEATURES_ASKED} more" if len(features) > _FEATURES_ASKED else ""
         named = ", ".join(features[:_FEATURES_ASKED])
@@ -209,7 +209,7 @@ def leaks(questions: Sequence[str]) -> Iterator[str]:
 
 
 def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
-    """What to do next: a sentence, and its command where there is one; `features` are the features in question."""
+    """The next step: a sentence, and its command if any; `features` are suspicious ones."""
     best, rival = best_of(evaluation), rival_of(evaluation)
     if verdict is not None:
         if verdict.passed:
@@ -239,7 +239,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
 
 
 def _answer(features: Sequence[str]) -> tuple[str, str]:
-    """What either answer to the question leads to, and the command of a no."""
+    """What to do if the features are legitimate or not, and the command if not."""
     text = (
         f"Next: that answer. If yes, name {', '.join(features)} in bounds.expected of jobs.gate, which otherwise "
         "refuses what leans on it. If no, train without it, with the config of the pipeline:"
@@ -249,7 +249,7 @@ def _answer(features: Sequence[str]) -> tuple[str, str]:
 
 
 def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
-    """The command that judges one bundle against another; committed scores have none."""
+    """A sentence, and the command of the gate if both methods have bundles."""
     bundles = {m.name: m.bundles[0] for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
     if not {production, candidate} <= bundles.keys():
         return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""

@@ -1,7 +1,4 @@
-"""Sections that show what an evaluation, its companions and the runs of its models have recorded.
-
-Leaderboard, slices, periods, gate, study and search; learning curves, features and cost.
-"""
+"""Sections from records: leaderboard, slices, periods, gate, study, search, learning curves, features and cost."""
 
 import statistics
 from collections import defaultdict
@@ -28,7 +25,7 @@ from ltrscale.tuning.history import History, ended, history_chart
 from ltrscale.tuning.space import label
 
 _POINTS = 150
-"""Of a curve; more are averaged in runs."""
+"""Maximum points of a curve; more are averaged in runs."""
 
 _MOST_FEATURES = 20
 
@@ -55,7 +52,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
 
 
 def slices(sources: Sources) -> Iterator[Block]:
-    """Differences from the baseline by slice, or means where there is no baseline."""
+    """Differences from the baseline by slice, or means without a baseline."""
     evaluation, primary = sources.evaluation, sources.primary
     shown = [name for name in evaluation.test.slices if not name.startswith("period=")]
     rows = []
@@ -88,7 +85,7 @@ def slices(sources: Sources) -> Iterator[Block]:
 
 
 def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
-    """The metric by period, and drift where a drift report is named."""
+    """The metric by period, and drift if a drift report is given."""
     if drift is not None:
         yield from _decay(Decay.read(drift))
         return
@@ -171,7 +168,7 @@ def _study(url: str | None) -> Study:
 
 
 def study_costs(url: str | None) -> Iterator[Block]:
-    """What the methods of a study have cost."""
+    """The cost of a study's methods."""
     if url is not None:
         caption = (
             "Minutes of training one model by the number of labelled groups, and documents a second, in the study; n/a "
@@ -237,8 +234,8 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
 def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
     """The curves of a run: the loss by step, and each validation metric by step or tree, over all phases.
 
-    Where a run goes back to an earlier step or tree, because it was resumed or trained anew, what was recorded from
-    there on counts no more. Metrics are those that the house computes, not a library's own of the same name.
+    When a run returns to an earlier step or tree, because it was resumed or restarted, its former records from there on
+    are dropped. Metrics are this package's, not a library's of the same name.
 
     Example:
         >>> steps = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": None}]
@@ -248,14 +245,14 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
     """
     curves: dict[str, dict[float, float]] = defaultdict(dict)
     phase, before, at, last = None, 0, 0, 0.0
-    starts: dict[str | None, int] = {}  # phases, and the step after which each began
+    starts: dict[str | None, int] = {}  # the step before each phase
     for line in lines:
         if line.get("phase", phase) != phase:
             phase = line.get("phase")
             before = starts.setdefault(phase, at)
             at = before
         if "step" in line and "loss" in line:
-            # a phase that counts its steps from 1 continues where the one before has ended
+            # steps of a phase that count from 1 continue those of the phase before
             at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
         x_value = line.get("tree", at if "step" in line or "epoch" in line else None)
         if x_value is None:
@@ -266,7 +263,7 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
             )
             starts = {name: start for name, start in starts.items() if start < x_value}
         last = x_value
-        if "step" in line and line.get("loss") is not None:  # none if no group has one, as where none is relevant
+        if "step" in line and line.get("loss") is not None:  # None if no group has a loss
             curves["loss"][x_value] = line["loss"]
         for name, value in line.items():
             is_own = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
@@ -315,7 +312,7 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
 
 
 def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
-    """What each feature says of the labels by itself, beside its importance; suspicious ones are a question."""
+    """How well each feature ranks alone, with its importance, and questions on suspicious features."""
     features = sources.alone
     if not features or not features[0].lists:
         return
@@ -350,7 +347,7 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
 
 
 def _missing_values(sources: Sources) -> Iterator[Block]:
-    """How often each feature is missing in each data set of the test split, as its manifest counts."""
+    """How often each feature is missing in each data set of the test split, from the manifests."""
     for url in sources.evaluation.test.data:
         manifest = open_dataset(url).manifest
         documents = manifest.counts().documents
@@ -370,7 +367,7 @@ def _missing_values(sources: Sources) -> Iterator[Block]:
 
 
 def cost(sources: Sources, study: str | None) -> Iterator[Block]:
-    """Minutes and documents a second of each method's first bundle, as its run recorded them."""
+    """Minutes and documents per second of each method's first bundle, from its run record."""
     rows = []
     for name, url in sources.bundles():
         try:

@@ -1,6 +1,6 @@
 """The sources of a report: the committed results, and the bundles, data and run records that they name.
 
-Each raises an `InputError` where it is missing or cannot be read; the section that needs it is left out with that line.
+Each raises an `InputError` if it is missing or unreadable; the section that needs it is replaced by that message.
 """
 
 import json
@@ -27,15 +27,15 @@ from ltrscale.ranking.alone import SingleFeature
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 
 _MUCH_GAIN = 0.03
-"""Share of the gain of trees, from which on a feature that says nothing alone is named."""
+"""Minimum share of the trees' gain for a feature to count as memorised."""
 
 SUMMARY = "summary"
-"""The directory of a study's results, below its own."""
+"""Directory of results, below a study's."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a report is made from."""
+    """The sources of a report."""
 
     url: str
     """Directory of the evaluation."""
@@ -43,12 +43,12 @@ class Sources:
     evaluated: EvaluateConfig
     """The config of the evaluation."""
     compare: tuple[str, str] | None = None
-    """The methods whose groups are listed, where they are named."""
+    """The two methods to list groups of, if given."""
     _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def open(url: str, compare: tuple[str, str] | None = None) -> "Sources":
-        """Read the evaluation, which must have the methods to compare."""
+        """Read the evaluation, which must have the methods in `compare`."""
         evaluation = Evaluation.read(url)
         names = [method.name for method in evaluation.methods]
         for name in compare or ():
@@ -58,12 +58,12 @@ class Sources:
 
     @property
     def primary(self) -> str:
-        """The metric of comparisons."""
+        """The primary metric."""
         return self.evaluation.primary
 
     @property
     def methods(self) -> list[str]:
-        """The names of the methods, in the order of the evaluation."""
+        """Method names, in the order of the evaluation."""
         return [method.name for method in self.evaluation.methods]
 
     @property
@@ -72,10 +72,10 @@ class Sources:
         return [method for method in self.evaluation.methods if method.name != self.evaluation.baseline]
 
     def compared(self) -> tuple[str, str]:
-        """The two methods whose groups are listed: the baseline and the best other one, unless others are named."""
+        """The two methods to list groups of; by default the baseline and the best other one."""
         if self.compare is not None:
             return self.compare
-        # labels of people who saw the order that was shown favour it: where it is ahead, no model is at fault
+        # labels favour the order that people saw, so its lead is not a fault of the model
         ranked = [method.name for method in self.evaluation.ranked if method.name != AS_SHOWN]
         if len(ranked) < 2:
             named = f", or name {AS_SHOWN} and it under compare" if AS_SHOWN in self.methods else ""
@@ -97,15 +97,15 @@ class Sources:
 
     @cached_property
     def alone(self) -> list[SingleFeature]:
-        """What each feature says of the test labels by itself, the best first."""
+        """How well each feature alone ranks the test labels, best first."""
         evaluated = self.evaluated
         return look_alone(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
 
     @cached_property
     def questions(self) -> Mapping[str, str]:
-        """What to ask of each feature that ranks too well alone, the best first, unless no method can lean on it."""
+        """A question on each feature that ranks too well alone, best first, unless no method uses it."""
         by_feature = questions(self.alone)
-        if not by_feature or self.evaluated.scores:  # nobody knows what committed scores are made of
+        if not by_feature or self.evaluated.scores:  # the features behind committed scores are unknown
             return by_feature
         try:
             used = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
@@ -115,12 +115,12 @@ class Sources:
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
-        """The texts of categorical features by their codes, as far as the test data sets have recorded them."""
+        """Category names by feature and code, as far as the test data sets record them."""
         return category_names(self.evaluation.test.data)
 
     @cached_property
     def memorised(self) -> Mapping[str, str]:
-        """A sentence on each feature to which trees give much of their gain, and which alone says nothing."""
+        """A sentence on each feature with much of the trees' gain that alone ranks like chance."""
         by_feature = {}
         for feature in self.alone:
             shares = {method: of.get(feature.name, 0.0) for method, of in self.importances.items()}
@@ -134,7 +134,7 @@ class Sources:
 
     @cached_property
     def importances(self) -> Mapping[str, Mapping[str, float]]:
-        """The importance of each column to the trees of each method that has trees, as far as bundles can be read."""
+        """Column importances of each method with trees, as far as bundles can be read."""
         found = {}
         for method, url in self.bundles():
             with suppress(InputError):
@@ -143,7 +143,7 @@ class Sources:
 
     @cached_property
     def gains_called(self) -> str:
-        """What the evaluation calls a document's own gain, such as revenue; empty where it does not measure by it."""
+        """The evaluation's name for document gains, such as revenue; empty if it does not use them."""
         if self.evaluated.gains != "column":
             return ""
         settings = read_as(open_dataset(self.evaluation.test.data[0]))
@@ -160,7 +160,7 @@ class Sources:
 
 
 def pretrained_for(bundle: Bundle) -> str | None:
-    """The pretrained bundle that a network was finetuned from; None if it learnt from labels alone."""
+    """The pretrained bundle that a network was finetuned from, if any."""
     for url in validate(Provenance, bundle.made_by, bundle.url).inputs:
         made_by = (storage.read_manifest(url) or {}).get("made_by", {})
         if made_by.get("stage") == "pretrain":
@@ -169,12 +169,12 @@ def pretrained_for(bundle: Bundle) -> str | None:
 
 
 def records(url: str) -> list[Mapping[str, Any]]:
-    """What a run has recorded of its metrics, in order."""
+    """The metric records of a run, in order."""
     return [json.loads(line) for line in _recorded(url, METRICS).splitlines() if line.endswith("}")]
 
 
 def minutes(url: str) -> float | None:
-    """Minutes of the stage, as its log says: of all its parts, if it was interrupted and resumed after a finish."""
+    """Minutes of a stage from its log, summed over all its finishes; None if it never finished."""
     seconds = re.findall(r": done in ([0-9.]+) s$", _recorded(url, LOG), re.MULTILINE)
     return sum(map(float, seconds)) / 60 if seconds else None
 

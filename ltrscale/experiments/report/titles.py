@@ -1,4 +1,4 @@
-"""What documents are called: the texts of their ids in the rows, or joined tables, that made a data set."""
+"""Titles of documents, from the raw rows or joined tables of a data set."""
 
 import itertools
 import re
@@ -23,13 +23,13 @@ _NAMES = (
     r"^(name|bezeichnung|nom|nombre|nome|naam|nazwa|namn)$|(item|product|article|artikel|produkt|produit|producto|"
     r"prodotto|produto|doc|document)s?_?(name|bezeichnung|nom|nombre|nome|naam|nazwa|namn)",
 )
-"""Names of columns with titles in ten languages, the surer ones first."""
+"""Names of title columns in ten languages, the most certain first."""
 _MOST_ROWS, _AT_ONCE = 2_000_000, 1 << 16
-"""Rows of raw logs that are read for titles at most, and at once."""
+"""Maximum raw rows read for titles, in total and at once."""
 
 
 class _Rows(NamedTuple):
-    """A file with ids and texts: the names of both columns, and its rows."""
+    """A file with its id and title columns, and its rows."""
 
     item: str
     title: str
@@ -37,10 +37,10 @@ class _Rows(NamedTuple):
 
 
 def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = None) -> tuple[str, dict[str, str]]:
-    """The name of the column of titles, and the titles of these documents as far as they are found.
+    """The name of the title column, and the titles found for these documents.
 
-    Both are empty where the raw rows are not there any more, or have no column of titles. Without `column` it is taken
-    by its name, if it has one text for an id and hardly ever the same text for two.
+    Both are empty if the raw rows no longer exist or have no title column. Without `column`, a column is chosen by its
+    name if it has one text per id, and hardly ever the same text for two ids.
 
     Raises:
         InputError: the rows have no column of that name, or a file is damaged.
@@ -53,7 +53,7 @@ def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = No
             for batch in rows.batches:
                 of_batch = _pairs(batch, rows)
                 if not is_title and not _one_to_one(of_batch):
-                    break  # such as the name of a brand or of a seller
+                    break  # such as a brand or seller name
                 is_title, name, read = True, rows.title, read + len(batch)
                 wanted = of_batch.filter(pc.is_in(of_batch["id"], pa.array([*ids - found.keys()], pa.string())))
                 found |= dict(zip(wanted["id"].to_pylist(), wanted["title"].to_pylist(), strict=True))
@@ -67,25 +67,25 @@ def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = No
 
 
 def _pairs(batch: pa.RecordBatch, rows: _Rows) -> pa.Table:
-    """The ids with a title, both as text, each pair once."""
+    """Distinct pairs of id and title, as text."""
     arrays = [cols.without_dictionary(batch.column(name)).cast(pa.string()) for name in (rows.item, rows.title)]
     pairs = pa.table(arrays, ["id", "title"]).drop_null()
     return pairs.group_by(["id", "title"]).aggregate([])
 
 
 def _one_to_one(pairs: pa.Table) -> bool:
-    """Whether an id has one title and hardly any title stands for two ids, up to a few that changed."""
+    """Whether ids and titles match one to one, with a few exceptions."""
     ids, titles = (len(pairs[name].unique()) for name in ("id", "title"))
     return len(pairs) <= 1.1 * ids and titles >= 0.5 * ids and titles > 1
 
 
 def _places(url: str, column: str | None) -> Iterator[_Rows]:
-    """The files of a data set's items, and of the tables that joined them, that have a title."""
+    """The files with titles, of a data set's items and of joined tables."""
     settings = prepare_settings_of(read_as(open_dataset(url)))
     source = validate(PrepareConfig, settings, url).source if settings else None
     if source is None or source.mapping is None or (item := source.mapping.item) is None:
         return
-    assert isinstance(source, ItemRows)  # only these have a mapping
+    assert isinstance(source, ItemRows)  # only this kind has a column mapping
     for join in source.joins:
         if item in join.key:
             for file in _there(join.path):
@@ -114,7 +114,7 @@ def _there(path: str) -> list[str]:
 
 
 def _titles(schema: pa.Schema, column: str | None, *, but: Sequence[str]) -> list[str]:
-    """The columns of a file that may have titles, the likeliest first; `column` alone if it is named."""
+    """Possible title columns of a file, the likeliest first; only `column` if given."""
     if column is not None:
         return [column] if column in schema.names else []
     texts = [field.name for field in schema if cols.is_text(cols.value_type(field.type)) and field.name not in but]
