@@ -614,6 +614,29 @@ def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
+def test_what_a_killed_probe_leaves_is_found_again(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = storage.join(s3, "probed")
+
+    def killed(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    def probe_killed() -> list[str]:
+        monkeypatch.setattr(storage.conditions, "_probed", {})
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.conditions, "_accepted", killed)
+            with pytest.raises(KeyboardInterrupt):
+                storage.create_exclusively(f"{url}/file", b"x")
+        return [name for name in storage.files.below(url) if "probe" in name]
+
+    assert len(probe_killed()) == 1
+    with storage.hold(url):  # probes in the same place, and takes its probe away
+        assert storage.files.below(url) == [storage.lease.LEASE]
+        (left,) = probe_killed()
+        (lease,) = storage.share_leases()
+        assert storage.writers.left_by([lease.token]).search(left), "the next holder finds it"
+
+
+@pytest.mark.s3
 def test_a_store_that_ignores_conditions_is_detected(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

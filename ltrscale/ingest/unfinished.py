@@ -51,7 +51,7 @@ class Unfinished:
             self.manifest = parse_dataset_manifest(commit.saved["manifest"], commit.url)
             self._id_files = _listed(commit.saved["ids"])
             self._category_files = _listed(commit.saved.get("categories", {}))  # older versions saved none
-            log.info("prepare: goes on after %d units that an earlier process has finished", self.units)
+            log.info("prepare: resumes after %d units that an earlier process has finished", self.units)
 
     def restore(self, ids: QueryIds, folder: Path) -> None:
         """Add the query ids of the finished units to `ids`."""

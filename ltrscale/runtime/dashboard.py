@@ -137,7 +137,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
             job = attempt_details(client, attempt, sys.stdout)
     except KeyboardInterrupt:
         command = f"{called('submit')} --address {shlex.quote(address)} --id {attempt}"
-        message = f"following; {attempt} goes on. `{command}` follows it again, `{command} --action stop` stops it"
+        message = f"following; {attempt} runs on. `{command}` follows it again, `{command} --action stop` stops it"
         raise Stopped(message, status=128 + come[0]) from None
     log.info("%s: %s", attempt, state(job))
     match str(job.status):
@@ -170,7 +170,7 @@ def attempt_details(client: Any, attempt: str, sink: TextIO) -> Any:
             if now - failing_since > _PATIENCE_S:
                 raise UnavailableError(
                     f"{attempt}: the dashboard has not answered for {_PATIENCE_S:.0f} s ({error}); if the cluster "
-                    "lives the job goes on, and the same command follows it again"
+                    "lives the job continues, and the same command follows it again"
                 ) from error
         time.sleep(_POLL_S)
 

@@ -103,7 +103,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
 
 def _gone(what: str, error: Exception) -> InputError:
     """The error for the death of an actor that the workers need."""
-    remedy = "the same command goes on from the last checkpoint"
+    remedy = "the same command resumes from the last checkpoint"
     if isinstance(error, OutOfMemoryError):
         cause = " ".join(str(error).split())[:200]
         return InputError(f"{what} was killed for memory ({cause}...); {remedy}, once its node has memory to spare")

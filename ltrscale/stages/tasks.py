@@ -171,7 +171,7 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
             if stopping():
                 ray.get(mailbox.ask_to_stop.remote())
                 ray.wait(list(running), num_returns=len(running), timeout=_STOP_S)
-                raise Stopped("asked to stop; the same command goes on")
+                raise Stopped("asked to stop; the same command resumes")
             if not ready:
                 continue
             task = running.pop(ready[0])

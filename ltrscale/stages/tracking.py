@@ -220,7 +220,7 @@ class _Follower:
             self._trouble = _reason(error)
             if not self._warned and not self._over.is_set():
                 self._warned = True
-                log.warning("%s; the run goes on, and %s", self._said(), so)
+                log.warning("%s; the run continues, and %s", self._said(), so)
 
     def _said(self) -> str:
         return f"{self._tracker.name} in {self._tracker.place}: {self._trouble}"

@@ -7,7 +7,6 @@ stores other than S3, which get no conditions.
 
 import functools
 import logging
-import secrets
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
+from ltrscale.storage import writers
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.names import join
@@ -23,6 +23,7 @@ DIGEST = "sha256"
 """The user metadata of an object with the hash of its content."""
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _MISSING = ("NoSuchKey", "404")  # the answer to If-Match where the object was deleted meanwhile
+_FIRST_PROBE = ".lease.probe"
 _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends the condition with a single request only
 
 
@@ -133,13 +134,23 @@ _probed: dict[tuple[str, str], bool] = {}
 
 def _probe(url: str, bucket: str, endpoint: str) -> bool:
     if (bucket, endpoint) not in _probed:
-        fs, path = filesystem(join(url.rpartition("/")[0], f".probe-{secrets.token_hex(8)}"))
-        with named_errors(url, "write"):
-            fs.pipe_file(path, b"1")
-            heeds = not _accepted(lambda: fs.pipe_file(path, b"2", IfNoneMatch="*"))
-            heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))  # no object has this ETag
-            fs.rm_file(path)
+        folder, lease = url.rpartition("/")[0], writers.covering(url)
+        # A probe of a killed process is found again: by its token, or before there is a lease by a name that is always
+        # the same. That name another process may remove meanwhile, so it cannot show that conditions are ignored.
+        heeds = lease is None and _heeds(join(folder, _FIRST_PROBE))
+        token = writers.new_token() if lease is None else lease.token
+        heeds = heeds or _heeds(join(folder, writers.staged_name("probe", token)))
         if not heeds:
             warn(endpoint, f"s3://{bucket} at {endpoint}: this store puts without heeding the condition")
         _probed[bucket, endpoint] = heeds
     return _probed[bucket, endpoint]
+
+
+def _heeds(url: str) -> bool:
+    fs, path = filesystem(url)
+    with named_errors(url, "write"):
+        fs.pipe_file(path, b"1")
+        heeds = not _accepted(lambda: fs.pipe_file(path, b"2", IfNoneMatch="*"))
+        heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))  # no object has this ETag
+        fs.rm_file(path)
+    return heeds

@@ -39,7 +39,7 @@ class AuxiliaryConfig(Config):
     every: int = Field(1, ge=1)
     """Only one step in this many has it; a batch of unlabelled groups may cost more than one of labelled groups."""
     method: MethodConfig = SimCLRRankConfig()
-    """The pretext objective; that of pretraining goes on with its projector, if the projector's settings are equal."""
+    """The pretext objective; if its projector has the settings of pretraining's, it starts from those weights."""
     augment: AugmentConfig = SwapInGroupConfig()
     """How a view differs from the document, as in pretraining."""
     mask: MaskConfig = MaskConfig()

@@ -111,9 +111,7 @@ class FinetuneConfig(RankingConfig):
     @model_validator(mode="after")
     def _keeps_one_head(self) -> Self:
         if self.keep_head and (self.heads > 1 or self.probe_epochs):
-            raise ValueError(
-                "keep_head goes on with the one head of the named bundle: set heads to 1, probe_epochs to 0"
-            )
+            raise ValueError("keep_head resumes the one head of the named bundle: set heads to 1, probe_epochs to 0")
         return self
 
     @model_validator(mode="after")

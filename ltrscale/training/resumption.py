@@ -199,14 +199,14 @@ class Checkpoints:
         return InputError(
             from_rank_0(
                 f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
-                f"({'; '.join(self._failed[-1:])}); then the same command goes on from {self._from_where()}"
+                f"({'; '.join(self._failed[-1:])}); then the same command resumes from {self._from_where()}"
             )
         )
 
     def _stopped(self, step: int) -> Stopped:
         written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
         return Stopped(
-            from_rank_0(f"after step {step}, checkpoint {written}; the same command goes on from {self._from_where()}")
+            from_rank_0(f"after step {step}, checkpoint {written}; the same command resumes from {self._from_where()}")
         )
 
     def _from_where(self) -> str:
@@ -244,7 +244,7 @@ class Checkpoints:
             self._failed += [str(error)] * (self.failures if lost else 1)
             self._stale.add(target)
             log.warning(
-                "checkpoint of %s not written, %d in a row: %s; training goes on", name, len(self._failed), error
+                "checkpoint of %s not written, %d in a row: %s; training continues", name, len(self._failed), error
             )
             return
         self._failed.clear()

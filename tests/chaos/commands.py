@@ -25,9 +25,10 @@ _EXPLAINED = re.compile(
 
 _CUT_OFF = re.compile(
     r"Failed to get the system config from raylet because it is dead|Attempting to recover \d+ lost objects"
+    r"|Failed to connect to GCS within \d+ seconds"
 )
-"""Last messages of Ray's core before it ends a process whose raylet died while it connected, or just before it used the
-object store; none of our code runs then."""
+"""Last messages of Ray's core before it ends a process whose raylet or GCS died while it connected, or just before it
+used the object store; none of our code runs then."""
 
 
 class Verdict(NamedTuple):

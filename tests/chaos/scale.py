@@ -8,7 +8,7 @@ that the environment names; `out` has the output of the commands and the table.
   python -m tests.chaos.scale --set out=runs/scale --set root=s3://ltrscale/scale --set lists=35000000
   python -m tests.chaos.scale --set out=runs/small --set root=s3://ltrscale/small --set lists=20000
 
-If it is killed itself, the same command goes on with the stages that are not done.
+If it is killed itself, the same command resumes with the stages that are not done.
 """
 
 import json

@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_for_a_while(
     for number, warning in enumerate(warnings, start=1):
         assert re.match(
             rf"checkpoint of step \d+ .* not written, {number} in a row: {small_disk}/out/checkpoints/step-\d+/\S+: "
-            r"disk full: [\d,]+ bytes are needed\b.*\b[\d,]+ are free in .*; training goes on$",
+            r"disk full: [\d,]+ bytes are needed\b.*\b[\d,]+ are free in .*; training continues$",
             warning,
         )
     assert bundle.load(str(small_disk / "out")).content == undisturbed
@@ -274,7 +274,7 @@ def test_a_disk_that_stays_full(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = small_disk / "out"
-    message = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
+    message = r"3 checkpoints in a row could not be written .*disk full: .*the same command resumes from step-\d+$"
     with pytest.raises(InputError, match=message):
         run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill_disk(small_disk), None))
     kept = list_checkpoints(str(out / "checkpoints"))

@@ -104,7 +104,7 @@ class Job:
         (line,) = re.findall(r"stopped: .*", self.said.read_text())
         step = int(re.findall(r"after step (\d+)", line)[0])
         assert committed_steps(str(self.out))[-1] == step == self.commits()[-1]
-        assert "the same command goes on" in line
+        assert "the same command resumes" in line
         assert "Traceback" not in self.said.read_text().partition("torch/distributed/elastic")[0]
 
     def check_finished(self, expected: bytes, *, groups: int = 480) -> None:

@@ -66,7 +66,7 @@ def test_a_stop_saves_the_last_step_of_each_task_and_spent_time_adds_up(syntheti
             assert process.wait(LIMIT_S) == 128 + signal.SIGTERM, (tmp_path / "said.txt").read_text()
         finally:
             process.kill()
-        assert (tmp_path / "said.txt").read_text().splitlines()[-1].endswith("the same command goes on")
+        assert (tmp_path / "said.txt").read_text().splitlines()[-1].endswith("the same command resumes")
         for i, folder in enumerate(folders):
             records, spent = steps_of(folder / "pretrained"), Spent.read(str(folder))
             assert committed_steps(str(folder / "pretrained"))[-1] == records[-1]["step"]

@@ -75,7 +75,7 @@ def test_a_dead_controller_ends_the_run_with_one_line_and_keeps_no_room() -> Non
             (pid,) = controllers()
             os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(InputError, match=r"^Ray Train's controller has died, .* the same command goes on from the"):
+    with pytest.raises(InputError, match=r"^Ray Train's controller has died, .* the same command resumes from the"):
         run(kill)
     assert reserved() == {others.id.hex()}
     remove_placement_group(others)

@@ -141,4 +141,4 @@ def test_a_request_to_stop_ends_tasks_that_are_no_training_at_once() -> None:
         _, errors = process.communicate(timeout=90)
     finally:
         process.kill()
-    assert errors.splitlines()[-1] == "stopped: asked to stop; the same command goes on"
+    assert errors.splitlines()[-1] == "stopped: asked to stop; the same command resumes"

@@ -254,7 +254,7 @@ def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
         running = trainer.epoch()
         saver.after(replace(next(running), checkpoint_due=True), trainer, Progress())
         trainer.stopping = lambda: True
-        with pytest.raises(Stopped, match=r"^after step 2, checkpoint written to \S+; .* goes on from step-00000002$"):
+        with pytest.raises(Stopped, match=r"^after step 2, checkpoint written to \S+; .* resumes from step-00000002$"):
             saver.after(next(running), trainer, Progress())
         assert saved_steps(tmp_path) == [1, 2]
 
@@ -280,7 +280,7 @@ def test_a_failure_warns_and_failures_in_a_row_end_the_run(
         save(saver, trainer, next(running))
         result = next(running)
         assert result.failed
-        with pytest.raises(InputError, match=r"2 checkpoints in a row .* the same command goes on from step-00000003$"):
+        with pytest.raises(InputError, match=r"2 checkpoints in a row .* the same command resumes from step-00000003$"):
             saver.after(result, trainer, Progress())
     folder.unlink()
     (tmp_path / "aside").rename(folder)

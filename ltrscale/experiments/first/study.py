@@ -203,7 +203,7 @@ _TUNED = """\
 
 _STUDY = """\
 # Made by jobs.init: from how many labelled lists on does which method pay? See docs/study.md of ltrscale. At most about
-# {minutes} minutes on two cores; whatever ends it, the same command goes on.
+# {minutes} minutes on two cores; whatever ends it, the same command resumes.
 # What it will see of NDCG@5 (two-sided 5%, power 80%), tested on about {test_lists} lists whose labels differ:
 {said}
 # That is so if differences deviate as on other logs, {over_draws} over the root of the labelled lists between draws of
