@@ -284,7 +284,7 @@ def test_the_same_command_resumes_and_fresh_starts_anew(
     job = pretrain_job(synthetic_dataset, out)
     stop_after(1)
     with pytest.raises(
-        Stopped, match=rf"^after step 2, checkpoint written to {out}/checkpoints; the same command goes"
+        Stopped, match=rf"^after step 2, checkpoint written to {out}/checkpoints; the same command resumes"
     ):
         run_job(job, caplog)
     assert {Path(url).name for url in storage.children(str(out))} == {"run", "checkpoints", "preflight", "transform"}
