@@ -137,18 +137,18 @@ def _probe(url: str, bucket: str, endpoint: str) -> bool:
         folder, lease = url.rpartition("/")[0], writers.covering(url)
         # A probe of a killed process is found again: by its token, or before there is a lease by a name that is always
         # the same. That name another process may remove meanwhile, so it cannot show that conditions are ignored.
-        heeds = lease is None and _heeds(join(folder, _FIRST_PROBE))
+        heeds = lease is None and _heeds(join(folder, _FIRST_PROBE), url)
         token = writers.new_token() if lease is None else lease.token
-        heeds = heeds or _heeds(join(folder, writers.staged_name("probe", token)))
+        heeds = heeds or _heeds(join(folder, writers.staged_name("probe", token)), url)
         if not heeds:
             warn(endpoint, f"s3://{bucket} at {endpoint}: this store puts without heeding the condition")
         _probed[bucket, endpoint] = heeds
     return _probed[bucket, endpoint]
 
 
-def _heeds(url: str) -> bool:
-    fs, path = filesystem(url)
-    with named_errors(url, "write"):
+def _heeds(probe: str, url: str) -> bool:
+    fs, path = filesystem(probe)
+    with named_errors(url, "write"):  # the file that is about to be written
         fs.pipe_file(path, b"1")
         heeds = not _accepted(lambda: fs.pipe_file(path, b"2", IfNoneMatch="*"))
         heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))  # no object has this ETag
