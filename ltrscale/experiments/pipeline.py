@@ -14,7 +14,7 @@ import re
 import shlex
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -50,8 +50,8 @@ FOLD = "{fold}"
 """Placeholder for the fold's name in a pipeline's texts."""
 _SUMMARY = "summary"
 
-FoldName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
-"""Also a directory's name."""
+FoldName = MethodName
+"""Also a directory's name, by the same rule."""
 
 
 class LearnFrom(Config):
