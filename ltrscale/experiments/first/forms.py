@@ -21,7 +21,7 @@ from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
-from ltrscale.ingest.profile import batches, columns_of, named_schema
+from ltrscale.ingest.profile import LogColumn, batches, columns_of, named_schema
 from ltrscale.ingest.structure import of_table
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
@@ -209,6 +209,21 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
         yield f"      # not used: {lists.get(name, name)}, {reason}"
 
 
+def refuse_without_features(guessed: Guess, read: Sequence[LogColumn], where: str) -> None:
+    """Raise an `InputError` that gives the use of each column if none is `read` as a feature."""
+    if read:
+        return
+    by_role = {"query": guessed.query, "item": guessed.item, "label": guessed.label, "time": guessed.time}
+    by_role |= {"positions": guessed.positions, "gain": guessed.gain}
+    roles = ", ".join(f"{column.name} is the {role}" for role, column in by_role.items() if column is not None)
+    kept = "".join(f", {column.name} is kept as meta" for column in guessed.meta)
+    unused = "".join(f"; {name}: {reason}" for name, reason in [*guessed.others.items()][:5])
+    raise InputError(
+        f"{where}: no column is left for a ranker to read: {roles}{kept}{unused}; join columns that are known before a "
+        "list is shown, such as a price or an engine's score, or name the roles that are wrong, as --set label=COLUMN"
+    )
+
+
 # queries, documents and judgements in separate tables
 
 
@@ -241,6 +256,7 @@ class _Texts:
             )
         base = max(scored, key=lambda table: table.rows.num_rows)
         guessed = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
+        refuse_without_features(guessed, [*guessed.features, *guessed.categorical], base.url)
         by_key = {table.ids[0]: table for table in texts}
         if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
             return None
@@ -274,7 +290,9 @@ class _Texts:
             yield f"      period_column: {plain_yaml(split)}"
         if self.found.positions is not None:
             yield f"      positions: {plain_yaml(self.found.positions.name)} # of the candidates' own order: no feature"
-        yield f"      features: {flow([each.name for each in self.found.features])}"
+        for use, read in {"features": self.found.features, "categorical": self.found.categorical}.items():
+            if read:
+                yield f"      {use}: {flow([each.name for each in read])}"
         yield from self._tokens(split)
         for url in self.unused:
             yield f"# not used: {url} {CHECK}: rows to leave out? see joins, rows: unmatched, in docs/text.md"

@@ -18,7 +18,7 @@ from ltrscale.config import MOST_BYTES, Config, validate
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
-from ltrscale.experiments.first.forms import other_form
+from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
 from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
 from ltrscale.experiments.first.quoting import escaped, yaml_text
@@ -88,7 +88,7 @@ def init(config: InitConfig) -> None:
     names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
     sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     guessed = guess(columns, sample, roles, urls[0])
-    _refuse_without_features(guessed, urls[0])
+    refuse_without_features(guessed, guessed.readable, urls[0])
     in_roles = [
         each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
     ]
@@ -161,20 +161,6 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
                 raise InputError(
                     f"{where}: {use}: {name!r} has no value in the first {column.rows:,} rows; name another"
                 )
-
-
-def _refuse_without_features(guessed: Guess, where: str) -> None:
-    if guessed.readable:
-        return
-    by_role = {"query": guessed.query, "item": guessed.item, "label": guessed.label, "time": guessed.time}
-    by_role |= {"positions": guessed.positions, "gain": guessed.gain}
-    roles = ", ".join(f"{column.name} is the {role}" for role, column in by_role.items() if column is not None)
-    kept = "".join(f", {column.name} is kept as meta" for column in guessed.meta)
-    unused = "".join(f"; {name}: {reason}" for name, reason in [*guessed.others.items()][:5])
-    raise InputError(
-        f"{where}: no column is left for a ranker to read: {roles}{kept}{unused}; join columns that are known before a "
-        "list is shown, such as a price or an engine's score, or name the roles that are wrong, as --set label=COLUMN"
-    )
 
 
 def _write(out: str, texts: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shopping_log import shopping_log
 
@@ -22,6 +22,7 @@ from ltrscale.config import load
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
+from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.prepare import PrepareJob
 
 JOIN = 'joins: [{path: "http://127.0.0.1:9/t.csv", key: item, columns: [a]}]'
@@ -196,6 +197,7 @@ def test_the_next_commands_name_the_configs_to_a_shell(tmp_path: Path, caplog: p
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(NAMES, min_size=4, max_size=4, unique=True))
+@example(["a", "b", "c", "\xa0"])  # a score without a name
 def test_names_of_tables_of_texts_add_no_key(names: Sequence[str]) -> None:
     asked, title, body, score = names
     words = [f"{i} some words of a longer text" for i in range(12)]
@@ -211,6 +213,10 @@ def test_names_of_tables_of_texts_add_no_key(names: Sequence[str]) -> None:
         for name, table in tables.items():
             rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
             (log / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if is_unnamed(score):  # as the index of a data frame
+            with pytest.raises(InputError, match=r"pairs\.jsonl: no column is left for a ranker to read"):
+                init(InitConfig(file=str(log), out=str(out)))
+            return
         init(InitConfig(file=str(log), out=str(out)))
         config = yaml.safe_load((out / "prepare.yaml").read_text(encoding="utf-8"))["prepare"]
     source, tokens = config["source"], config["source"]["columns"].pop("tokens")
