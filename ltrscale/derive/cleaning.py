@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from ltrscale.arrays import Bools, Doubles, Floats, Ints
+from ltrscale.arrays import Bools, Doubles, Floats, Ints, maximum, place_in_group
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.derive.feedback import check_shown_positions
 from ltrscale.derive.rewrite import GroupBlock
@@ -20,7 +20,6 @@ from ltrscale.derive.step import Changed, Changes, RelabelStep, StepStart, Trans
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.simulate.ragged import maximum, place_in_group
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from scipy.special import ndtri
 
-from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.arrays import Bits, Bools, Doubles, Ints, maximum, place_in_group
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import (
     NO_LABELS,
@@ -27,7 +27,6 @@ from ltrscale.derive.step import (
 )
 from ltrscale.draws import open_uniforms, random_bits
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import Bits, maximum, place_in_group
 from ltrscale.simulate.users import PositionBased, User, attraction, relevance_probability
 
 

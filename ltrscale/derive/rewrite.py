@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Floats, Ints
+from ltrscale.arrays import Floats, Ints, offsets
 from ltrscale.config import Operational
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.commits import commit_dataset
@@ -39,7 +39,6 @@ from ltrscale.data.dataset.tokens import (
 from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import offsets
 from ltrscale.stages.stage import DataUrl, Stage
 
 

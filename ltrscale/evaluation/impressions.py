@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.arrays import Bools, Doubles, Ints, offsets, place_in_group
 from ltrscale.config import Config
 from ltrscale.draws import open_uniforms, random_bits, uniforms
 from ltrscale.evaluation.statistics.crossed import Difference
-from ltrscale.simulate.ragged import offsets, place_in_group
 from ltrscale.simulate.users import User, examination
 
 _NOBODY = -1

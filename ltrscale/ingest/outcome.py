@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.copies import equal_periods
+from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split

@@ -2,35 +2,41 @@
 
     OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.ingest.prepare`)
     OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
-    OUT-explained/  why the first item of each query is first, if the job asks for it (`ltrscale.scoring.explain`)
+    OUT-explained/  why the first item of each query is first, if the job asks for it (`ExplainItems`)
 
 The stages skip what is up to date, so a repeated command continues where it stopped. Between the first two the
 periods to rank are compared with training (`ltrscale.scoring.skew`), and refused if the job asks for it.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import validate
+from ltrscale.bundle.explanations import Reasoner, as_table
+from ltrscale.config import Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import fills_of, prepare_settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
-from ltrscale.data.dataset.split import Texts
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Texts
+from ltrscale.data.stream.named import read_named
+from ltrscale.devices import Device, choose_device
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.choices import SourceConfig
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs
-from ltrscale.progress import log
-from ltrscale.scoring.explain import ExplainItems
+from ltrscale.progress import Report, log, progress
 from ltrscale.scoring.files import ScorerConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.scoring.skew import Skew, SkewKind, skew_of
 from ltrscale.stages.runs import check_replaceable, holding
+from ltrscale.stages.stage import BundleUrls, DataUrl, Origin, Stage
 
 _SAID = 10
 """Most features of a period to log one by one."""
@@ -174,3 +180,38 @@ def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:
     """A line for each of the first findings, and one with the number of others."""
     ending = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
     return [f"{period}: {each}" for each in findings[:_SAID]] + ending
+
+
+_DEPTH = 10
+
+
+class ExplainItems(Stage):
+    """Explain the first item of every query of a data set."""
+
+    stage: ClassVar = "explain_items"
+    bundles: BundleUrls
+    """Bundles that rank by the mean of their scores."""
+    data: DataUrl
+    """Data set directory."""
+    device: Operational[Device] = "auto"
+    """Where a network runs."""
+    out: Operational[str]
+    """Directory of the explanations."""
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Explain, and commit a table for each period."""
+        opened = {url: bundles.load(url) for url in self.bundles}
+        selection = bundles.with_tokens_of(select(Split(data=(self.data,)), labelled=False), opened.values())
+        names = open_dataset(self.data).manifest.names_of_categories
+        reasoner = Reasoner.of(opened, selection.features, names, device=choose_device(self.device))
+        with storage.Commit(self.out) as commit, progress("explain", selection.n_documents) as advance:
+            for period, row_groups in selection.row_groups.by_period().items():
+                with (
+                    commit.file(f"period={period}/explanations.parquet") as path,
+                    pq.ParquetWriter(path, as_table([]).schema) as writer,
+                ):
+                    for part in read_named(selection.only(row_groups)):
+                        writer.write_table(as_table(reasoner.of_firsts(part.groups, part.ids, _DEPTH)))
+                        advance(part.groups.n_documents)
+            commit.finish({"made_by": origin})
+        report({"stage": self.stage, "queries": selection.n_groups})

@@ -26,9 +26,8 @@ from numpy.random import Generator, default_rng
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ltrscale.arrays import Doubles, Ints
+from ltrscale.arrays import Doubles, Ints, maximum, offsets
 from ltrscale.config import Config
-from ltrscale.simulate.ragged import maximum, offsets
 
 _SHORTEST, _LONGEST = 4, 40  # documents of a list
 

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.arrays import Doubles, Floats, Ints, place_in_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import place_in_group
 
 Clicked = NDArray[np.bool_]
 

@@ -10,13 +10,13 @@ import pytest
 from known_datasets import make_dataset
 
 from ltrscale import storage
+from ltrscale.arrays import offsets
 from ltrscale.data.dataset.manifest import Dataset, Feature, FeatureSummary, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes, RelabelStep, StepStart
-from ltrscale.simulate.ragged import offsets
 
 __all__ = ["apply", "make_block", "make_dataset", "rows_of", "write"]
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from reference import clicks as reference
 
+from ltrscale.arrays import offsets
 from ltrscale.derive.cleaning import (
     ClickOrder,
     RandomNegatives,
@@ -28,7 +29,6 @@ from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import offsets
 
 Make = Callable[..., GroupBlock]
 Run = Callable[..., list[tuple[GroupBlock, Changes]]]

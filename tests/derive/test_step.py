@@ -9,11 +9,11 @@ from reference import clicks as reference
 from scipy import stats
 
 from ltrscale import draws
+from ltrscale.arrays import place_in_group
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes, changed, check_grades, relabelled
 from ltrscale.draws import open_uniforms, random_bits, splitmix64
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import place_in_group
 from ltrscale.simulate.users import relevance_probability
 
 Make = Callable[..., GroupBlock]

@@ -13,7 +13,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.verdict import importances_of
-from ltrscale.experiments.methods.stack import StackJob
+from ltrscale.experiments.methods.composed import StackJob
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.stages.stage import check_unseen
 from ltrscale.trees.gbdt import GBDTJob

@@ -7,8 +7,14 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples, learn
-from ltrscale.models.in_context import ExampleAttention, InContextNetwork, InContextSizes, loss_of_layers
-from ltrscale.models.univariate import Scale, functions_of
+from ltrscale.models.in_context import (
+    ExampleAttention,
+    InContextNetwork,
+    InContextSizes,
+    Scale,
+    functions_of,
+    loss_of_layers,
+)
 from ltrscale.simulate.problems import ProblemsConfig, problems
 
 ALL = ReadingConfig()

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, or_none
-from ltrscale.evaluation.statistics.power import errors_to_see
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, errors_to_see, or_none
 
 MOST_DRAWS = 1000
 """The largest number of draws that is proposed."""

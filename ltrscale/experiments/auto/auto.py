@@ -32,7 +32,6 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.forecast import Forecast
 from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
 from ltrscale.experiments.auto.plan import (
     ALL_METHODS,
@@ -44,6 +43,7 @@ from ltrscale.experiments.auto.plan import (
     TREES,
     TUNED,
     AutoSizes,
+    Forecast,
     Planned,
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper

@@ -11,11 +11,10 @@ from ltrscale.experiments.methods.composed import (
     CombinedMethod,
     EnsembleMethod,
     SelfTrainedMethod,
+    StackMethod,
     TunedMethod,
 )
-from ltrscale.experiments.methods.in_context import InContextMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.stack import StackMethod
+from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod
 from ltrscale.training.presets import Preset
 

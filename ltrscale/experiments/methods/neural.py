@@ -1,4 +1,4 @@
-"""A network as a method of a pipeline."""
+"""Networks as methods of a pipeline: one that is trained, and one that reads labelled groups as examples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
@@ -11,8 +11,10 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.in_context import InContextConfig, InContextJob
 from ltrscale.training.presets import Preset, finetuning
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.tuning.searched import FinetuneSearch
@@ -197,3 +199,30 @@ def _pretext(pretrain: Any) -> str:
     """The kind of pretext method in pretraining settings, or the default."""
     method = pretrain.get("method", {}) if isinstance(pretrain, Mapping) else {}
     return str(method.get("kind", SimCLRRankConfig().kind) if isinstance(method, Mapping) else SimCLRRankConfig().kind)
+
+
+class InContextMethod(ReadingMethod):
+    """A network that was pretrained on synthetic problems ranks after reading some labelled groups; none is trained.
+
+    It takes a moment and has nothing to tune: made for some tens to some hundreds of labelled groups with numeric
+    features. Runs with other seeds read other samples; where all groups fit into one they are the same.
+    """
+
+    kind: Literal["in_context"] = "in_context"
+    in_context: InContextConfig = InContextConfig()
+
+    @property
+    def is_one_model(self) -> bool:
+        return True
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        return MethodTraits(family="in context")
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        reading = self.in_context.reading.replace(seed=run.seed)
+        settings = self.in_context.replace(reading=reading)
+        InContextJob(out=out, splits=self.splits_in(run), in_context=settings).run()
+
+    def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
+        named = {f"reading-{i}": url for i, url in enumerate(bundles)}
+        BlendJob(out=out, splits=self.splits_in(run), bundles=named, blend=BlendConfig(weights="equal")).run()

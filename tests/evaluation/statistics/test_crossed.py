@@ -9,8 +9,7 @@ from reference import crossed as slow
 from reference.crossed import drawn
 
 from ltrscale.arrays import Doubles
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, crossed_means
-from ltrscale.evaluation.statistics.power import errors_to_promise
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, crossed_means, errors_to_promise
 
 REPETITIONS = 1000
 

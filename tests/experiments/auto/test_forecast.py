@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from ltrscale.experiments.auto.forecast import MOST_MODELS, Forecast
-from ltrscale.experiments.auto.plan import ALL_METHODS, AutoSizes
+from ltrscale.experiments.auto.plan import ALL_METHODS, MOST_MODELS, AutoSizes, Forecast
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.experiments.first.pipeline import LogSize
 
