@@ -138,7 +138,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
         yield
         return
     processes = ray_internals.own_processes()
-    over, main_thread = threading.Event(), threading.get_ident()
+    over, asked, main_thread = threading.Event(), threading.Event(), threading.get_ident()
 
     def is_dead() -> bool:
         return any(process.poll() is not None for process in processes)
@@ -150,6 +150,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
         while not over.wait(_LOOK_S):
             # in this order: after the block the cluster ends too, which is not a failure
             if is_dead() and not over.is_set():
+                asked.set()
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
                 over.wait(_END_S)  # then the signal repeats, in case some code swallowed the exception after all
 
@@ -157,6 +158,8 @@ def _ending_with_the_cluster() -> Iterator[None]:
     threading.Thread(target=watch, name="cluster", daemon=True).start()
     try:
         yield
+        if asked.is_set():  # Ray Tune has a handler too, which ends the search with trials that have not begun
+            raise _ClusterDied(_DIED)
     except (InputError, Stopped):
         raise
     except (Exception, _ClusterDied) as error:

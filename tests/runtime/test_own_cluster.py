@@ -16,6 +16,8 @@ import pytest
 from nightly import nightly
 from waiting import wait_until
 
+from ltrscale.tuning.history import History, ended
+
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -163,6 +165,44 @@ def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> Non
     assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
 
 
+_NODE_DIES_IN_A_SEARCH = """
+import os, signal, sys, threading, time
+import ray
+from ltrscale.config import digest
+from ltrscale.errors import InputError
+from ltrscale.tuning.history import History
+from ltrscale.tuning.space import SearchConfig
+from ltrscale.tuning.tune import run_search
+from tuning_trials import slow
+
+history = History(sys.argv[1])
+history.open({})
+config = SearchConfig.model_validate({"space": {"x": {"choices": [*range(9)]}}, "trials": 3, "concurrent": 1})
+
+def kill():
+    while history.result(0) is None:
+        time.sleep(0.1)
+    (raylet,) = ray._private.worker._global_node.all_processes["raylet"]
+    os.kill(raylet.process.pid, signal.SIGKILL)
+
+if sys.argv[2] == "killed":
+    threading.Thread(target=kill, daemon=True).start()
+try:
+    run_search(config, slow, history, given={"x": 1}, same=digest, report=lambda _: None)
+except InputError as error:
+    print(error)
+"""
+
+
+def test_a_search_whose_node_dies_ends_with_one_line_and_resumes(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    said = _run(_NODE_DIES_IN_A_SEARCH, str(tmp_path), "killed").stdout
+    assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
+    assert len(ended(history.trials())) < 3
+    assert _run(_NODE_DIES_IN_A_SEARCH, str(tmp_path), "alone").returncode == 0
+    assert len(ended(history.trials())) == 3
+
+
 _MEMORY_RUNS_LOW = """
 import os, sys, time
 if sys.argv[1] != "killed":  # the node's memory is never low enough
@@ -208,7 +248,7 @@ def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env={**environment, "PYTHONPATH": str(TESTS.parent)},
+        env={**environment, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
