@@ -18,6 +18,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Self
 
 import numpy as np
@@ -38,10 +39,10 @@ ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
 MOST_VALUES = 100
 """The largest number of different values in a column for slices."""
-_ENDS = np.array([-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))], np.float64)
+_ENDS = [-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))]
 """The last number of each band except the highest."""
-
-
+_INNER = (f"{last}" if last == end + 1 else f"{end + 1}..{last}" for end, last in pairwise(_ENDS))
+_BANDS = pa.array(["below 0", *_INNER, f"{_ENDS[-1] + 1}.."])
 _COMPUTED: Mapping[str, pa.DataType] = {
     "n_documents": pa.int64(),
     "n_relevant": pa.int64(),
@@ -249,18 +250,7 @@ def _bands(name: str, column: pa.Array) -> pa.Array:
     if (np.floor(values_Q[~missing_Q]) != values_Q[~missing_Q]).any():
         raise InputError(f"slice_by: {name} holds fractions; write conditions under slices, such as {name} > 0.5")
     bands_Q = np.searchsorted(_ENDS, np.where(missing_Q, 0.0, values_Q))
-    texts = pa.array([_band(band) for band in range(len(_ENDS) + 1)])
-    return texts.take(pa.array(bands_Q, mask=missing_Q))
-
-
-def _band(band: int) -> str:
-    if band == 0:
-        return "below 0"
-    first = int(_ENDS[band - 1]) + 1
-    if band == len(_ENDS):
-        return f"{first}.."
-    last = int(_ENDS[band])
-    return f"{first}" if first == last else f"{first}..{last}"
+    return _BANDS.take(pa.array(bands_Q, mask=missing_Q))
 
 
 def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:

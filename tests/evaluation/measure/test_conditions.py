@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.evaluation.measure.conditions import GroupColumns, names_in
+from ltrscale.ingest.categories import encode
 
 NUMBERS = pa.float64()
 GROUPS = {"n": NUMBERS, "class": NUMBERS, "device": pa.string(), "outlier": pa.bool_(), "same": NUMBERS}
@@ -61,25 +62,16 @@ def simple(names: Sequence[str]) -> st.SearchStrategy[Pair]:
 
 
 def conditions(tests: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
-    """Texts without more parentheses than chance puts there, so that both languages must agree on precedence."""
+    """Tests joined with few parentheses, so that both languages must agree on precedence."""
 
-    def joined(pairs: list[Pair], words: list[str]) -> Pair:
-        return tuple(  # type: ignore[return-value]
-            " ".join(part for pair in zip(side, [*words, ""], strict=False) for part in pair if part)
-            for side in zip(*pairs, strict=True)
-        )
+    def wrapped(frame: str, *pairs: Pair) -> Pair:
+        ours, python = zip(*pairs, strict=True)
+        return frame.format(*ours), frame.format(*python)
 
+    frames = st.sampled_from(["not {}", "({})"]), st.sampled_from(["{} and {}", "{} or {}"])
     return st.recursive(
         tests,
-        lambda inner: st.one_of(
-            st.builds(lambda pair: (f"not {pair[0]}", f"not {pair[1]}"), inner),
-            st.builds(lambda pair: (f"({pair[0]})", f"({pair[1]})"), inner),
-            st.lists(inner, min_size=2, max_size=3).flatmap(
-                lambda pairs: st.lists(
-                    st.sampled_from(["and", "or"]), min_size=len(pairs) - 1, max_size=len(pairs) - 1
-                ).map(lambda words: joined(pairs, words))
-            ),
-        ),
+        lambda inner: st.builds(wrapped, frames[0], inner) | st.builds(wrapped, frames[1], inner, inner),
         max_leaves=6,
     )
 
@@ -121,8 +113,9 @@ def test_conditions_are_what_python_makes_of_them(pair: Pair, rows: list[dict[st
 
 ONE = GroupColumns(
     {"n": pa.array([3]), "device": pa.array(["a\\n'b"]), "in": pa.array([True]), "same": pa.array([1.0])},
-    {"price": pa.array([0.1], pa.float32()), "same": pa.array([2.0])},
+    {"price": pa.array([0.1], pa.float32()), "same": pa.array([2.0]), "hue": pa.array(encode(pa.array(["red"])))},
     np.array([0, 1]),
+    categories=("hue",),
 )
 
 
@@ -133,6 +126,7 @@ ONE = GroupColumns(
         """device == "a\\n'b" and `in`""",  # texts have no escapes, and words can be columns
         "1 < n <= 3 and\n not 3 < n",
         "any(price == 0.1) and any(price == 1e-1) and all(price < 1e39)",
+        "any(hue in ['blue', 'red']) and any('red' == hue) and not any(hue == 'blue')",
     ],
 )
 def test_conditions_hold_as_written(condition: str) -> None:
@@ -164,6 +158,7 @@ def test_conditions_hold_as_written(condition: str) -> None:
         ("any(prize > 5)", "no column 'prize'; did you mean 'price'"),
         ("any(all(price > 5))", "inside another"),
         ("n == 'a'", "n == 'a' compares a number with a text"),
+        ("any(hue < 'red')", "hue < 'red' compares a number with a text"),
         ("n", "n is no condition"),
     ],
 )
