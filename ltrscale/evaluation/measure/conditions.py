@@ -97,12 +97,12 @@ class _Meant(ast.NodeTransformer):
         return self._meant.get(node.id, node)
 
 
-def names_in(condition: str) -> set[str]:
-    """The names in a condition, of columns of groups and of documents."""
+def columns_named(condition: str) -> set[str]:
+    """The words of a condition that may be columns of groups or of documents."""
     return {node.id for node in ast.walk(parse(condition)) if isinstance(node, ast.Name)}
 
 
-def kind_of(type_: pa.DataType) -> ValueKind | None:
+def value_kind(type_: pa.DataType) -> ValueKind | None:
     """What a column of a type holds; None if conditions cannot use it."""
     if pa.types.is_boolean(type_):
         return "truth"
@@ -154,7 +154,7 @@ class GroupColumns:
             case ast.Compare(left, signs, others):  # a < b < c is a < b and b < c
                 pairs = zip([left, *others], signs, others, strict=False)
                 return np.asarray(np.logical_and.reduce([self._compared(*pair, inside=inside) for pair in pairs]))
-            case ast.Name(name) if kind_of((column := self._column(name, inside=inside)).type) == "truth":
+            case ast.Name(name) if value_kind((column := self._column(name, inside=inside)).type) == "truth":
                 return _truths(column)
         raise ValueError(f"{ast.unparse(node)} is no condition; {_EXAMPLE}")
 
@@ -177,8 +177,8 @@ class GroupColumns:
         one, other = self._value(left, inside=inside), self._value(right, inside=inside)
         if isinstance(one, pa.Scalar) and isinstance(other, pa.Scalar):
             raise ValueError(f"{text} compares two constants; name a column")
-        if kind_of(one.type) != kind_of(other.type):
-            raise ValueError(f"{text} compares a {kind_of(one.type)} with a {kind_of(other.type)}")
+        if value_kind(one.type) != value_kind(other.type):
+            raise ValueError(f"{text} compares a {value_kind(one.type)} with a {value_kind(other.type)}")
         return _truths(_COMPARE[type(sign)](*_of_one_type(one, other)))
 
     def _coded(self, value: ast.expr, beside: ast.expr) -> ast.expr:
@@ -223,7 +223,7 @@ def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tup
     kinds = (left.type, right.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
         nearest_to = min(floating, key=lambda kind: kind.bit_width)
-    elif kind_of(left.type) == "number":
+    elif value_kind(left.type) == "number":
         nearest_to = _WHOLE
     else:
         return left, right  # texts or truths

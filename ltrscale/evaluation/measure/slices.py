@@ -32,7 +32,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.conditions import GroupColumns, Truths, kind_of, names_in, parse
+from ltrscale.evaluation.measure.conditions import GroupColumns, Truths, columns_named, parse, value_kind
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
 
 ALL, OUTLIERS = "all", "outliers"
@@ -130,7 +130,7 @@ class Slicer:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, of_groups)!r}?")
         if "period" in by:  # known before a group is read
             check_few([f"period={period}" for period in selection.row_groups.by_period()], ["period"])
-        named = frozenset(by).union(*map(names_in, conditions.values()))
+        named = frozenset(by).union(*map(columns_named, conditions.values()))
         return cls(
             conditions,
             tuple(by),
@@ -177,7 +177,7 @@ class Slicer:
         members |= {name: columns.where(condition) for name, condition in self.conditions.items()}
         for name in self.by:
             values = of_groups[name]
-            members |= dict(_by_value(name, _bands(name, values) if kind_of(values.type) == "number" else values))
+            members |= dict(_by_value(name, _bands(name, values) if value_kind(values.type) == "number" else values))
         return members
 
     def _computed(self, name: str, groups: QueryGroups, period: str, outlier_Q: Truths) -> pa.Array:
@@ -230,7 +230,7 @@ def _stored_types(selection: Selection) -> dict[str, pa.DataType]:
         for field in schema
         if field.name == "query_id" or field.name.startswith("meta_")
     }
-    return {name: type_ for name, type_ in types.items() if kind_of(type_)}
+    return {name: type_ for name, type_ in types.items() if value_kind(type_)}
 
 
 def _plain(stored: pa.ChunkedArray) -> pa.Array:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.evaluation.measure.conditions import GroupColumns, names_in
+from ltrscale.evaluation.measure.conditions import GroupColumns, columns_named
 from ltrscale.ingest.categories import encode
 
 NUMBERS = pa.float64()
@@ -108,7 +108,7 @@ def test_conditions_are_what_python_makes_of_them(pair: Pair, rows: list[dict[st
     )
     expected = [eval(python, {"compared": compared, "row": row}) for row in rows]
     assert columns.where(ours).tolist() == expected
-    assert names_in(ours) <= {*GROUPS, *DOCUMENTS, "any", "all"}
+    assert columns_named(ours) <= {*GROUPS, *DOCUMENTS, "any", "all"}
 
 
 ONE = GroupColumns(
