@@ -203,7 +203,7 @@ def _plan_evaluation(url: str) -> str:
         measuring = Measuring(
             models=(scores,),
             scores={scores: scored_row_groups(scores, selection.row_groups)},
-            slicer=Slicer({}, (), _NO_OUTLIERS, relevant_from=1, kinds={}, stored=(), needs_features=False),
+            slicer=Slicer({}, (), _NO_OUTLIERS, 1, frozenset(), stored=(), needs_features=False),
             metrics=partial(values_of, metrics={}, settings=EvaluateSettings()),
             features=selection.features,
             docs_per_batch=1,

@@ -1,32 +1,26 @@
-"""Conditions on query groups, in a small language such as `n_documents > 50 and meta_device == 'mobile'`.
+"""Conditions on query groups, such as `n_documents > 50 and meta_device == 'mobile'`.
 
-    condition   = conjunction { "or" conjunction }
-    conjunction = negation { "and" negation }
-    negation    = "not" negation | test
-    test        = "(" condition ")" | ("any" | "all") "(" condition ")" | value [ relation ]
-    relation    = ("==" | "!=" | "<" | "<=" | ">" | ">=") value
-                | ["not"] "in" "[" constant { "," constant } "]" | "is" ["not"] "null"
-    value       = NAME | `ANY NAME` | constant
-    constant    = NUMBER | 'TEXT' | "TEXT" | true | false
-
-A name is a column of the query group. Inside `any(...)` and `all(...)` the condition applies to each document and can
-name its columns too; these come first where a group's column has the same name. `all` holds for a group without
-documents. A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite.
-A category of documents is compared with a text, which stands for its code (`with_codes`).
+Python's parser reads them, and nothing in them is executed. They have Python's comparisons (`==`, `!=`, `<`, `<=`,
+`>`, `>=`), `in ['a', 'b']` and `not in`, `and`, `or`, `not` and parentheses; `is null` and `is not null` look for
+missing values. Constants are numbers, 'TEXT' and "TEXT" without escapes, true and false. Any other word, and
+`ANY NAME` in backquotes, is a column of the query group. Inside `any(...)` and `all(...)` the condition applies to each
+document and can name its columns too; these come first where a group's column has the same name. `all` holds for a
+group without documents. A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is
+its opposite. A category of documents is compared with a text, which stands for its code.
 
 Numbers compare as they were typed. Features and labels are float32, which cannot represent 0.1 exactly, so a constant
 beside them is rounded to the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole
 numbers, even beyond 2^53; beside a fraction they are rounded to the nearest float64.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
+import ast
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -34,183 +28,87 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.errors import nearest
+from ltrscale.ingest.categories import encode
 
 ValueKind = Literal["number", "text", "truth"]
 """What a column holds."""
 Truths = NDArray[np.bool_]
 
-_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
+_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: pc.equal,
+    ast.NotEq: pc.not_equal,
+    ast.Lt: pc.less,
+    ast.LtE: pc.less_equal,
+    ast.Gt: pc.greater,
+    ast.GtE: pc.greater_equal,
 }
 _WHOLE = pa.decimal128(38)
 """Holds the integers of every type, signed or not, and larger constants."""
+_TOKEN = re.compile(
+    r"(?P<quote>['\"])(?P<text>.*?)(?P=quote)|`(?P<name>[^`]+)`|(?P<word>(?<![\w.])[^\W\d]\w*)|[\s#]", re.S
+)
+_WORDS = ("and", "or", "not", "in", "is", "any", "all", "null", "true", "false")
+_EXAMPLE = "write one such as n_documents > 50 and meta_device == 'ios'"
 
 
-@dataclass(frozen=True)
-class ColumnName:
-    """A column."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A number, a text, or true or false."""
-
-    value: int | float | str | bool
-
-
-Value = ColumnName | Constant
-
-
-@dataclass(frozen=True)
-class Compared:
-    """`left operator right`."""
-
-    left: Value
-    operator: str
-    right: Value
-
-
-@dataclass(frozen=True)
-class Missing:
-    """`value is null`."""
-
-    value: Value
-
-
-@dataclass(frozen=True)
-class Holds:
-    """A boolean column by itself."""
-
-    column: ColumnName
-
-
-@dataclass(frozen=True)
-class Not:
-    """`not condition`."""
-
-    inner: "Condition"
-
-
-@dataclass(frozen=True)
-class Junction:
-    """`and` or `or` between conditions."""
-
-    word: Literal["and", "or"]
-    parts: tuple["Condition", ...]
-
-
-@dataclass(frozen=True)
-class Over:
-    """`any` or `all` of a group's documents."""
-
-    word: Literal["any", "all"]
-    inner: "Condition"
-
-
-Condition = Compared | Missing | Holds | Not | Junction | Over
-
-
-def columns_in(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
-    """The names in a condition, and for each whether it is inside `any` or `all`."""
-    match condition:
-        case Junction(_, parts):
-            for part in parts:
-                yield from columns_in(part, document=document)
-        case Not(inner):
-            yield from columns_in(inner, document=document)
-        case Over(_, inner):
-            yield from columns_in(inner, document=True)
-        case Compared(left, _, right):
-            yield from ((value.name, document) for value in (left, right) if isinstance(value, ColumnName))
-        case Missing(ColumnName(name)) | Holds(ColumnName(name)):
-            yield name, document
-
-
-def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapping[str, ValueKind]) -> None:
-    """Check that a condition names columns of groups or documents of the given kinds, and compares like with like.
+@cache
+def parse(text: str) -> ast.expr:
+    """Parse the text of a condition; its names are columns, besides `any` and `all`, and null is None.
 
     Raises:
-        ValueError: says what is wrong, and the nearest name for an unknown one.
+        ValueError: the text is not a condition; the message says where.
 
     Example:
-        >>> check(parse("meta_devise == 'mobile'"), {"meta_device": "text"}, {})
-        Traceback (most recent call last):
-        ValueError: no column 'meta_devise'; did you mean 'meta_device'?
+        >>> ast.unparse(parse("not n_documents > 50 and class is null"))
+        'not n_documents > 50 and class is None'
     """
-    for name, document in columns_in(condition):
-        if name not in groups and not (document and name in documents):
-            if name in documents:
-                raise ValueError(f"{name!r} is a column of documents; put any(...) or all(...) around its test")
-            suggestion = nearest(name, [*groups, *documents])
-            raise ValueError(f"no column {name!r}; did you mean {suggestion!r}?")
-    _check_kinds(condition, groups, {**groups, **documents})
+    text = text.strip()
+    meant: dict[str, ast.expr] = {"null": ast.Constant(None), "true": ast.Constant(True), "false": ast.Constant(False)}
 
+    def stand_in(token: re.Match[str]) -> str:
+        """A name of the same length, so that Python's own keywords and escapes mean nothing."""
+        kind = token.lastgroup
+        if kind is None:
+            return "?" if token[0] == "#" else " "  # lines are joined, so a comment would hide the next one
+        if token[0] in _WORDS:
+            return token[0]
+        name = chr(0x4E00 + len(meant)).ljust(len(token[0]), "_")
+        meant[name] = ast.Constant(token[kind]) if kind == "text" else ast.Name(token[kind])
+        return name
 
-def with_codes(
-    condition: Condition, categories: Collection[str], code: Callable[[str], int], *, inside: bool = False
-) -> Condition:
-    """The condition with codes instead of the texts that documents' categories are compared with by == and !=.
-
-    `categories` are columns of documents that hold codes; `inside` means that the condition applies to a document.
-
-    Example:
-        >>> with_codes(parse("any(hue in ['red'])"), ["hue"], {"red": 7}.__getitem__) == parse("any(hue in [7])")
-        True
-    """
-    again = partial(with_codes, categories=categories, code=code)
-    match condition:
-        case Junction(word, parts):
-            return Junction(word, tuple(again(part, inside=inside) for part in parts))
-        case Not(inner):
-            return Not(again(inner, inside=inside))
-        case Over(word, inner):
-            return Over(word, again(inner, inside=True))
-        case Compared(ColumnName(name), "==" | "!=" as sign, Constant(str() as text)) if inside and name in categories:
-            return Compared(ColumnName(name), sign, Constant(code(text)))
-        case Compared(Constant(str() as text), "==" | "!=" as sign, ColumnName(name)) if inside and name in categories:
-            return Compared(Constant(code(text)), sign, ColumnName(name))
+    try:
+        condition: ast.expr = _Meant(meant).visit(ast.parse(_TOKEN.sub(stand_in, text), mode="eval").body)
+    except SyntaxError as error:
+        at = error.offset or len(text) + 1
+        problem, found = error.msg.partition(".")[0], repr(text[at - 1 :]) if text[at - 1 :] else "the end"
+        raise ValueError(f"column {at}: {problem} at {found}; {_EXAMPLE}") from error
+    except (MemoryError, RecursionError) as error:
+        raise ValueError("too many levels of parentheses and not") from error
     return condition
 
 
-def _check_kinds(condition: Condition, kinds_here: Mapping[str, ValueKind], inside: Mapping[str, ValueKind]) -> None:
-    match condition:
-        case Junction(_, parts):
-            for part in parts:
-                _check_kinds(part, kinds_here, inside)
-        case Not(inner):
-            _check_kinds(inner, kinds_here, inside)
-        case Over(_, inner):
-            if kinds_here is inside:
-                raise ValueError("any(...) or all(...) inside another; a document has no documents")
-            _check_kinds(inner, inside, inside)
-        case Holds(ColumnName(name)) if kinds_here[name] != "truth":
-            raise ValueError(f"{name!r} is a {kinds_here[name]}, which is no condition; compare it with something")
-        case Compared(left, sign, right):
-            kinds = [_kind(value, kinds_here) for value in (left, right)]
-            if isinstance(left, Constant) and isinstance(right, Constant):
-                raise ValueError(f"{left.value!r} {sign} {right.value!r} compares two constants; name a column")
-            if kinds[0] != kinds[1]:
-                raise ValueError(f"{sign} compares a {kinds[0]} with a {kinds[1]}")
-            if kinds[0] == "truth" and sign not in ("==", "!="):
-                raise ValueError(f"true and false have no order; write == in place of {sign}")
+class _Meant(ast.NodeTransformer):
+    """Puts what names stand for in their places."""
+
+    def __init__(self, meant: Mapping[str, ast.expr]) -> None:
+        self._meant = meant
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._meant.get(node.id, node)
 
 
-def _kind(value: Value, kinds: Mapping[str, ValueKind]) -> ValueKind:
-    match value:
-        case ColumnName(name):
-            return kinds[name]
-        case Constant(bool()):
-            return "truth"
-        case Constant(str()):
-            return "text"
-    return "number"
+def columns_named(condition: str) -> set[str]:
+    """The words of a condition that may be columns of groups or of documents."""
+    return {node.id for node in ast.walk(parse(condition)) if isinstance(node, ast.Name)}
+
+
+def value_kind(type_: pa.DataType) -> ValueKind | None:
+    """What a column of a type holds; None if conditions cannot use it."""
+    if pa.types.is_boolean(type_):
+        return "truth"
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return "text"
+    return "number" if pa.types.is_integer(type_) or pa.types.is_floating(type_) or type_ == _WHOLE else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,44 +118,104 @@ class GroupColumns:
     groups: Mapping[str, pa.Array]
     documents: Mapping[str, pa.Array]
     offsets_Q1: NDArray[np.int64]
+    categories: Collection[str] = ()
+    """Columns of documents that hold codes of texts."""
 
-    def where(self, condition: Condition) -> Truths:
-        """Whether a checked condition holds for each group, shape [Q].
+    def where(self, condition: str) -> Truths:
+        """Whether a condition holds for each group, shape [Q]; what is wrong with it is found without groups too.
+
+        Raises:
+            ValueError: the text is no condition, names an unknown column, or compares a number with a text.
 
         Example:
             >>> columns = GroupColumns({}, {"price": pa.array([1.0, None, 9.0])}, np.array([0, 2, 3]))
-            >>> columns.where(parse("any(price is null) or all(price > 5)")).tolist()
+            >>> columns.where("any(price is null) or all(price > 5)").tolist()
             [True, True]
+            >>> columns.where("any(prise > 5)")
+            Traceback (most recent call last):
+            ValueError: no column 'prise'; did you mean 'price'?
         """
-        return self._where(condition, self.groups, len(self.offsets_Q1) - 1)
+        return self._where(parse(condition), inside=False)
 
-    def _where(self, condition: Condition, rows: Mapping[str, pa.Array], n: int) -> Truths:
-        match condition:
-            case Junction(word, parts):
-                join = np.logical_and if word == "and" else np.logical_or
-                return np.asarray(join.reduce([self._where(part, rows, n) for part in parts]))
-            case Not(inner):
-                return ~self._where(inner, rows, n)
-            case Over(word, inner):
-                lengths_Q = np.diff(self.offsets_Q1)
-                rows_N = pa.array(np.repeat(np.arange(len(lengths_Q)), lengths_Q))
-                of_groups = {name: column.take(rows_N) for name, column in self.groups.items()}
-                holds_N = self._where(inner, of_groups | {**self.documents}, int(self.offsets_Q1[-1]))
+    def _where(self, node: ast.expr, *, inside: bool) -> Truths:
+        """Whether part of a condition holds for each group, or inside `any` and `all` for each document."""
+        match node:
+            case ast.BoolOp(op, parts):
+                join = np.logical_and if isinstance(op, ast.And) else np.logical_or
+                return np.asarray(join.reduce([self._where(part, inside=inside) for part in parts]))
+            case ast.UnaryOp(ast.Not(), inner):
+                return ~self._where(inner, inside=inside)
+            case ast.Call(ast.Name("any" | "all" as word), [inner], []):
+                if inside:
+                    raise ValueError("any(...) or all(...) inside another; a document has no documents")
+                holds_N = self._where(inner, inside=True)
                 times_Q = np.diff(np.concatenate([[0], np.cumsum(holds_N)])[self.offsets_Q1])
-                return np.asarray(times_Q > 0 if word == "any" else times_Q == lengths_Q)
-            case Compared(left, sign, right):
-                one, other = (rows[v.name] if isinstance(v, ColumnName) else _scalar(v) for v in (left, right))
-                return _truths(_COMPARE[sign](*_of_one_type(one, other)))
-            case Missing(ColumnName(name)):
-                return _truths(rows[name].is_null())
-            case Holds(ColumnName(name)):
-                return _truths(rows[name])
-        return np.zeros(n, np.bool_)  # a constant is never missing
+                return np.asarray(times_Q > 0 if word == "any" else times_Q == np.diff(self.offsets_Q1))
+            case ast.Compare(left, signs, others):  # a < b < c is a < b and b < c
+                pairs = zip([left, *others], signs, others, strict=False)
+                return np.asarray(np.logical_and.reduce([self._compared(*pair, inside=inside) for pair in pairs]))
+            case ast.Name(name) if value_kind((column := self._column(name, inside=inside)).type) == "truth":
+                return _truths(column)
+        raise ValueError(f"{ast.unparse(node)} is no condition; {_EXAMPLE}")
+
+    def _compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr, *, inside: bool) -> Truths:
+        match sign, right:
+            case ast.IsNot(), _:
+                return ~self._compared(left, ast.Is(), right, inside=inside)
+            case ast.NotIn(), _:
+                return ~self._compared(left, ast.In(), right, inside=inside)
+            case ast.Is(), ast.Constant(None) if isinstance(left, ast.Name):
+                return _truths(self._column(left.id, inside=inside).is_null())
+            case ast.In(), ast.List([_, *_] as items) if not any(isinstance(item, ast.Name) for item in items):
+                found = [self._compared(left, ast.Eq(), item, inside=inside) for item in items]
+                return np.asarray(np.logical_or.reduce(found))
+        text = ast.unparse(ast.Compare(left, [sign], [right]))
+        if type(sign) not in _COMPARE:
+            raise ValueError(f"{text} is no condition; is takes null, and in a list of constants such as ['a', 'b']")
+        if inside and isinstance(sign, ast.Eq | ast.NotEq):
+            left, right = self._coded(left, right), self._coded(right, left)
+        one, other = self._value(left, inside=inside), self._value(right, inside=inside)
+        if isinstance(one, pa.Scalar) and isinstance(other, pa.Scalar):
+            raise ValueError(f"{text} compares two constants; name a column")
+        if value_kind(one.type) != value_kind(other.type):
+            raise ValueError(f"{text} compares a {value_kind(one.type)} with a {value_kind(other.type)}")
+        return _truths(_COMPARE[type(sign)](*_of_one_type(one, other)))
+
+    def _coded(self, value: ast.expr, beside: ast.expr) -> ast.expr:
+        """The code in place of a text beside a category."""
+        match value, beside:
+            case ast.Constant(str() as text), ast.Name(name) if name in self.categories:
+                return ast.Constant(int(encode(pa.array([text]))[0]))  # the same in every data set
+        return value
+
+    def _value(self, node: ast.expr, *, inside: bool) -> pa.Array | pa.Scalar:
+        match node:
+            case ast.Name(name):
+                return self._column(name, inside=inside)
+            case ast.Constant(bool() | int() | float() | str() as value):
+                return _scalar(value)
+            case ast.UnaryOp(ast.USub() | ast.UAdd(), ast.Constant(int() | float())):
+                return _scalar(ast.literal_eval(node))
+        raise ValueError(f"{ast.unparse(node)} is neither a column nor a constant; {_EXAMPLE}")
+
+    def _column(self, name: str, *, inside: bool) -> pa.Array:
+        if inside and name in self.documents:
+            return self.documents[name]
+        if name in self.groups:
+            of_groups = self.groups[name]
+            lengths_Q = np.diff(self.offsets_Q1)
+            return of_groups.take(pa.array(np.repeat(np.arange(len(lengths_Q)), lengths_Q))) if inside else of_groups
+        if name in self.documents:
+            raise ValueError(f"{name!r} is a column of documents; put any(...) or all(...) around its test")
+        raise ValueError(f"no column {name!r}; did you mean {nearest(name, [*self.groups, *self.documents])!r}?")
 
 
-def _scalar(constant: Constant) -> pa.Scalar:
-    whole = isinstance(constant.value, int) and not isinstance(constant.value, bool)
-    return pa.scalar(constant.value, _WHOLE if whole else None)
+def _scalar(value: float | str) -> pa.Scalar:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 1.7e18 compares digit by digit too
+    if isinstance(value, int) and not isinstance(value, bool):
+        return pa.scalar(value, _WHOLE) if abs(value) < 10**_WHOLE.precision else pa.scalar(float(str(value)))
+    return pa.scalar(value)
 
 
 def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tuple[Any, Any]:
@@ -265,7 +223,7 @@ def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tup
     kinds = (left.type, right.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
         nearest_to = min(floating, key=lambda kind: kind.bit_width)
-    elif all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
+    elif value_kind(left.type) == "number":
         nearest_to = _WHOLE
     else:
         return left, right  # texts or truths
@@ -274,155 +232,3 @@ def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tup
 
 def _truths(column: pa.Array) -> Truths:
     return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
-
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>[^\W\d]\w*)|`(?P<quoted>[^`]+)`|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-    r"|'(?P<text>[^']*)'|\"(?P<text2>[^\"]*)\"|(?P<sign>==|!=|<=|>=|[<>()\[\],]))"
-)
-_WORDS = ("and", "or", "not", "in", "is", "null", "any", "all", "true", "false")
-_MOST_DEEP = 50
-
-
-def parse(text: str) -> Condition:
-    """Parse the text of a condition.
-
-    Raises:
-        ValueError: the text is not a condition; the message says where.
-
-    Example:
-        >>> parse("not n_documents > 50")
-        Not(inner=Compared(left=ColumnName(name='n_documents'), operator='>', right=Constant(value=50)))
-    """
-    parser = _Parser(text)
-    condition = parser.condition()
-    parser.expect("end")
-    return condition
-
-
-class _Token(NamedTuple):
-    """`kind` is word, name, number, text, sign or end; `at` is the place in the text, from 0."""
-
-    kind: str
-    text: str
-    at: int
-
-
-def _tokens_of(text: str) -> Iterator[_Token]:
-    at = 0
-    while at < len(text.rstrip()):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            raise ValueError(f"column {at + 1}: {text[at]!r} has no meaning here")
-        kind = str(match.lastgroup)
-        value = match[kind]
-        plain = "word" if kind == "name" and value in _WORDS else {"quoted": "name", "text2": "text"}.get(kind, kind)
-        yield _Token(plain, value, match.start(kind))
-        at = match.end()
-    yield _Token("end", "", len(text))
-
-
-class _Parser:
-    """Recursive descent: one method per grammar rule above, in the same order."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens_of(text))
-        self._next, self._deep = 0, 0
-
-    def condition(self) -> Condition:
-        return self._joined("or", lambda: self._joined("and", self._negation))
-
-    def _joined(self, word: Literal["and", "or"], part: Callable[[], Condition]) -> Condition:
-        parts = [part()]
-        while self._take(word):
-            parts.append(part())
-        return parts[0] if len(parts) == 1 else Junction(word, tuple(parts))
-
-    def _negation(self) -> Condition:
-        self._deep += 1
-        if self._deep > _MOST_DEEP:
-            raise ValueError(f"more than {_MOST_DEEP} levels of parentheses and not")
-        condition = Not(self._negation()) if self._take("not") else self._test()
-        self._deep -= 1
-        return condition
-
-    def _test(self) -> Condition:
-        if self._take("("):
-            return self._closed(self.condition())
-        words: tuple[Literal["any", "all"], ...] = ("any", "all")
-        for word in words:
-            if self._take(word):
-                self.expect("(")
-                return Over(word, self._closed(self.condition()))
-        return self._relation(self._value())
-
-    def _relation(self, left: Value) -> Condition:
-        token = self._tokens[self._next]
-        if token.text in _COMPARE and self._take(token.text):
-            return Compared(left, token.text, self._value())
-        if self._take("is"):
-            negated = self._take("not")
-            self.expect("null")
-            return Not(Missing(left)) if negated else Missing(left)
-        negated = self._take("not")
-        if negated or token.text == "in":
-            self.expect("in")
-            is_in = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
-            return Not(is_in) if negated else is_in
-        if isinstance(left, Constant):
-            raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")
-        return Holds(left)
-
-    def _constants(self) -> Iterator[Constant]:
-        self.expect("[")
-        while True:
-            constant = self._value()
-            if isinstance(constant, ColumnName):
-                raise ValueError(f"{constant.name!r} is in a list, which has constants alone; put a text in quotes")
-            yield constant
-            if not self._take(","):
-                break
-        self.expect("]")
-
-    def _value(self) -> Value:
-        token = self._tokens[self._next]
-        if (token.kind == "word" and token.text not in ("true", "false")) or token.kind in ("sign", "end"):
-            self._fail("a column or a constant")
-        self._next += 1
-        match token.kind:
-            case "name":
-                return ColumnName(token.text)
-            case "number":
-                return Constant(_number_of(token.text))
-            case "text":
-                return Constant(token.text)
-        return Constant(token.text == "true")
-
-    def _closed(self, inner: Condition) -> Condition:
-        self.expect(")")
-        return inner
-
-    def _take(self, text: str) -> bool:
-        """Whether this word or sign comes next; steps over it if so."""
-        token = self._tokens[self._next]
-        matches = token.kind in ("word", "sign") and token.text == text
-        self._next += matches
-        return matches
-
-    def expect(self, expected: str) -> None:
-        """Step over this word or sign, or check that the text ends."""
-        if not (self._tokens[self._next].kind == "end" if expected == "end" else self._take(expected)):
-            self._fail("and, or, or the end" if expected == "end" else repr(expected))
-
-    def _fail(self, expected: str) -> None:
-        token = self._tokens[self._next]
-        problem = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
-        raise ValueError(f"column {token.at + 1}: {problem} where {expected} should be")
-
-
-def _number_of(text: str) -> int | float:
-    """A number, as an int if it is whole and has few enough digits for `_WHOLE`."""
-    exact = Decimal(text)
-    whole = abs(exact) < 10**_WHOLE.precision and exact == exact.to_integral_value()
-    return int(exact) if whole else float(text)

@@ -18,93 +18,43 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Self
+from itertools import pairwise
+from typing import Annotated, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 from pydantic import AfterValidator
-from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.conditions import (
-    Condition,
-    GroupColumns,
-    Truths,
-    ValueKind,
-    check,
-    columns_in,
-    parse,
-    with_codes,
-)
+from ltrscale.evaluation.measure.conditions import GroupColumns, Truths, columns_named, parse, value_kind
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
-from ltrscale.ingest.categories import encode
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
 MOST_VALUES = 100
 """The largest number of different values in a column for slices."""
-_ENDS = np.array([-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))], np.float64)
+_ENDS = [-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))]
 """The last number of each band except the highest."""
-
-
-class _Given(NamedTuple):
-    """The inputs from which the columns of some groups are computed."""
-
-    groups: QueryGroups
-    period: str
-    outlier_Q: Truths
-    relevant_from: float
-    seen: Seen | None
-
-    @property
-    def labels_N(self) -> Tensor:
-        assert self.groups.labels_N is not None
-        return self.groups.labels_N
-
-    def extreme_label(self, extreme: str) -> pa.Array:
-        """The lowest or highest label of each group; null for a group without documents."""
-        values_Q = torch.segment_reduce(self.labels_N, extreme, offsets=self.groups.offsets_Q1)
-        return pa.array(values_Q.numpy(), mask=(self.groups.lengths_Q == 0).numpy())
-
-    def counts(self, holds_N: Tensor) -> NDArray[np.int64]:
-        """The number of documents in each group for which something holds."""
-        return sum_by_group(holds_N.long(), self.groups.offsets_Q1).numpy()
-
-    def drifted(self) -> pa.Array:
-        """Whether each group has a value that training lacks."""
-        assert self.seen is not None
-        return pa.array(self.seen.lacks(self.groups).numpy())
-
-
-class _Column(NamedTuple):
-    """A column of groups that every evaluation has."""
-
-    kind: ValueKind
-    values: Callable[[_Given], pa.Array]
-    reads_features: bool = False
-
-
-_OF_GROUPS: Mapping[str, _Column] = {
-    "n_documents": _Column("number", lambda given: pa.array(given.groups.lengths_Q.numpy())),
-    "n_relevant": _Column("number", lambda given: pa.array(given.counts(given.labels_N >= given.relevant_from))),
-    "min_label": _Column("number", lambda given: given.extreme_label("min")),
-    "max_label": _Column("number", lambda given: given.extreme_label("max")),
-    "period": _Column("text", lambda given: pa.array([given.period] * given.groups.n_groups, pa.string())),
-    "outlier": _Column("truth", lambda given: pa.array(given.outlier_Q)),
-    "missing": _Column(
-        "truth",
-        lambda given: pa.array(given.counts(given.groups.features_NF.isnan().any(dim=1)) > 0),
-        reads_features=True,
-    ),
-    "drifted": _Column("truth", _Given.drifted, reads_features=True),
+_INNER = (f"{last}" if last == end + 1 else f"{end + 1}..{last}" for end, last in pairwise(_ENDS))
+_BANDS = pa.array(["below 0", *_INNER, f"{_ENDS[-1] + 1}.."])
+_COMPUTED: Mapping[str, pa.DataType] = {
+    "n_documents": pa.int64(),
+    "n_relevant": pa.int64(),
+    "min_label": pa.float32(),
+    "max_label": pa.float32(),
+    "period": pa.string(),
+    "outlier": pa.bool_(),
+    "missing": pa.bool_(),
+    "drifted": pa.bool_(),
 }
+"""The columns of groups that every evaluation has."""
+_OF_FEATURES = {"missing", "drifted"}
 
 
 def _is_condition(text: str) -> str:
@@ -126,15 +76,16 @@ SliceName = Annotated[str, AfterValidator(_is_name)]
 class Slicer:
     """Finds the slices of query groups. `make` checks its settings against a selection."""
 
-    conditions: Mapping[str, Condition]
+    conditions: Mapping[str, str]
     by: tuple[str, ...]
     detector: OutlierDetector
     relevant_from: float
-    kinds: Mapping[str, ValueKind]
-    """Kinds of the groups' columns."""
+    named: frozenset[str]
+    """What conditions and `by` name, columns of groups and of documents."""
     stored: tuple[str, ...]
     """Columns of the data set that `find` needs."""
     needs_features: bool
+    categories: frozenset[str] = frozenset()
     seen: Seen | None = None
     """The values seen in training, if `drifted` is named."""
 
@@ -162,40 +113,34 @@ class Slicer:
         Raises:
             InputError: a column does not exist, or is compared with something of another kind.
         """
-        in_data = _stored_kinds(selection)
-        groups = in_data | {name: column.kind for name, column in _OF_GROUPS.items()}
-        documents: dict[str, ValueKind] = {"label": "number", **{f.name: "number" for f in selection.features}}
-        categories = [f.name for f in selection.features if f.kind == "categorical"]
-
-        def code_of(text: str) -> int:
-            return int(encode(pa.array([text]))[0])  # the same in every data set
-
-        parsed = {name: with_codes(parse(text), categories, code_of) for name, text in conditions.items()}
-        for name, condition in parsed.items():
+        stored, features = _stored_types(selection), {feature.name for feature in selection.features}
+        of_groups = {name: pa.array([], type_) for name, type_ in {**stored, **_COMPUTED}.items()}
+        if training is None:
+            del of_groups["drifted"]
+        of_documents = {name: pa.array([], pa.float32()) for name in ("label", *features)}
+        categories = frozenset(feature.name for feature in selection.features if feature.kind == "categorical")
+        none = GroupColumns(of_groups, of_documents, np.zeros(1, np.int64), categories)
+        for name, condition in conditions.items():
             try:
-                check(condition, groups, documents)
+                none.where(condition)
             except ValueError as error:
                 raise InputError(f"slices.{name}: {error}") from error
         for name in by:
-            if name not in groups:
-                raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, groups)!r}?")
+            if name not in of_groups:
+                raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, of_groups)!r}?")
         if "period" in by:  # known before a group is read
             check_few([f"period={period}" for period in selection.row_groups.by_period()], ["period"])
-        used = {pair for condition in parsed.values() for pair in columns_in(condition)} | {
-            (name, False) for name in by
-        }
-        features = {f.name for f in selection.features}
-        reading = {name for name, column in _OF_GROUPS.items() if column.reads_features}
-        training_drift = training() if training is not None and ("drifted", False) in used else None
+        named = frozenset(by).union(*map(columns_named, conditions.values()))
         return cls(
-            parsed,
+            conditions,
             tuple(by),
             detector,
             relevant_from,
-            {name: groups[name] for name, _ in sorted(used) if name in groups},
-            tuple(sorted({name for name, _ in used} & in_data.keys() - _OF_GROUPS.keys())),
-            bool(detector.rules) or any((inside and name in features) or name in reading for name, inside in used),
-            training_drift,
+            named,
+            tuple(sorted(named & stored.keys())),
+            bool(detector.rules) or not named.isdisjoint(features | _OF_FEATURES),
+            categories,
+            training() if training is not None and "drifted" in named else None,
         )
 
     @property
@@ -217,29 +162,45 @@ class Slicer:
         outlier_Q = np.zeros(groups.n_groups, np.bool_)
         if self.detector.rules:
             outlier_Q = self.detector.outlier_groups(groups).numpy()
-        inputs = _Given(groups, period, outlier_Q, self.relevant_from, self.seen)
-        of_groups = {
-            name: column.values(inputs)
-            if (column := _OF_GROUPS.get(name))
-            else _undictionaried(stored.column(name), kind)
-            for name, kind in self.kinds.items()
+        of_groups = {name: _plain(stored.column(name)) for name in self.stored}
+        of_groups |= {name: self._computed(name, groups, period, outlier_Q) for name in self.named & _COMPUTED.keys()}
+        of_documents = {
+            name: pa.array(groups.features_NF[:, i].numpy(), from_pandas=True)
+            for i, name in enumerate(self.detector.features)
+            if name in self.named
         }
-        columns = GroupColumns(of_groups, dict(self._of_documents(inputs)), groups.offsets_Q1.numpy())
+        if "label" in self.named:
+            assert groups.labels_N is not None
+            of_documents["label"] = pa.array(groups.labels_N.numpy())
+        columns = GroupColumns(of_groups, of_documents, groups.offsets_Q1.numpy(), self.categories)
         members = {OUTLIERS: outlier_Q}
         members |= {name: columns.where(condition) for name, condition in self.conditions.items()}
         for name in self.by:
-            values = _bands(name, columns.groups[name]) if self.kinds[name] == "number" else columns.groups[name]
-            members |= dict(_by_value(name, values))
+            values = of_groups[name]
+            members |= dict(_by_value(name, _bands(name, values) if value_kind(values.type) == "number" else values))
         return members
 
-    def _of_documents(self, inputs: _Given) -> Iterator[tuple[str, pa.Array]]:
-        """The columns of documents that a condition names."""
-        names = {name for condition in self.conditions.values() for name, inside in columns_in(condition) if inside}
-        for i, name in enumerate(self.detector.features):
-            if name in names - {"label"}:
-                yield name, pa.array(inputs.groups.features_NF[:, i].numpy(), from_pandas=True)
-        if "label" in names:
-            yield "label", pa.array(inputs.labels_N.numpy())
+    def _computed(self, name: str, groups: QueryGroups, period: str, outlier_Q: Truths) -> pa.Array:
+        """A column that the data set lacks; the extreme label of a list without documents is null."""
+        assert groups.labels_N is not None
+        match name:
+            case "n_documents":
+                return pa.array(groups.lengths_Q.numpy())
+            case "n_relevant":
+                relevant_N = groups.labels_N >= self.relevant_from
+                return pa.array(sum_by_group(relevant_N.long(), groups.offsets_Q1).numpy())
+            case "min_label" | "max_label":
+                values_Q = torch.segment_reduce(groups.labels_N, name[:3], offsets=groups.offsets_Q1)
+                return pa.array(values_Q.numpy(), mask=(groups.lengths_Q == 0).numpy())
+            case "outlier":
+                return pa.array(outlier_Q)
+            case "missing":
+                missing_N = groups.features_NF.isnan().any(dim=1)
+                return pa.array(sum_by_group(missing_N.long(), groups.offsets_Q1).numpy() > 0)
+            case "drifted":
+                assert self.seen is not None
+                return pa.array(self.seen.lacks(groups).numpy())
+        return pa.array([period] * groups.n_groups, pa.string())
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -258,35 +219,26 @@ def in_order(names: Sequence[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def _stored_kinds(selection: Selection) -> dict[str, ValueKind]:
+def _stored_types(selection: Selection) -> dict[str, pa.DataType]:
     """The columns with one value per group in the first file of a selection, if conditions can use them."""
     url = selection.row_groups[0].url
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):
         schema: pa.Schema = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem))
-    return {
-        field.name: kind
+    types = {
+        field.name: field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         for field in schema
-        if (field.name == "query_id" or field.name.startswith("meta_")) and (kind := _kind_of(field.type)) is not None
+        if field.name == "query_id" or field.name.startswith("meta_")
     }
+    return {name: type_ for name, type_ in types.items() if value_kind(type_)}
 
 
-def _kind_of(type_: pa.DataType) -> ValueKind | None:
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    if pa.types.is_boolean(type_):
-        return "truth"
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        return "text"
-    return "number" if pa.types.is_integer(type_) or pa.types.is_floating(type_) else None
-
-
-def _undictionaried(stored: pa.ChunkedArray, kind: ValueKind) -> pa.Array:
+def _plain(stored: pa.ChunkedArray) -> pa.Array:
     """A stored column without dictionaries, and with NaN as null."""
     column = stored.combine_chunks()
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if kind == "number" and pa.types.is_floating(column.type):
+    if pa.types.is_floating(column.type):
         return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     return column
 
@@ -298,18 +250,7 @@ def _bands(name: str, column: pa.Array) -> pa.Array:
     if (np.floor(values_Q[~missing_Q]) != values_Q[~missing_Q]).any():
         raise InputError(f"slice_by: {name} holds fractions; write conditions under slices, such as {name} > 0.5")
     bands_Q = np.searchsorted(_ENDS, np.where(missing_Q, 0.0, values_Q))
-    texts = pa.array([_band(band) for band in range(len(_ENDS) + 1)])
-    return texts.take(pa.array(bands_Q, mask=missing_Q))
-
-
-def _band(band: int) -> str:
-    if band == 0:
-        return "below 0"
-    first = int(_ENDS[band - 1]) + 1
-    if band == len(_ENDS):
-        return f"{first}.."
-    last = int(_ENDS[band])
-    return f"{first}" if first == last else f"{first}..{last}"
+    return _BANDS.take(pa.array(bands_Q, mask=missing_Q))
 
 
 def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:

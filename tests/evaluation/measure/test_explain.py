@@ -109,6 +109,7 @@ def test_a_query_has_its_first_item_explained_and_a_slice_its_means(shop: dict[s
         ({"query": "q7", "items": ["s7-0", "nothing"]}, "query 'q7' has no item 'nothing'; it has s7-0"),
         ({"where": "n_documents > 99"}, "there is no group where n_documents > 99"),
         ({"where": "documents > 5"}, "no column 'documents'"),
+        ({"where": "drifted"}, "no column 'drifted'"),  # an explanation knows no training groups
         ({"items": ["a", "b"]}, "set query to its id"),
         ({"query": "q7", "where": "n_documents > 5"}, "leave out query, or where"),
     ],

@@ -281,7 +281,7 @@ def test_committed_scores_alone_read_no_features(
 def test_bad_slices_are_named(config: EvaluateConfig, tmp_path: Path) -> None:
     plain = config.model_dump(mode="json")
     for change, message in (
-        ({"slices": {"long": "n_documents >"}}, r"slices\.long: column 14: the condition ends where"),
+        ({"slices": {"long": "n_documents >"}}, r"slices\.long: column 14: invalid syntax at the end"),
         ({"slices": {"all": "outlier"}}, "'all' cannot name a slice"),
     ):
         with pytest.raises(InputError, match=message):
