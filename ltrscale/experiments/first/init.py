@@ -19,10 +19,9 @@ from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
-from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
+from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score, first_runs
 from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
 from ltrscale.experiments.first.quoting import escaped, yaml_text
-from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
@@ -96,16 +95,15 @@ def init(config: InitConfig) -> None:
     counted = count_lists(guessed, complete)
     asked = asked_of(guessed, complete, urls, dialect, zeros=bool(counted.unjudged))
     guessed = replace(guessed, asked={**guessed.asked, **asked})
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
         width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
         width += sum(column.size for column in guessed.vectors)
         size = LogSize(counted.rows, counted.told_apart, width)
-        score = engine_score([each.name for each in guessed.features])
-        runs, notes = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
+        score, lists = engine_score([each.name for each in guessed.features]), counted.queries_told_apart
+        runs, notes = first_runs(out, counted.plan, size, score=score, lists=lists, moving=guessed.moving)
         texts |= runs
-        texts["weekly"] = weekly_text(out, counted.plan.unit, guessed.moving)
     if clicks := clicks_text(out, guessed):
         texts["clicks"] = clicks
     _write(out, texts)

@@ -139,8 +139,8 @@ def _plan(
         names_V, _ = periods(times_V, unit, clock)
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
         if len(names) >= FEWEST_LISTS:
-            return FirstPlan(unit, names, formats)
-    return FirstPlan("week", names, formats)
+            return FirstPlan(unit, names)
+    return FirstPlan("week", names)
 
 
 def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
