@@ -15,7 +15,6 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.grades import word_grades
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.names import label_points, plain_name
-from ltrscale.ingest.roles import is_label
 
 made = functools.cache(searches)
 
@@ -48,7 +47,7 @@ def test_roles_are_the_same_in_ten_languages_and_without_names(language: str, sh
         doubts = {role: choice.doubt for role, choice in found.choices.items() if choice.doubt}
         assert {*doubts} == {"label", "positions"}, "what only structure speaks for is marked"
     else:
-        assert is_label(found.label)  # type: ignore[arg-type]
+        assert found.label.is_label  # type: ignore[arg-type]
         assert {role for role, choice in found.choices.items() if choice.doubt} == {"label"}
 
 

@@ -17,7 +17,6 @@ from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.quoting import flow, plain_yaml
-from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
@@ -347,8 +346,8 @@ class _TextTable:
         words = [each for each in columns if not each.numeric and not each.formats]
         texts = [each.name for each in words if each.length > 15 and sum(" " in value for value in each.values) > 1]
         once = [each for each in columns if each.distinct == each.rows and each.name not in texts]
-        ids = [each.name for each in once if roles.names_one(each)]
-        label = next((each.name for each in columns if each.numeric and roles.is_label(each)), None)
+        ids = [each.name for each in once if each.names_one]
+        label = next((each.name for each in columns if each.numeric and each.is_label), None)
         return cls(url, rows, schema, tuple(ids), tuple(texts), label)
 
     @property

@@ -28,7 +28,6 @@ from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.grades import grades_of
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.labels import amounts
 from ltrscale.ingest.outcome import questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
@@ -244,7 +243,7 @@ def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]
 def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:
     """The label of each row as prepare would read it; NaN if missing."""
     assert guessed.label is not None
-    labels_N, grades = amounts(guessed.label, structure), grades_of(guessed.label)
+    labels_N, grades = structure.amounts(guessed.label), grades_of(guessed.label)
     if not isinstance(grades, tuple):
         return labels_N
     return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))

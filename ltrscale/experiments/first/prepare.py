@@ -19,11 +19,10 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.grades import grades_of
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.labels import amounts
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.roles import Choice, is_asked
+from ltrscale.ingest.roles import Choice
 from ltrscale.ingest.structure import Structure
 
 FEWEST_LISTS = 3
@@ -86,7 +85,7 @@ def _label_codes(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64
     codes_N = np.full(len(lists_N), -1, np.int64)
     if guessed.label is None:
         return codes_N, 0
-    labels_N = amounts(guessed.label, structure)
+    labels_N = structure.amounts(guessed.label)
     judged_Q = np.zeros(int(lists_N.max()) + 1, np.bool_)
     judged_Q[lists_N[(lists_N >= 0) & ~np.isnan(labels_N)]] = True
     unjudged_N = np.isnan(labels_N) & (lists_N >= 0) & judged_Q[lists_N]
@@ -313,7 +312,7 @@ def clicks_text(out: str, guessed: Guess) -> str | None:
     """The clicks.yaml of a data set that has all that `jobs.clicks` needs, else None."""
     if guessed.positions is None or guessed.clicks is None or guessed.item is None:
         return None
-    query_column = next((column.name for column in guessed.meta if is_asked(column)), None)
+    query_column = next((column.name for column in guessed.meta if column.is_asked), None)
     if query_column is None:
         query = (
             "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
