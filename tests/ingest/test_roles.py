@@ -101,7 +101,7 @@ def test_runs_of_equal_values_make_lists_whatever_the_names() -> None:
 
 def test_a_log_in_which_nothing_makes_lists_is_refused_with_the_nearest() -> None:
     log = pd.DataFrame({"row_id": np.arange(50), "price": np.linspace(1, 2, 50), "n": np.arange(50) % 3})
-    with pytest.raises(InputError, match=r"log.csv: no column looks like a query's id; .* name it, as --set query="):
+    with pytest.raises(InputError, match=r"log.csv: no column looks like a query's id; .* nearest, but .*--set query="):
         guessed(log)
 
 

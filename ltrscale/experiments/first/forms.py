@@ -254,7 +254,7 @@ class _Texts:
                 "beside it, such as the best by BM25 with their score"
             )
         base = max(scored, key=lambda table: table.rows.num_rows)
-        guessed = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
+        guessed = guess(base.columns, of_table(base.rows), {}, base.url)
         refuse_without_features(guessed, [*guessed.features, *guessed.categorical], base.url)
         by_key = {table.ids[0]: table for table in texts}
         if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
@@ -331,7 +331,7 @@ class _TextTable:
 
     url: str
     rows: pa.Table
-    schema: pa.Schema
+    columns: Sequence[LogColumn]
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     label: str | None
@@ -348,8 +348,8 @@ class _TextTable:
         once = [each for each in columns if each.distinct == each.rows and each.name not in texts]
         ids = [each.name for each in once if each.names_one]
         label = next((each.name for each in columns if each.numeric and each.is_label), None)
-        return cls(url, rows, schema, tuple(ids), tuple(texts), label)
+        return cls(url, rows, columns, tuple(ids), tuple(texts), label)
 
     @property
     def names(self) -> list[str]:
-        return list(self.schema.names)
+        return list(self.rows.column_names)

@@ -20,13 +20,12 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score, first_runs
-from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
+from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, labels_of, prepare_lines, summary
 from ltrscale.experiments.first.quoting import escaped, yaml_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.grades import grades_of
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.outcome import questions
 from ltrscale.ingest.prepare import PrepareJob
@@ -92,7 +91,7 @@ def init(config: InitConfig) -> None:
     ]
     complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
     counted = count_lists(guessed, complete)
-    asked = asked_of(guessed, complete, urls, dialect, zeros=bool(counted.unjudged))
+    asked = asked_of(guessed, complete, urls, dialect)
     guessed = replace(guessed, asked={**guessed.asked, **asked})
     notes: list[str] = []
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
@@ -188,12 +187,10 @@ def _why_less(guessed: Guess, plan: FirstPlan | None, columns: Sequence[LogColum
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
 
 
-def asked_of(
-    guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect, *, zeros: bool = False
-) -> dict[str, str]:
+def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
     """Questions about suspicious features, by name; empty without a label.
 
-    With `zeros` a row without a label counts 0. `log` has the query columns of all rows.
+    `log` has the query columns of all rows.
 
     Reads a sample of whole lists. The first rows of a shuffled log would have only fragments of lists, and any order of
     a short list is close to the best.
@@ -207,8 +204,8 @@ def asked_of(
     kept_N = np.zeros(len(lists_N), np.bool_)
     kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
-    query_N, labels_N = structure.joined(key[0], key[1:]), _labels(guessed, structure)
-    labels_N = np.nan_to_num(labels_N) if zeros else labels_N
+    query_N = structure.joined(key[0], key[1:])
+    labels_N, _ = labels_of(guessed, structure, query_N)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
     labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))
@@ -238,12 +235,3 @@ def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]
         return structure.numbers(name).astype(np.float32)
     codes_N = structure.codes[name]
     return np.where(codes_N < 0, np.nan, codes_N).astype(np.float32)
-
-
-def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:
-    """The label of each row as prepare would read it; NaN if missing."""
-    assert guessed.label is not None
-    labels_N, grades = structure.amounts(guessed.label), grades_of(guessed.label)
-    if not isinstance(grades, tuple):
-        return labels_N
-    return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))

@@ -64,8 +64,8 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         known_N = (items_N >= 0) & (codes_N >= 0)
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
-    labels_N, unjudged = _label_codes(guessed, structure, codes_N)
-    apart_Q = told_apart(codes_N, labels_N) if (labels_N >= 0).any() else np.zeros(0, np.bool_)
+    labels_N, unjudged = labels_of(guessed, structure, codes_N)
+    apart_Q = told_apart(codes_N, labels_N)
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -73,26 +73,24 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
-        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
+        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()),
         queries_told_apart=int(apart_Q.sum()),
         unjudged=unjudged,
         plan=_plan(guessed, structure, codes_N, labels_N),
     )
 
 
-def _label_codes(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """The label of each row as a code, -1 for none; and the number of unjudged rows, which count 0 as in the config."""
-    codes_N = np.full(len(lists_N), -1, np.int64)
+def labels_of(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], int]:
+    """The label of each row as the config reads it, NaN for none; and the number of unjudged rows, which count 0."""
     if guessed.label is None:
-        return codes_N, 0
-    labels_N = structure.amounts(guessed.label)
+        return np.full(len(lists_N), np.nan), 0
+    labels_N, grades = structure.amounts(guessed.label), grades_of(guessed.label)
+    if isinstance(grades, tuple):
+        labels_N = np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right"))
     judged_Q = np.zeros(int(lists_N.max()) + 1, np.bool_)
     judged_Q[lists_N[(lists_N >= 0) & ~np.isnan(labels_N)]] = True
     unjudged_N = np.isnan(labels_N) & (lists_N >= 0) & judged_Q[lists_N]
-    labels_N[unjudged_N] = 0.0
-    known_N = ~np.isnan(labels_N)
-    codes_N[known_N] = np.unique(labels_N[known_N], return_inverse=True)[1]
-    return codes_N, int(unjudged_N.sum())
+    return np.where(unjudged_N, 0.0, labels_N), int(unjudged_N.sum())
 
 
 def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
@@ -103,24 +101,23 @@ def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
     return len(runs) == len(np.unique(runs))
 
 
-def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each list has different labels, by list number; -1 means no list or no label.
+def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each list has different labels, by list number; -1 means no list, and NaN no label.
 
     Example:
-        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, -1])).tolist()
+        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, np.nan])).tolist()
         [False, True, False]
     """
-    known_N = (lists_N >= 0) & (labels_N >= 0)
+    known_N = (lists_N >= 0) & ~np.isnan(labels_N)
     lists_M, labels_M = lists_N[known_N], labels_N[known_N]
-    first_Q = np.zeros(int(lists_N.max()) + 1, np.int64)
+    first_Q, apart_Q = np.zeros(int(lists_N.max()) + 1), np.zeros(int(lists_N.max()) + 1, np.bool_)
     first_Q[lists_M] = labels_M
-    apart_Q = np.zeros(len(first_Q), np.bool_)
     apart_Q[lists_M[labels_M != first_Q[lists_M]]] = True
     return apart_Q
 
 
 def _plan(
-    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]
+    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]
 ) -> FirstPlan | None:
     """The longest unit that gives enough periods, by the first row of each list; None without a time."""
     if guessed.time is None:
@@ -130,7 +127,7 @@ def _plan(
     times_N = structure.codes[guessed.time.name]
     usable_N = (lists_N >= 0) & ~np.append(instants(times_V, clock)[1], True)[times_N]
     if guessed.label is not None:
-        usable_N &= labels_N >= 0
+        usable_N &= ~np.isnan(labels_N)
     rows = np.flatnonzero(usable_N)
     rows_Q = rows[np.unique(lists_N[rows], return_index=True)[1]]
     times_V = times_V.take(pa.array(np.unique(times_N[rows_Q])))

@@ -10,7 +10,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_lines import run_here
 from shopping_log import shopping_log
 
 from ltrscale import bundle
@@ -150,14 +149,6 @@ def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp
         after_N = trees.predict(columns_NC + 2.0 * (np.arange(3) == column))
         assert (after_N >= before_N).all()
         assert (after_N > before_N).any()
-
-
-def test_without_a_search_engine_s_score_trees_are_the_baseline(tmp_path: Path) -> None:
-    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
-    start(tmp_path / "shop.csv")
-    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
-    assert pipeline.evaluate.baseline == "trees"
-    assert [*pipeline.methods] == ["trees", "scratch", "pretrained"]
 
 
 @pytest.mark.slow
@@ -323,12 +314,6 @@ def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -
     assert not (tmp_path / "out" / "pipeline.yaml").exists()
     job.run()
     assert open_dataset(job.out).manifest.counts().labelled == 0
-
-
-def test_the_file_stands_alone_on_the_command_line(tmp_path: Path) -> None:
-    shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
-    done = run_here("init", "shop.csv", "--print-config", cwd=tmp_path)
-    assert "file: shop.csv" in done.stdout
 
 
 def wide_log(path: Path, features: int) -> Path:
