@@ -19,7 +19,7 @@ from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
-from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score, first_runs
+from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
 from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, labels_of, prepare_lines, summary
 from ltrscale.experiments.first.quoting import escaped, yaml_text
 from ltrscale.experiments.pipeline import PipelineConfig
@@ -95,19 +95,25 @@ def init(config: InitConfig) -> None:
     guessed = replace(guessed, asked={**guessed.asked, **asked})
     notes: list[str] = []
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
-    if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
+    if guessed.label is not None and len(counted.periods) >= FEWEST_LISTS:
         width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
         width += sum(column.size for column in guessed.vectors)
-        size = LogSize(counted.rows, counted.told_apart, width)
-        score, lists = engine_score([each.name for each in guessed.features]), counted.queries_told_apart
-        runs, notes = first_runs(out, counted.plan, size, score=score, lists=lists, moving=guessed.moving)
+        runs, notes = first_runs(
+            out,
+            counted.unit,
+            counted.periods,
+            LogSize(counted.rows, counted.told_apart, width),
+            score=engine_score([each.name for each in guessed.features]),
+            lists=counted.queries_told_apart,
+            moving=guessed.moving,
+        )
         texts |= runs
     if clicks := clicks_text(out, guessed):
         texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(guessed):
         log.info("init: %s", escaped(line))
-    for reason in (*notes, *_why_less(guessed, counted.plan, columns)):
+    for reason in (*notes, *_why_less(guessed, counted.periods, columns)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         _say_next(name, out)
@@ -168,14 +174,14 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _why_less(guessed: Guess, plan: FirstPlan | None, columns: Sequence[LogColumn]) -> Iterator[str]:
+def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColumn]) -> Iterator[str]:
     for column in guessed.optional:
         yield f"{column.name} is missing from {column.lacking}, and perhaps other files: a missing value there"
     for name in sorted({each.name for each in columns if each.lacking} & {*guessed.others}):
         yield f"{name} is not in all files, and not used: {guessed.others[name]}"
     if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
-    if plan is None or len(plan.names) < FEWEST_LISTS:
+    if len(periods) < FEWEST_LISTS:
         yield f"no column with times over {FEWEST_LISTS} periods, by which a pipeline.yaml would divide the log"
     if guessed.label is not None and (guessed.clicks is not None or not guessed.label.numeric):
         needed = {

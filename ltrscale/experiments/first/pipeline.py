@@ -129,13 +129,6 @@ _ENGINE_SCORES = (
 """Names of features that are a search engine's own score, the most certain first."""
 
 
-class FirstPlan(NamedTuple):
-    """The unit of periods, and the periods with labels."""
-
-    unit: PeriodUnit
-    names: tuple[str, ...]
-
-
 def engine_score(features: Sequence[str]) -> str | None:
     """The feature that is a search engine's score of a document's whole text; None if no feature has such a name.
 
@@ -150,7 +143,14 @@ def engine_score(features: Sequence[str]) -> str | None:
 
 
 def first_runs(
-    out: str, plan: FirstPlan, size: LogSize, *, score: str | None = None, lists: int = 0, moving: Sequence[str] = ()
+    out: str,
+    unit: PeriodUnit,
+    periods: Sequence[str],
+    size: LogSize,
+    *,
+    score: str | None = None,
+    lists: int = 0,
+    moving: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
     """The texts of pipeline.yaml, weekly.yaml and, if there are enough lists, study.yaml; and notes on them.
 
@@ -158,14 +158,15 @@ def first_runs(
 
     Args:
         out: directory of the configs.
-        plan: the periods.
+        unit: the unit of periods.
+        periods: the periods with labels.
         size: size of all periods; it decides the settings, and in very large logs the number of training periods.
         score: the feature that is a search engine's score, if there is one.
         lists: the lists of all periods whose labels differ.
         moving: features that differ from training, such as those of later files.
     """
-    train, validation, test = divided(plan.names)
-    all_periods, n = train, len(plan.names)
+    train, validation, test = divided(periods)
+    all_periods, n = train, len(periods)
     models = 2 if score is None else 6  # a stack also trains its members for each of five folds
     sizes = first_sizes(size.part(len(train) / n), models=models)
     if sizes.share < 1:
@@ -173,7 +174,7 @@ def first_runs(
         sizes = first_sizes(size.part(len(train) / n), models=models)
     common = {
         "data": plain_yaml(storage.join(out, "data")),
-        "unit": plan.unit,
+        "unit": unit,
         "train": period_range(train),
         "left_out": "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time",
         "validation": period_range(validation),
@@ -182,7 +183,7 @@ def first_runs(
     takes = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores"
     takes += f" ({', '.join(f'{stage} {minutes:.1f}' for stage, minutes in sizes.minutes.items())})."
     texts = {"pipeline": _pipeline_text(out, sizes, score, takes, common)}
-    texts["weekly"] = weekly_text(out, plan.unit, moving)
+    texts["weekly"] = weekly_text(out, unit, moving)
     notes = [f"pipeline.yaml: {takes}"]
     labelled, validating, testing = (len(part) / n * lists for part in (train, validation, test))
     if not (numbers := [number for number in _LABELLED if number <= labelled / 2]) or testing < 2:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
-from ltrscale.experiments.first.pipeline import FirstPlan
 from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.grades import grades_of
@@ -29,7 +28,7 @@ FEWEST_LISTS = 3
 """Minimum number of periods: one each to train, validate and test."""
 _DESCRIBED = 2000
 """Maximum columns of one use that are described; further ones are only named."""
-_PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
+_UNITS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,9 @@ class LogCounts:
     """Number of these lists."""
     unjudged: int
     """Rows without a label in lists where other rows have one."""
-    plan: FirstPlan | None
-    """The periods with labels; None without a time."""
+    unit: PeriodUnit
+    periods: tuple[str, ...]
+    """The periods with labels; empty without a time."""
 
 
 def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
@@ -66,6 +66,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         repeated = len(pairs) - len(np.unique(pairs))
     labels_N, unjudged = labels_of(guessed, structure, codes_N)
     apart_Q = told_apart(codes_N, labels_N)
+    unit, periods = _periods(guessed, structure, codes_N, labels_N)
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -76,7 +77,8 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()),
         queries_told_apart=int(apart_Q.sum()),
         unjudged=unjudged,
-        plan=_plan(guessed, structure, codes_N, labels_N),
+        unit=unit,
+        periods=periods,
     )
 
 
@@ -116,12 +118,12 @@ def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDA
     return apart_Q
 
 
-def _plan(
+def _periods(
     guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]
-) -> FirstPlan | None:
-    """The longest unit that gives enough periods, by the first row of each list; None without a time."""
+) -> tuple[PeriodUnit, tuple[str, ...]]:
+    """The longest unit that gives enough periods, by the first row of each list; none without a time."""
     if guessed.time is None:
-        return None
+        return "week", ()
     formats = guessed.time.formats[:1] or (ISO,)
     clock, times_V = Clock(formats=formats), structure.values[guessed.time.name]
     times_N = structure.codes[guessed.time.name]
@@ -131,12 +133,12 @@ def _plan(
     rows = np.flatnonzero(usable_N)
     rows_Q = rows[np.unique(lists_N[rows], return_index=True)[1]]
     times_V = times_V.take(pa.array(np.unique(times_N[rows_Q])))
-    for unit in _PERIODS:
+    for unit in _UNITS:
         names_V, _ = periods(times_V, unit, clock)
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
         if len(names) >= FEWEST_LISTS:
-            return FirstPlan(unit, names)
-    return FirstPlan("week", names)
+            return unit, names
+    return "week", names
 
 
 def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
@@ -203,7 +205,7 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, counted: LogCount
     if guessed.gain is not None:
         gain = plain_yaml(guessed.gain.name)
         yield f"      gain: {gain} # what a document brings: evaluate.gains: column, no feature"
-    yield from _times(guessed, counted.plan)
+    yield from _times(guessed, counted)
     if guessed.positions is not None:
         yield from _role("positions", guessed.positions, guessed.choices.get("positions"))
     if guessed.clicks is not None and guessed.positions is not None:
@@ -262,18 +264,18 @@ def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
         yield f"      #   or {alternative.name}: {'; '.join(alternative.reasons)}"
 
 
-def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
-    if guessed.time is None or plan is None:
+def _times(guessed: Guess, counted: LogCounts) -> Iterator[str]:
+    if guessed.time is None:
         return
     yield from _role("time", guessed.time, guessed.choices.get("time"))
-    span = " to ".join(dict.fromkeys([plan.names[0], plan.names[-1]])) if plan.names else "no period with labels"
+    span = " to ".join(dict.fromkeys([*counted.periods[:1], *counted.periods[-1:]])) or "no period with labels"
     formats = dict.fromkeys(form for each in (guessed.time, *guessed.dates) for form in each.formats[:1] or (ISO,))
     if list(formats) != [ISO]:
         others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
         yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # last, because it reads the most
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
-    yield f"      period: {plan.unit} # {span}"
+    yield f"      period: {counted.unit} # {span}"
 
 
 def _column_list(

@@ -14,7 +14,6 @@ from ltrscale.experiments.first.pipeline import (
     PRETRAINED,
     SMALL,
     STUDIED,
-    FirstPlan,
     LogSize,
     divided,
     first_runs,
@@ -27,7 +26,7 @@ from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 
 MINUTES = 15
-WEEKS = FirstPlan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)))
+WEEKS = [f"2026-W{i:02}" for i in range(1, 12)]
 DOCUMENTS = (0, 900, 40_000, 99_999, 100_000, 680_000, 3_000_000, 50_000_000, 900_000_000)
 SIZES = [
     LogSize(n, round(share * n), features)
@@ -37,7 +36,7 @@ SIZES = [
 
 def written(folder: Path, size: LogSize, score: str | None = None) -> tuple[PipelineConfig, str, str]:
     """The config of a first pipeline, its text, and the sentence on its time."""
-    texts, notes = first_runs("shop", WEEKS, size, score=score)
+    texts, notes = first_runs("shop", "week", WEEKS, size, score=score)
     (folder / "pipeline.yaml").write_text(texts["pipeline"])
     return (
         load(PipelineConfig, str(folder / "pipeline.yaml")),
@@ -90,7 +89,7 @@ def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
     config, text, said = written(tmp_path, size, score)
     train = config.splits.train.periods
     first, last = (int(end[-2:]) for end in (train[0].split("..")[0], train[0].split("..")[-1]))
-    sizes = first_sizes(size.part((last - first + 1) / len(WEEKS.names)), models=2 if score is None else 6)
+    sizes = first_sizes(size.part((last - first + 1) / len(WEEKS)), models=2 if score is None else 6)
     trees, scratch, pretrained = (config.methods[name] for name in ("trees", "scratch", "pretrained"))
     assert config.evaluate.baseline == ("trees" if score is None else "engine")
     assert isinstance(trees, GBDTMethod)
@@ -116,7 +115,7 @@ def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
 )
 def test_a_study_draws_numbers_of_lists_twice_at_most(tmp_path: Path, lists: int, numbers: tuple[int, ...]) -> None:
     size = LogSize(680_000, 230_000, 20)
-    texts, notes = first_runs("shop", WEEKS, size, lists=lists)
+    texts, notes = first_runs("shop", "week", WEEKS, size, lists=lists)
     assert ("study" in texts) == bool(numbers)
     if not numbers:
         assert notes[1] == "no study.yaml: 244 queries whose labels differ are too few to draw"
@@ -158,7 +157,7 @@ def test_the_table_in_the_docs_is_computed() -> None:
 
 
 def test_the_last_periods_are_held_out() -> None:
-    train, validation, test = divided(WEEKS.names)
-    assert (*train, *validation, *test) == WEEKS.names
+    train, validation, test = divided(WEEKS)
+    assert (*train, *validation, *test) == WEEKS
     assert (len(validation), len(test)) == (1, 1)
     assert [len(part) for part in divided(list("abcdefghijkl"))] == [8, 2, 2]
