@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names, roles
+from ltrscale.ingest.evidence import Beside, same_for_item
 from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.grades import MOST_GRADES
-from ltrscale.ingest.labels import gain_of, is_flag, labels, outcomes
 from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.roles import Candidate, Choice, choose_role
+from ltrscale.ingest.roles import Choice, choose_role, rank
 from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
@@ -35,8 +35,6 @@ _ASKED_OF_FLAGS = (
 )
 _INSTANT = datetime(2026, 2, 3)
 """A time in which day and month could be swapped."""
-_LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
-"""The least points for a role."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Guess:
     @property
     def alike(self) -> list[list[str]]:
         """Pairs of vectors to compare: the query's by name, else the first, with each other one of the same length."""
-        first, *others = sorted(self.vectors, key=lambda each: not roles.is_asked(each)) or (None,)
+        first, *others = sorted(self.vectors, key=lambda each: not each.is_asked) or (None,)
         return [[first.name, each.name] for each in others if first is not None and each.size == first.size]
 
 
@@ -103,19 +101,20 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     named = {use: _take(remaining, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
-    def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
+    def chosen(use: str, beside: Beside) -> LogColumn | None:
         if use in named:
             return named[use]
+        candidates = rank(use, [*remaining.values()], beside)
         whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
-        choice = choose_role(whole, least=_LEAST[use], alternatives=2 if use == "time" else 0)
+        choice = choose_role(whole, least=roles.LEAST[use], alternatives=2 if use == "time" else 0)
         if choice is None:
             return None
         choices[use] = choice
         return remaining.pop(choice.best.name)
 
-    query = chosen("query", roles.queries([*remaining.values()], seen) if "query" not in named else ())
+    query = chosen("query", Beside(seen))
     if query is None:
-        best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
+        best = max(rank("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
         hint = f"; {best.name} is the nearest{f', but {best.against}' if best.against else ''}" if best else ""
         setting = shlex.quote(f"query={best.name if best else columns[0].name}")
         remedy = f"name it, as --set {setting}"
@@ -127,18 +126,18 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
             choices["query"], doubt=f"no single column names a list, rows of {query.name} stand together by {days}"
         )
     key, seen = _combined(query, within, seen)
-    item = chosen("item", roles.items([*remaining.values()], key, seen))
-    if "item" in choices and roles.is_property(choices["item"].best, key, seen):
+    item = chosen("item", Beside(seen, key))
+    if "item" in choices and choices["item"].best.by_chance:
         choices["item"] = replace(choices["item"], doubt="it comes again within lists as often as by chance")
-    time = chosen("time", roles.times([*remaining.values()], key, seen, item))
-    positions = chosen("positions", roles.positions([*remaining.values()], key, seen))
-    label = chosen("label", labels([*remaining.values()], key, seen, item, positions))
+    time = chosen("time", Beside(seen, key, item))
+    positions = chosen("positions", Beside(seen, key, item))
+    label = chosen("label", Beside(seen, key, item, positions))
     _doubt_the_nameless(choices)
     known = outcomes(remaining, label, seen, item)
     gain = gain_of(remaining, label, seen)
     counts = [each for each in [label, *remaining.values()] if each and each.numeric and each.least >= 0]
     counts = [each for each in counts if each.distinct <= MOST_GRADES and not each.lacking]
-    clicks = next((each for each in counts if roles.has_pattern(each, names.CLICKED)), None)
+    clicks = next((each for each in counts if each.like(names.CLICKED)), None)
     best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     rest = [column for column in remaining.values() if column is not gain]
     whole = _with_rest(best_guess, rest, {**numbers, **known}, key, seen)
@@ -156,7 +155,7 @@ def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
         if use not in choices:
             continue
         column, doubt = choices[use].best.column, choices[use].doubt
-        is_named = roles.is_label(column) if use == "label" else roles.has_pattern(column, names.POSITION)
+        is_named = column.is_label if use == "label" else column.like(names.POSITION)
         if not is_named:
             choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
 
@@ -241,19 +240,19 @@ def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) 
         return only if column.distinct else "no single value that can be read"
     if column.bad > _UNREAD:
         return f"{column.bad:.0%} of its values cannot be read"
-    if roles.looks_like_time(column):
+    if column.is_time:
         return "dates" if best_guess.time is not None else "a date, and no column with the time of the row"
-    if column.lacking and column.numeric and roles.has_pattern(column, names.POSITION):
+    if column.lacking and column.numeric and column.like(names.POSITION):
         return f"a place, which {column.lacking} lacks"
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
-    is_query_like = not column.numeric and roles.is_asked(column)
+    is_query_like = not column.numeric and column.is_asked
     rare = column.distinct * _SEEN_OFTEN > lists.distinct
-    if roles.is_person(column) or (in_list and (is_query_like or (roles.names_one(column) and rare))):
+    if column.like(names.PERSON) or (in_list and (is_query_like or (column.names_one and rare))):
         return "meta" if not column.lacking else f"of the whole list, and {column.lacking} lacks it"
-    if column.numeric and not (column.whole and (roles.has_pattern(column, _CODE) or roles.names_one(column))):
+    if column.numeric and not (column.whole and (column.like(_CODE) or column.names_one)):
         return "features"
-    if roles.names_one(column) and column.distinct * _SEEN_OFTEN > column.rows:
+    if column.names_one and column.distinct * _SEEN_OFTEN > column.rows:
         return f"an id of {column.distinct:,} things, each in few rows"
     if column.distinct > 0.5 * column.rows:  # nearly every row has its own value
         return "names single rows"
@@ -293,3 +292,61 @@ def _take(remaining: dict[str, LogColumn], name: str, use: str, where: str) -> L
             f"{where}: {use}: no column {name!r} is left; {suggestion(name, remaining, 'the columns are')}"
         )
     return remaining.pop(name)
+
+
+def is_flag(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> bool:
+    """True if a column is 0 or 1 (or yes and no), varies within lists and is not a property of the item."""
+    if column.distinct != 2 or column.name not in seen:
+        return False
+    values_N = seen.amounts(column)
+    if {*np.unique(values_N[~np.isnan(values_N)]).tolist()} != {0.0, 1.0}:
+        return False
+    return seen.lists(query.name).constant(seen.codes[column.name]) < 1.0 and not same_for_item(
+        values_N > 0, seen, item
+    )
+
+
+def outcomes(
+    remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure, item: LogColumn | None
+) -> dict[str, str]:
+    """The columns that say what happened after a list was shown, with the reason."""
+    found = dict.fromkeys(
+        (name for name, each in remaining.items() if each.is_label),
+        "another label: it would give the answer away",
+    )
+    if label is None or label.name not in seen:
+        return found
+    values_N = seen.amounts(label)
+    known_N, label_N = ~np.isnan(values_N), values_N > 0
+    rare = known_N.any() and label_N[known_N].mean() < 0.5  # a count with few zeros is not enough
+    for name, column in remaining.items() if rare else ():
+        quantity = column.numeric and name in seen and column.least >= 0 and not column.names_one
+        if not quantity or name in found:
+            continue
+        above_N = seen.numbers(name) > 0
+        if follows(above_N, label_N, known_N):
+            found[name] = f"0 wherever {label.name} is 0: it would give the answer away"
+            continue
+        few = column.distinct <= MOST_GRADES and above_N.mean() < 0.5 and label_N.sum() >= roles.FEWEST_ABOVE
+        if few and follows(label_N, above_N, known_N) and not same_for_item(above_N, seen, item):
+            found[name] = f"above 0 wherever {label.name} is: it would give the answer away"
+    return found
+
+
+def follows(part_N: NDArray[np.bool_], whole_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> bool:
+    """True if, in the known rows, something holds only where another thing does."""
+    part_N = part_N & known_N
+    return bool(part_N.any() and (part_N & whole_N).sum() >= 0.99 * part_N.sum())
+
+
+def gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
+    """The column of what a document brought, by its name; it must be 0 where the label is 0."""
+    if label is None:
+        return None
+    worth = [each for each in remaining.values() if each.like(names.WORTH) and each.is_label]
+    worth = [each for each in worth if each.numeric and each.least >= 0 and each.name in seen and not each.lacking]
+    if label.numeric:
+        label_N = seen.numbers(label.name)
+        known_N = ~np.isnan(label_N)
+        worth = [each for each in worth if follows(seen.numbers(each.name) > 0, label_N > 0, known_N)]
+    return worth[0] if worth else None

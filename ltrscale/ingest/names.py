@@ -6,7 +6,6 @@ Chinese. Patterns match a name's plain form.
 
 import re
 import unicodedata
-from collections.abc import Iterable
 from functools import cache
 
 _SPELT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ł": "l", "œ": "oe", "æ": "ae", "ø": "o"})
@@ -276,8 +275,3 @@ def label_points(name: str) -> float:
     if has(name, _BEFORE) and not judged:
         return 0.0
     return next((points for pattern, points in LABELS if has(name, pattern)), 0.0)
-
-
-def first_of(name: str, meanings: Iterable[tuple[str, float, str]]) -> tuple[float, str] | None:
-    """The points and the reason of the first pattern that a name matches."""
-    return next(((points, reason) for pattern, points, reason in meanings if has(name, pattern)), None)

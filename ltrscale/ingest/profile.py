@@ -19,6 +19,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
 from ltrscale.data.vectors import Vectors, lists_of_texts, vector_size
 from ltrscale.errors import InputError
+from ltrscale.ingest import names
 from ltrscale.ingest.csvjson import Dialect, broken_lines
 from ltrscale.ingest.lines import UTF8, Lines, read_lines
 from ltrscale.ingest.tables import read_rows, read_schema
@@ -66,6 +67,30 @@ class LogColumn:
     """A file that lacks the column, if there is one."""
     size: int = 0
     """Length of its lists, if it holds vectors."""
+
+    def like(self, *patterns: str) -> bool:
+        """True if the plain form of its name matches one of the patterns."""
+        return names.has(self.name, *patterns)
+
+    @property
+    def is_label(self) -> bool:
+        """True if it is named like what happened after the list was shown, not before."""
+        return names.label_points(self.name) > 0
+
+    @property
+    def names_one(self) -> bool:
+        """True if it is named like an identifier."""
+        return self.like(names.IDENTIFIER, names.PERSON)
+
+    @property
+    def is_asked(self) -> bool:
+        """True if it is named like the text of a query."""
+        return self.like(names.ASKED)
+
+    @property
+    def is_time(self) -> bool:
+        """True if it holds times; digits also need a time's name, since ids are numbers of the same size."""
+        return bool(self.formats) and (not self.digits or self.like(names.TIME))
 
     @property
     def numeric(self) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
 from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.grades import word_grades
 from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, without_nan
 
 ValueCodes = NDArray[np.int64]
@@ -121,6 +122,18 @@ class KeyLists:
         some_Q = (n_Q > 1) & (having_Q > 0)
         return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _TELLING else None
 
+    def height(self, places_N: NDArray[np.float64], above_N: NDArray[np.bool_]) -> float:
+        """How many deviations further up than the mean place of their lists some rows are, on average."""
+        places_L, above_L = places_N[self.rows_L], above_N[self.rows_L]
+        known_L = ~np.isnan(places_L)
+        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
+        places, above, groups = places_L[known_L], above_L[known_L], list_L[known_L]
+        n_Q = np.maximum(np.bincount(groups), 1)
+        mean_Q = np.bincount(groups, places) / n_Q
+        variance_Q = np.bincount(groups, places**2) / n_Q - mean_Q**2
+        deviation = np.sqrt(variance_Q[groups][above].sum())
+        return float((mean_Q[groups] - places)[above].sum() / deviation) if deviation > 0 else 0.0
+
     def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
         values_L = values_N[self.rows_L]
         if not len(values_L):
@@ -165,6 +178,15 @@ class Structure:
         else:
             numbers_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
+
+    def amounts(self, column: LogColumn) -> NDArray[np.float64]:
+        """A column as numbers, by row (words as their grades); NaN if there is no number."""
+        if column.numeric:
+            return self.numbers(column.name)
+        texts = [str(value) for value in self.values[column.name].to_pylist()]
+        grades = word_grades(texts)
+        values_V = [np.nan if (grade := grades[text]) is None else grade for text in texts]
+        return np.array([*values_V, np.nan])[self.codes[column.name]]
 
     def seconds(self, column: LogColumn) -> ValueCodes:
         """A time column in seconds since 1970, by row; 0 if not a time."""

@@ -22,7 +22,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
-from ltrscale.experiments.first.study import weekly_text
+from ltrscale.experiments.first.pipeline import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.service import InService
 from ltrscale.experiments.week import Week

@@ -5,17 +5,14 @@ import string
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shop_languages import LANGUAGES, guessed, named, searches
 
-from ltrscale.errors import InputError
 from ltrscale.ingest.grades import word_grades
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.names import label_points, plain_name
-from ltrscale.ingest.roles import is_label
 
 made = functools.cache(searches)
 
@@ -48,7 +45,7 @@ def test_roles_are_the_same_in_ten_languages_and_without_names(language: str, sh
         doubts = {role: choice.doubt for role, choice in found.choices.items() if choice.doubt}
         assert {*doubts} == {"label", "positions"}, "what only structure speaks for is marked"
     else:
-        assert is_label(found.label)  # type: ignore[arg-type]
+        assert found.label.is_label  # type: ignore[arg-type]
         assert {role for role, choice in found.choices.items() if choice.doubt} == {"label"}
 
 
@@ -177,9 +174,3 @@ def test_a_place_is_what_counts_the_rows_and_not_what_ranks_the_item() -> None:
     assert roles_of(guessed(log))[3] == "rang"
     holes = log.drop(columns="rank").sample(frac=0.97, random_state=0).sort_index()  # some rows are lost
     assert roles_of(guessed(holes.rename(columns={"rang": "w"})))[3] == "w"
-
-
-def test_the_columns_of_a_log_without_lists_have_a_reason_against_them() -> None:
-    log = pd.DataFrame({"row_id": np.arange(50), "price": np.linspace(1, 2, 50), "n": np.arange(50) % 3})
-    with pytest.raises(InputError, match=r"is the nearest, but (most of its values|has|no name)"):
-        guessed(log)

@@ -16,6 +16,7 @@ from ltrscale.data.times import instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.evidence import Candidate
 from ltrscale.ingest.guess import guess, row_numbers
 from ltrscale.ingest.profile import columns_of
 from ltrscale.ingest.structure import KeyLists, Structure, of_table
@@ -100,7 +101,7 @@ def test_runs_of_equal_values_make_lists_whatever_the_names() -> None:
 
 def test_a_log_in_which_nothing_makes_lists_is_refused_with_the_nearest() -> None:
     log = pd.DataFrame({"row_id": np.arange(50), "price": np.linspace(1, 2, 50), "n": np.arange(50) % 3})
-    with pytest.raises(InputError, match=r"log.csv: no column looks like a query's id; .* name it, as --set query="):
+    with pytest.raises(InputError, match=r"log.csv: no column looks like a query's id; .* nearest, but .*--set query="):
         guessed(log)
 
 
@@ -143,8 +144,8 @@ def test_ids_are_categories_where_they_come_often_and_left_out_where_they_do_not
 
 def test_a_close_call_is_a_doubt() -> None:
     columns, _ = looked_at(pd.DataFrame({"a": [1], "b": [2]}))
-    near = [roles.Candidate(columns[0], 4.0, ()), roles.Candidate(columns[1], 2.6, ())]
-    clear = [near[0], roles.Candidate(columns[1], 2.4, ())]
+    near = [Candidate(columns[0], 4.0, ()), Candidate(columns[1], 2.6, ())]
+    clear = [near[0], Candidate(columns[1], 2.4, ())]
     assert [roles.choose_role(each, least=2.0).doubt for each in (near, clear)] == ["b is as likely", ""]  # type: ignore[union-attr]
     assert roles.choose_role(near, least=5.0) is None
 

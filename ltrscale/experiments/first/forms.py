@@ -17,7 +17,6 @@ from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.quoting import flow, plain_yaml
-from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
@@ -255,7 +254,7 @@ class _Texts:
                 "beside it, such as the best by BM25 with their score"
             )
         base = max(scored, key=lambda table: table.rows.num_rows)
-        guessed = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
+        guessed = guess(base.columns, of_table(base.rows), {}, base.url)
         refuse_without_features(guessed, [*guessed.features, *guessed.categorical], base.url)
         by_key = {table.ids[0]: table for table in texts}
         if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
@@ -332,7 +331,7 @@ class _TextTable:
 
     url: str
     rows: pa.Table
-    schema: pa.Schema
+    columns: Sequence[LogColumn]
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     label: str | None
@@ -347,10 +346,10 @@ class _TextTable:
         words = [each for each in columns if not each.numeric and not each.formats]
         texts = [each.name for each in words if each.length > 15 and sum(" " in value for value in each.values) > 1]
         once = [each for each in columns if each.distinct == each.rows and each.name not in texts]
-        ids = [each.name for each in once if roles.names_one(each)]
-        label = next((each.name for each in columns if each.numeric and roles.is_label(each)), None)
-        return cls(url, rows, schema, tuple(ids), tuple(texts), label)
+        ids = [each.name for each in once if each.names_one]
+        label = next((each.name for each in columns if each.numeric and each.is_label), None)
+        return cls(url, rows, columns, tuple(ids), tuple(texts), label)
 
     @property
     def names(self) -> list[str]:
-        return list(self.schema.names)
+        return list(self.rows.column_names)

@@ -19,17 +19,14 @@ from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
-from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
-from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
+from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
+from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, labels_of, prepare_lines, summary
 from ltrscale.experiments.first.quoting import escaped, yaml_text
-from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.grades import grades_of
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.labels import amounts
 from ltrscale.ingest.outcome import questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
@@ -94,24 +91,29 @@ def init(config: InitConfig) -> None:
     ]
     complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
     counted = count_lists(guessed, complete)
-    asked = asked_of(guessed, complete, urls, dialect, zeros=bool(counted.unjudged))
+    asked = asked_of(guessed, complete, urls, dialect)
     guessed = replace(guessed, asked={**guessed.asked, **asked})
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
-    if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
+    if guessed.label is not None and len(counted.periods) >= FEWEST_LISTS:
         width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
         width += sum(column.size for column in guessed.vectors)
-        size = LogSize(counted.rows, counted.told_apart, width)
-        score = engine_score([each.name for each in guessed.features])
-        runs, notes = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
+        runs, notes = first_runs(
+            out,
+            counted.unit,
+            counted.periods,
+            LogSize(counted.rows, counted.told_apart, width),
+            score=engine_score([each.name for each in guessed.features]),
+            lists=counted.queries_told_apart,
+            moving=guessed.moving,
+        )
         texts |= runs
-        texts["weekly"] = weekly_text(out, counted.plan.unit, guessed.moving)
     if clicks := clicks_text(out, guessed):
         texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(guessed):
         log.info("init: %s", escaped(line))
-    for reason in (*notes, *_why_less(guessed, counted.plan, columns)):
+    for reason in (*notes, *_why_less(guessed, counted.periods, columns)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         _say_next(name, out)
@@ -172,14 +174,14 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _why_less(guessed: Guess, plan: FirstPlan | None, columns: Sequence[LogColumn]) -> Iterator[str]:
+def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColumn]) -> Iterator[str]:
     for column in guessed.optional:
         yield f"{column.name} is missing from {column.lacking}, and perhaps other files: a missing value there"
     for name in sorted({each.name for each in columns if each.lacking} & {*guessed.others}):
         yield f"{name} is not in all files, and not used: {guessed.others[name]}"
     if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
-    if plan is None or len(plan.names) < FEWEST_LISTS:
+    if len(periods) < FEWEST_LISTS:
         yield f"no column with times over {FEWEST_LISTS} periods, by which a pipeline.yaml would divide the log"
     if guessed.label is not None and (guessed.clicks is not None or not guessed.label.numeric):
         needed = {
@@ -191,12 +193,10 @@ def _why_less(guessed: Guess, plan: FirstPlan | None, columns: Sequence[LogColum
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
 
 
-def asked_of(
-    guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect, *, zeros: bool = False
-) -> dict[str, str]:
+def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
     """Questions about suspicious features, by name; empty without a label.
 
-    With `zeros` a row without a label counts 0. `log` has the query columns of all rows.
+    `log` has the query columns of all rows.
 
     Reads a sample of whole lists. The first rows of a shuffled log would have only fragments of lists, and any order of
     a short list is close to the best.
@@ -210,8 +210,8 @@ def asked_of(
     kept_N = np.zeros(len(lists_N), np.bool_)
     kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
-    query_N, labels_N = structure.joined(key[0], key[1:]), _labels(guessed, structure)
-    labels_N = np.nan_to_num(labels_N) if zeros else labels_N
+    query_N = structure.joined(key[0], key[1:])
+    labels_N, _ = labels_of(guessed, structure, query_N)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
     labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))
@@ -241,12 +241,3 @@ def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]
         return structure.numbers(name).astype(np.float32)
     codes_N = structure.codes[name]
     return np.where(codes_N < 0, np.nan, codes_N).astype(np.float32)
-
-
-def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:
-    """The label of each row as prepare would read it; NaN if missing."""
-    assert guessed.label is not None
-    labels_N, grades = amounts(guessed.label, structure), grades_of(guessed.label)
-    if not isinstance(grades, tuple):
-        return labels_N
-    return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))

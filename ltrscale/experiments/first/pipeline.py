@@ -1,23 +1,25 @@
-"""The first pipeline of a log: a runnable pipeline.yaml, with comments that explain its choices.
+"""The first configs of commands that train: pipeline.yaml, study.yaml and weekly.yaml, with comments on their choices.
 
-Its settings keep the run short on a few cores: minutes follow from the measured rates `FINETUNED`, `PRETRAINED` and
-`BOOSTED`.
+Their settings keep a pipeline short on a few cores: minutes follow from the measured rates `FINETUNED`, `PRETRAINED`
+and `BOOSTED`.
 """
 
 import math
 import re
-import textwrap
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import yaml
 
 from ltrscale import storage
 from ltrscale.data.times import PeriodUnit
-from ltrscale.experiments.first.quoting import flow, plain_yaml
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
+from ltrscale.progress import called
 
 FINETUNED = {256: 24_000, 1024: 47_000}
-"""Documents per second of one core in finetuning the network of `first_pipeline`, by `docs_per_batch`; 4,096 is no
+"""Documents per second of one core in finetuning the network of `methods_text`, by `docs_per_batch`; 4,096 is no
 faster than 1,024. Processor time on the log of tests/shop.py, 552,000 documents with 13 columns, 2026-11-24."""
 PRETRAINED = {1024: 9_000, 4096: 14_000}
 """The same rates for pretraining that network, in float32."""
@@ -38,6 +40,8 @@ _SHARES = {"trees": 1.0, "pretraining": 5.0, "finetuning": 5.0}
 cores."""
 _OTHER = 1.0
 _AT_LEAST = {"trees": 200, "pretraining": 1, "finetuning": 4}
+_LABELLED, _VALIDATION = (100, 300, 1000, 3000), 1500
+"""Numbers of labelled lists of a first study, and the validation lists that it reads at most."""
 
 
 class LogSize(NamedTuple):
@@ -64,14 +68,11 @@ class FirstSizes(NamedTuple):
     pretraining_epochs: int
     minutes: dict[str, float]
     """Maximum for `trees`, `pretraining`, and `finetuning` of all networks; patience may save some."""
-    full: dict[str, float]
-    """The same with the trees and epochs of the news study."""
-    share: float
-    """The share of the training documents that fits the time; at most 1."""
 
-    def is_full(self, stage: str) -> bool:
-        """Whether a stage has as many trees or epochs as the news study."""
-        return self.minutes[stage] == self.full[stage]
+    @property
+    def share(self) -> float:
+        """The share of the training documents that fits the time; at most 1."""
+        return 1 / max(1.0, *(self.minutes[stage] / _SHARES[stage] for stage in _SHARES))
 
     @property
     def patience(self) -> int:
@@ -82,11 +83,6 @@ class FirstSizes(NamedTuple):
     def total(self) -> float:
         """Minutes of the whole pipeline."""
         return sum(self.minutes.values()) + _OTHER
-
-    @property
-    def in_full(self) -> float:
-        """Minutes of the whole pipeline with the trees and epochs of the news study."""
-        return sum(self.full.values()) + _OTHER
 
 
 def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSizes:
@@ -103,8 +99,8 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSiz
         >>> sizes = first_sizes(LogSize(documents=550_000, told_apart=195_000, features=13))
         >>> sizes.docs_per_batch, sizes.epochs, sizes.pretraining_docs_per_batch, sizes.pretraining_epochs
         (1024, 36, 4096, 7)
-        >>> round(sizes.total), round(sizes.in_full), sizes.share
-        (11, 20, 1.0)
+        >>> round(sizes.total), sizes.share
+        (11, 1.0)
     """
     batch = 256 if size.told_apart < SMALL else 1024
     large = 1024 if size.documents < SMALL else 4096
@@ -118,9 +114,7 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSiz
         for stage, one in each.items()
     }
     minutes = {stage: n[stage] * one for stage, one in each.items()}
-    full = {stage: STUDIED[stage] * one for stage, one in each.items()}
-    over = max(1.0, *(minutes[stage] / _SHARES[stage] for stage in minutes))
-    return FirstSizes(n["trees"], batch, n["finetuning"], large, n["pretraining"], minutes, full, 1 / over)
+    return FirstSizes(n["trees"], batch, n["finetuning"], large, n["pretraining"], minutes)
 
 
 def epoch_minutes(documents: int, rate: float, features: int) -> float:
@@ -133,14 +127,6 @@ _ENGINE_SCORES = (
     re.compile(r"(?i)_?((es|elasticsearch|opensearch|solr|lucene|vespa|engine|search|retrieval|text)_)?score"),
 )
 """Names of features that are a search engine's own score, the most certain first."""
-
-
-class FirstPlan(NamedTuple):
-    """The unit of periods, the periods with labels, and the format of times."""
-
-    unit: PeriodUnit
-    names: tuple[str, ...]
-    formats: tuple[str, ...]
 
 
 def engine_score(features: Sequence[str]) -> str | None:
@@ -156,39 +142,75 @@ def engine_score(features: Sequence[str]) -> str | None:
     return None
 
 
-def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -> tuple[str, str]:
-    """The first pipeline.yaml, and a sentence on its time; the last periods test, the ones before validate.
+def first_runs(
+    out: str,
+    unit: PeriodUnit,
+    periods: Sequence[str],
+    size: LogSize,
+    *,
+    score: str | None = None,
+    lists: int = 0,
+    moving: Sequence[str] = (),
+) -> tuple[dict[str, str], list[str]]:
+    """The texts of pipeline.yaml, weekly.yaml and, if there are enough lists, study.yaml; and notes on them.
+
+    The last periods test, the ones before validate.
 
     Args:
         out: directory of the configs.
-        plan: the periods.
-        score: the feature that is a search engine's score, if there is one.
+        unit: the unit of periods.
+        periods: the periods with labels.
         size: size of all periods; it decides the settings, and in very large logs the number of training periods.
+        score: the feature that is a search engine's score, if there is one.
+        lists: the lists of all periods whose labels differ.
+        moving: features that differ from training, such as those of later files.
     """
-    train, validation, test = divided(plan.names)
-    models, all_periods = (2 if score is None else 6), train  # a stack also trains its members for each of five folds
-    sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
+    train, validation, test = divided(periods)
+    all_periods, n = train, len(periods)
+    models = 2 if score is None else 6  # a stack also trains its members for each of five folds
+    sizes = first_sizes(size.part(len(train) / n), models=models)
     if sizes.share < 1:
         train = train[-max(1, int(sizes.share * len(train))) :]
-        sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
-    left_out = "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time"
-    duration = time_said(sizes)
-    text = _PIPELINE.format(
-        said="\n".join(textwrap.wrap(duration, 118, initial_indent="# ", subsequent_indent="# ")),
-        out=plain_yaml(storage.join(out, "models")),
-        data=plain_yaml(storage.join(out, "data")),
-        clicks=plain_yaml(storage.join(out, "clicks")),
-        train=period_range(train),
-        left_out=left_out,
-        validation=period_range(validation),
-        test=period_range(test),
-        unit=plan.unit,
-        methods=methods_text(
-            sizes, "" if score is None else _ENGINE.format(score=plain_yaml(score), trees=_trees(sizes, 8))
-        ),
-        baseline="trees" if score is None else "engine",
+        sizes = first_sizes(size.part(len(train) / n), models=models)
+    common = {
+        "data": plain_yaml(storage.join(out, "data")),
+        "unit": unit,
+        "train": period_range(train),
+        "left_out": "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time",
+        "validation": period_range(validation),
+        "test": period_range(test),
+    }
+    takes = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores"
+    takes += f" ({', '.join(f'{stage} {minutes:.1f}' for stage, minutes in sizes.minutes.items())})."
+    texts = {"pipeline": _pipeline_text(out, sizes, score, takes, common)}
+    texts["weekly"] = weekly_text(out, unit, moving)
+    notes = [f"pipeline.yaml: {takes}"]
+    labelled, validating, testing = (len(part) / n * lists for part in (train, validation, test))
+    if not (numbers := [number for number in _LABELLED if number <= labelled / 2]) or testing < 2:
+        return texts, [*notes, f"no study.yaml: {lists:,} queries whose labels differ are too few to draw"]
+    few = sizes._replace(trees=STUDIED["trees"], docs_per_batch=256, epochs=STUDIED["finetuning"])
+    texts["study"] = _STUDY.format(
+        out=plain_yaml(storage.join(out, "study")),
+        sample=f", relevant_groups: {_VALIDATION}" if validating > 2 * _VALIDATION else "",
+        numbers=numbers,
+        draws=FEWEST_DRAWS,
+        methods=methods_text(few, _TUNED),
+        **common,
     )
-    return text, duration
+    command = f"{called('study')} --config {shlex.quote(storage.join(out, 'study.yaml'))}"
+    return texts, [*notes, f"study.yaml: from how many labels on does which method pay? {command}"]
+
+
+def _pipeline_text(out: str, sizes: FirstSizes, score: str | None, takes: str, common: Mapping[str, str]) -> str:
+    engine = "" if score is None else _ENGINE.format(score=plain_yaml(score), trees=_trees(sizes, 8))
+    return _PIPELINE.format(
+        takes=takes,
+        out=plain_yaml(storage.join(out, "models")),
+        clicks=plain_yaml(storage.join(out, "clicks")),
+        methods=methods_text(sizes, engine),
+        baseline="trees" if score is None else "engine",
+        **common,
+    )
 
 
 def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -202,47 +224,17 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
     return tuple(names[: -2 * held_out]), tuple(names[-2 * held_out : -held_out]), tuple(names[-held_out:])
 
 
-def time_said(sizes: FirstSizes) -> str:
-    """The minutes of a first pipeline, and of one with the settings of the news study."""
-    minutes = sizes.minutes
-    parts = (
-        f"trees {minutes['trees']:.1f}, pretraining {minutes['pretraining']:.1f}, networks {minutes['finetuning']:.1f}"
-    )
-    duration = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores ({parts})."
-    if all(map(sizes.is_full, STUDIED)):
-        return f"{duration} Nothing is cut short: the epochs are those of the study."
-    trees, pretraining, epochs = STUDIED.values()
-    return (
-        f"{duration} With {trees} trees and the study's {epochs} epochs and {pretraining} of pretraining it takes "
-        f"about {sizes.in_full:.0f}; what that brings here is not known, and in the study four times the pretraining "
-        "gave +.0023 NDCG@5 at 1,000 labelled lists and nothing at 100."
-    )
-
-
 def methods_text(sizes: FirstSizes, others: str = "") -> str:
     """Trees, a network, and the same network pretrained, with comments on their sizes."""
-    faster, slower = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
-    batch = f"many small steps; 1024 for {SMALL:,} documents to learn from, {faster:.0f} times as fast"
-    if sizes.docs_per_batch > 256:
-        batch = f"{faster:.0f} times as fast as 256, which is for less than {SMALL:,} documents to learn from"
-    large = f"it needs the steps; 4096 for {SMALL:,} documents or more, {slower:.1f} times as fast"
-    if sizes.pretraining_docs_per_batch > 1024:
-        large = f"1024 for a log of less than {SMALL:,} documents, which needs the steps"
-    longer = {stage: f"the study had {n}, here {sizes.full[stage]:.0f} minutes" for stage, n in STUDIED.items()}
-    notes = {stage: "as in the study" if sizes.is_full(stage) else text for stage, text in longer.items()}
-    return _METHODS.format(
-        others=others,
-        trees=_trees(sizes, 31),
-        epochs=sizes.epochs,
-        epochs_why=notes["finetuning"],
-        patience=sizes.patience,
-        batch=sizes.docs_per_batch,
-        batch_why=batch,
-        pretraining=sizes.pretraining_epochs,
-        longer=notes["pretraining"],
-        large=sizes.pretraining_docs_per_batch,
-        large_why=large,
-    )
+    faster, larger = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
+    notes = {
+        "batches": f"256 for less than {SMALL:,} documents to learn from; 1024 is {faster:.0f} times as fast",
+        "large": f"1024 for less than {SMALL:,} documents; 4096 is {larger:.1f} times as fast",
+        "studied": STUDIED["finetuning"],
+        "pretrained": STUDIED["pretraining"],
+    }
+    settings = {**sizes._asdict(), "trees": _trees(sizes, 31), "patience": sizes.patience}
+    return _METHODS.format(others=others, **settings, **notes)
 
 
 def _trees(sizes: FirstSizes, leaves: int) -> str:
@@ -254,6 +246,20 @@ def period_range(names: Sequence[str]) -> str:
     """Periods as a range for `splits`, or a single one; quoted if YAML would read a date."""
     text = "..".join(dict.fromkeys([names[0], names[-1]]))
     return text if yaml.safe_load(text) == text else flow(text)
+
+
+def weekly_text(out: str, unit: str, moving: Sequence[str] = ()) -> str:
+    """The weekly.yaml for new periods of a unit such as `week`.
+
+    Args:
+        out: the directory of the configs.
+        unit: the unit of periods.
+        moving: features that differ from training, such as those of later files.
+    """
+    places = {"out": "weekly", "pipeline": "pipeline.yaml", "production": "models/seed-0/trees/model"}
+    paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
+    config = escaped(shlex.quote(storage.join(out, "weekly.yaml")))
+    return _WEEKLY.format(unit=unit, weekly=called("weekly"), config=config, moving=flow([*moving]), **paths)
 
 
 _ENGINE = """\
@@ -271,7 +277,7 @@ _ENGINE = """\
 _PIPELINE = """\
 # Made by jobs.init: trees, a network, and the same network pretrained without labels, compared on the last periods. The
 # networks' settings are the best of a study with 30 to 3,000 labelled lists: docs/results/study-news.md of ltrscale.
-{said}
+# {takes}
 out: {out}
 data: {data} # jobs.prepare makes it
 
@@ -309,10 +315,10 @@ methods:
         encoder: {{kind: resnet, width: 128, blocks: 3}}
       head: {{layers: 1}}
       head_epochs: 0
-      epochs: {epochs} # at most; {epochs_why}
+      epochs: {epochs} # at most; the study had {studied}
       patience: {patience} # epochs without a better validation NDCG@5
       noise: 0.3 # on the inputs in training, in standard deviations
-      stream: {{docs_per_batch: {batch}}} # {batch_why}
+      stream: {{docs_per_batch: {docs_per_batch}}} # {batches}
       optimizer: {{kind: adam, learning_rate: 3.0e-4}}
 {others}  pretrained:
     kind: neural
@@ -320,12 +326,69 @@ methods:
       method: {{kind: simclr_rank, temperature: 0.1}} # finds a document's other view among all views of its list
       augment: {{kind: swap_in_group, probability: 0.6}} # 60% of a view's values are of other documents of the list
       network: *network
-      epochs: {pretraining} # passes over all lists; {longer}
-      stream: {{docs_per_batch: {large}}} # {large_why}
+      epochs: {pretraining_epochs} # passes over all lists; the study had {pretrained}
+      stream: {{docs_per_batch: {pretraining_docs_per_batch}}} # {large}
       optimizer: {{kind: adam, learning_rate: 1.0e-3}}
       # precision: bf16 # twice as fast on GPUs and CPUs that compute in bfloat16, far slower on other CPUs
     finetune: # the encoder learns at a tenth of the rate, so that few labels undo little of what it knows
       <<: *finetune
       rates: {{encoder: 0.1}}
       optimizer: {{kind: adam, learning_rate: 1.0e-3}}
+"""
+_TUNED = """\
+  trees_tuned: # a search for each number of labels and each draw, on validation: trees at their best
+    kind: tuned
+    of: trees
+    trials: 10
+    space:
+      gbdt.num_leaves: {low: 2, high: 64, log: true, integer: true} # few labels want few leaves
+      gbdt.learning_rate: {low: 0.02, high: 0.3, log: true}
+      gbdt.min_data_in_leaf: {low: 2, high: 100, log: true, integer: true}
+"""
+
+_STUDY = """\
+# Made by jobs.init: from how many labelled lists on does which method pay? See docs/study.md of ltrscale. Whatever ends
+# it, the same command resumes; its report has the smallest differences that these draws and test lists let it see.
+out: {out}
+data: {data} # jobs.prepare makes it
+
+splits: # by {unit}, as in pipeline.yaml
+  train: {{periods: {train}}}{left_out}
+  validation: {{periods: {validation}{sample}}}
+  test: {{periods: {test}}}
+
+grid: # of lists with a relevant document; more draws narrow the intervals, more labels bring the draws together
+  - {{labelled: {numbers}, draws: {draws}, methods: [trees_tuned, scratch, pretrained]}}
+
+{methods}
+control: scratch # the same network without pretraining: the difference is pretraining's own share
+evaluate:
+  baseline: trees_tuned
+"""
+
+_WEEKLY = """\
+# Made by jobs.init: what is done with the rows of each new {unit}, by one command after jobs.pipeline has run once:
+#   {weekly} --config {config} --inputs NEW_ROWS
+# With --dry-run it says what it would do. Status 3: refused, and the old model stays. docs/weeks.md of ltrscale.
+out: {out} # service.json there names the model in service
+pipeline: {pipeline} # the data set that grows, and the settings of the method
+method: trees # the cheapest to train each {unit}; or another one of the pipeline
+production: {production} # in service before the first {unit}: the pipeline's model
+max_rejected: null # share of bad rows above which nothing is done; null: as in prepare.yaml
+
+splits: # counted from the new {unit}
+  train: {{periods: all but last 2}} # last 26 but 2: forgets what is older
+  validation: {{periods: last 1 but 1}}
+  test: {{periods: last 1}} # judges both models, which may not have seen it; last 2 has more groups, and is less fresh
+
+bounds:
+  refuse: worse # a model that is shown to be worse; unproven: one that is not shown to be as good, which takes groups
+  margin: 0.005
+  feature_psi: 5 # a feature that differs more from training is taken for a fault, such as prices in cents
+  moving: {moving} # features that may differ, such as the weekday, or one that only later files have
+  expected: [] # features that rank nearly alone, and are known when the list is shown; others of that kind are refused
+
+refit: false # true: what goes into service learns from the newest {unit}s too, after the gate has said yes
+export: null # lightgbm, xgboost, elasticsearch, opensearch, vespa or treelite, as for jobs.export
+registry: null # {{name: shop, store: "sqlite:///mlflow.db"}} registers it in MLflow
 """

@@ -13,24 +13,22 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
-from ltrscale.experiments.first.pipeline import FirstPlan
 from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.grades import grades_of
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.labels import amounts
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.roles import Choice, is_asked
+from ltrscale.ingest.roles import Choice
 from ltrscale.ingest.structure import Structure
 
 FEWEST_LISTS = 3
 """Minimum number of periods: one each to train, validate and test."""
 _DESCRIBED = 2000
 """Maximum columns of one use that are described; further ones are only named."""
-_PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
+_UNITS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,9 @@ class LogCounts:
     """Number of these lists."""
     unjudged: int
     """Rows without a label in lists where other rows have one."""
-    plan: FirstPlan | None
-    """The periods with labels; None without a time."""
+    unit: PeriodUnit
+    periods: tuple[str, ...]
+    """The periods with labels; empty without a time."""
 
 
 def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
@@ -65,8 +64,9 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         known_N = (items_N >= 0) & (codes_N >= 0)
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
-    labels_N, unjudged = _label_codes(guessed, structure, codes_N)
-    apart_Q = told_apart(codes_N, labels_N) if (labels_N >= 0).any() else np.zeros(0, np.bool_)
+    labels_N, unjudged = labels_of(guessed, structure, codes_N)
+    apart_Q = told_apart(codes_N, labels_N)
+    unit, periods = _periods(guessed, structure, codes_N, labels_N)
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -74,26 +74,25 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
-        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
+        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()),
         queries_told_apart=int(apart_Q.sum()),
         unjudged=unjudged,
-        plan=_plan(guessed, structure, codes_N, labels_N),
+        unit=unit,
+        periods=periods,
     )
 
 
-def _label_codes(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """The label of each row as a code, -1 for none; and the number of unjudged rows, which count 0 as in the config."""
-    codes_N = np.full(len(lists_N), -1, np.int64)
+def labels_of(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], int]:
+    """The label of each row as the config reads it, NaN for none; and the number of unjudged rows, which count 0."""
     if guessed.label is None:
-        return codes_N, 0
-    labels_N = amounts(guessed.label, structure)
+        return np.full(len(lists_N), np.nan), 0
+    labels_N, grades = structure.amounts(guessed.label), grades_of(guessed.label)
+    if isinstance(grades, tuple):
+        labels_N = np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right"))
     judged_Q = np.zeros(int(lists_N.max()) + 1, np.bool_)
     judged_Q[lists_N[(lists_N >= 0) & ~np.isnan(labels_N)]] = True
     unjudged_N = np.isnan(labels_N) & (lists_N >= 0) & judged_Q[lists_N]
-    labels_N[unjudged_N] = 0.0
-    known_N = ~np.isnan(labels_N)
-    codes_N[known_N] = np.unique(labels_N[known_N], return_inverse=True)[1]
-    return codes_N, int(unjudged_N.sum())
+    return np.where(unjudged_N, 0.0, labels_N), int(unjudged_N.sum())
 
 
 def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
@@ -104,43 +103,42 @@ def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
     return len(runs) == len(np.unique(runs))
 
 
-def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each list has different labels, by list number; -1 means no list or no label.
+def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each list has different labels, by list number; -1 means no list, and NaN no label.
 
     Example:
-        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, -1])).tolist()
+        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, np.nan])).tolist()
         [False, True, False]
     """
-    known_N = (lists_N >= 0) & (labels_N >= 0)
+    known_N = (lists_N >= 0) & ~np.isnan(labels_N)
     lists_M, labels_M = lists_N[known_N], labels_N[known_N]
-    first_Q = np.zeros(int(lists_N.max()) + 1, np.int64)
+    first_Q, apart_Q = np.zeros(int(lists_N.max()) + 1), np.zeros(int(lists_N.max()) + 1, np.bool_)
     first_Q[lists_M] = labels_M
-    apart_Q = np.zeros(len(first_Q), np.bool_)
     apart_Q[lists_M[labels_M != first_Q[lists_M]]] = True
     return apart_Q
 
 
-def _plan(
-    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]
-) -> FirstPlan | None:
-    """The longest unit that gives enough periods, by the first row of each list; None without a time."""
+def _periods(
+    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]
+) -> tuple[PeriodUnit, tuple[str, ...]]:
+    """The longest unit that gives enough periods, by the first row of each list; none without a time."""
     if guessed.time is None:
-        return None
+        return "week", ()
     formats = guessed.time.formats[:1] or (ISO,)
     clock, times_V = Clock(formats=formats), structure.values[guessed.time.name]
     times_N = structure.codes[guessed.time.name]
     usable_N = (lists_N >= 0) & ~np.append(instants(times_V, clock)[1], True)[times_N]
     if guessed.label is not None:
-        usable_N &= labels_N >= 0
+        usable_N &= ~np.isnan(labels_N)
     rows = np.flatnonzero(usable_N)
     rows_Q = rows[np.unique(lists_N[rows], return_index=True)[1]]
     times_V = times_V.take(pa.array(np.unique(times_N[rows_Q])))
-    for unit in _PERIODS:
+    for unit in _UNITS:
         names_V, _ = periods(times_V, unit, clock)
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
         if len(names) >= FEWEST_LISTS:
-            return FirstPlan(unit, names, formats)
-    return FirstPlan("week", names, formats)
+            return unit, names
+    return "week", names
 
 
 def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
@@ -207,7 +205,7 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, counted: LogCount
     if guessed.gain is not None:
         gain = plain_yaml(guessed.gain.name)
         yield f"      gain: {gain} # what a document brings: evaluate.gains: column, no feature"
-    yield from _times(guessed, counted.plan)
+    yield from _times(guessed, counted)
     if guessed.positions is not None:
         yield from _role("positions", guessed.positions, guessed.choices.get("positions"))
     if guessed.clicks is not None and guessed.positions is not None:
@@ -266,18 +264,18 @@ def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
         yield f"      #   or {alternative.name}: {'; '.join(alternative.reasons)}"
 
 
-def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
-    if guessed.time is None or plan is None:
+def _times(guessed: Guess, counted: LogCounts) -> Iterator[str]:
+    if guessed.time is None:
         return
     yield from _role("time", guessed.time, guessed.choices.get("time"))
-    span = " to ".join(dict.fromkeys([plan.names[0], plan.names[-1]])) if plan.names else "no period with labels"
+    span = " to ".join(dict.fromkeys([*counted.periods[:1], *counted.periods[-1:]])) or "no period with labels"
     formats = dict.fromkeys(form for each in (guessed.time, *guessed.dates) for form in each.formats[:1] or (ISO,))
     if list(formats) != [ISO]:
         others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
         yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # last, because it reads the most
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
-    yield f"      period: {plan.unit} # {span}"
+    yield f"      period: {counted.unit} # {span}"
 
 
 def _column_list(
@@ -313,7 +311,7 @@ def clicks_text(out: str, guessed: Guess) -> str | None:
     """The clicks.yaml of a data set that has all that `jobs.clicks` needs, else None."""
     if guessed.positions is None or guessed.clicks is None or guessed.item is None:
         return None
-    query_column = next((column.name for column in guessed.meta if is_asked(column)), None)
+    query_column = next((column.name for column in guessed.meta if column.is_asked), None)
     if query_column is None:
         query = (
             "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"

@@ -183,12 +183,11 @@ def test_the_next_commands_name_the_configs_to_a_shell(tmp_path: Path, caplog: p
     log, out = tmp_path / "log.csv", tmp_path / "it's; touch $(x) *"
     shopping_log(400).to_csv(log, index=False)
     init(InitConfig(file=str(log), out=str(out)))
-    said = " ".join(caplog.messages)
     commented = [
         line.removeprefix("#") for line in (out / "weekly.yaml").read_text().splitlines() if "--config" in line
     ]
     lines = [message.removeprefix("next: ") for message in caplog.messages if message.startswith("next: ")] + commented
-    lines.append(said[said.index("python -m jobs.study") : said.index(" takes at most")])
+    lines += [message[message.index("python -m") :] for message in caplog.messages if "python -m jobs.study" in message]
     configs = {shlex.split(line)[2]: shlex.split(line)[4] for line in lines}
     written_for = ("prepare", "clicks", "pipeline", "weekly", "study")
     assert configs == {f"jobs.{name}": str(out / f"{name}.yaml") for name in written_for}
