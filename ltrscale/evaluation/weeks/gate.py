@@ -24,7 +24,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.decay import measured_weeks
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.verdict import (
     POWER_ASKED,
@@ -120,9 +120,7 @@ class GateJob(Config):
         with recorded(self.out, self, "gate"):
             looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
             leaks = list(check_leaks(looks, load(config.models[CANDIDATE][0]), self.bounds.expected))
-            EvaluateJob(out=places["evaluation"], evaluate=config, ray=self.ray).run(show=False)
-            DriftJob(out=places["drift"], evaluation=places["evaluation"], **self.drift.model_dump()).run(show=False)
-            verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), self.bounds, leaks)
+            verdict = judge(*measured_weeks(self.out, config, self.drift, ray=self.ray), self.bounds, leaks)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             links = " and ".join(join(url, REPORT) for url in places.values())
@@ -156,28 +154,27 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         InputError: the evaluation has several methods, and no comparison of two with one bundle each.
     """
     primary = evaluation.primary
-    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
-    if len(of_methods) == 1:
-        ((_, scope),) = of_methods.items()
-        summary = scope.summaries[primary]
-        if summary.low is None or len(summary.trials) > 1:
+    scopes = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
+    single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
+    if len(scopes) == 1:
+        summary = next(iter(scopes.values())).summaries[primary]
+        if summary.low is None or not single:
             raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
         deviation = deviation_of(summary, summary.groups)
-        return {
-            f"a correlation of {r:g}": Power.of(margin, deviation * math.sqrt(2 * (1 - r)), summary.groups, refuse)
-            for r in _CORRELATIONS
+        sources = {
+            f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS
         }
-    single = {name for name, scope in of_methods.items() if len(scope.summaries[primary].trials) == 1}
-    powers = {
-        f"{name} against {evaluation.baseline}": Power.of(margin, deviation_of(c, groups), groups, refuse)
-        for name, scope in of_methods.items()
-        if {name, evaluation.baseline} <= single
-        and (c := scope.comparisons.get(primary)) is not None
-        and (groups := scope.summaries[primary].groups)
-    }
-    if not powers:
+    else:
+        sources = {
+            f"{name} against {evaluation.baseline}": (deviation_of(c, groups), groups)
+            for name, scope in single.items()
+            if evaluation.baseline in single
+            and (c := scope.comparisons.get(primary)) is not None
+            and (groups := scope.summaries[primary].groups)
+        }
+    if not sources:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return powers
+    return {name: Power.of(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
 
 
 def plan_page(powers: Mapping[str, Power], primary: str) -> Document:
