@@ -18,7 +18,7 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import SplitsWithTest, with_relative_named
+from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
@@ -85,20 +85,10 @@ class GateJob(Config):
             raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
         return self
 
-    @property
-    def evaluation(self) -> EvaluateConfig:
-        """The evaluation that the verdict is based on."""
-        assert self.candidate is not None
-        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": PRODUCTION, "slice_by": slice_by}
-        models = {PRODUCTION: (self.production,), CANDIDATE: (self.candidate,)}
-        return EvaluateConfig(**settings, models=models, splits=self.splits)
-
-    @property
-    def alone(self) -> EvaluateConfig:
-        """The evaluation of production alone, for a plan."""
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "slices": {}, "slice_by": ()}
-        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,)}, splits=self.splits)
+    def _config(self, candidate: Mapping[str, Texts], **changes: Any) -> EvaluateConfig:
+        """The evaluation of production and a candidate, or of production alone."""
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), **changes}
+        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,), **candidate}, splits=self.splits)
 
     @one_view()
     def run(self) -> None:
@@ -115,11 +105,13 @@ class GateJob(Config):
             job._judge()
 
     def _judge(self) -> None:
-        config = self.evaluation
+        assert self.candidate is not None
+        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
+        config = self._config({CANDIDATE: (self.candidate,)}, baseline=PRODUCTION, slice_by=slice_by)
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
             looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
-            leaks = list(check_leaks(looks, load(config.models[CANDIDATE][0]), self.bounds.expected))
+            leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
             verdict = judge(*measured_weeks(self.out, config, self.drift, ray=self.ray), self.bounds, leaks)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
@@ -138,7 +130,7 @@ class GateJob(Config):
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""
         url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
-            EvaluateJob(out=url, evaluate=self.alone, ray=self.ray).run(show=False)
+            EvaluateJob(out=url, evaluate=self._config({}, slices={}, slice_by=()), ray=self.ray).run(show=False)
         evaluation = Evaluation.read(url)
         powers = foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
         print_report(url, plan_page(powers, evaluation.primary))
