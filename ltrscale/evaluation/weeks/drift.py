@@ -132,12 +132,10 @@ class Drift(Config):
 
     def largest(self) -> list[tuple[str, str, float]]:
         """Each feature with the period of its largest index beyond chance, and that index; the largest first."""
-        last = {
-            name: max(self.periods, key=lambda period: self.periods[period].features[name].beyond)
-            for name in self.train.features
-        }
-        worst = {name: self.periods[period].features[name] for name, period in last.items()}
-        return [(name, last[name], worst[name].psi) for name in sorted(worst, key=lambda name: -worst[name].beyond)]
+        periods, names = self.periods, self.train.features
+        when = {name: max(periods, key=lambda period: periods[period].features[name].beyond) for name in names}
+        worst = {name: periods[period].features[name] for name, period in when.items()}
+        return [(name, when[name], worst[name].psi) for name in sorted(worst, key=lambda name: -worst[name].beyond)]
 
 
 class BinnedValues:
