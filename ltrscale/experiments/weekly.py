@@ -28,7 +28,7 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest, among, in_few_wor
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.decay import measured_weeks
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, of_drift
@@ -334,10 +334,8 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     splits = week.before.replace(test=test.model_dump())
     settings = {**job.evaluate.model_dump(), "slice_by": ("period",), "slices": {}}
     config = EvaluateConfig(**settings, models={PRODUCTION: (week.production,)}, splits=splits)
-    evaluation, drift = join(out, "evaluation"), join(out, "drift")
-    EvaluateJob(out=evaluation, evaluate=config, ray=job.ray).run(show=False)
-    DriftJob(out=drift, evaluation=evaluation, **job.drift.model_dump()).run(show=False)
-    return [check.reason for check in of_drift(Decay.read(drift).drift, job.bounds, PRODUCTION) if not check.holds]
+    _, decay = measured_weeks(out, config, job.drift, ray=job.ray)
+    return [check.reason for check in of_drift(decay.drift, job.bounds, PRODUCTION) if not check.holds]
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:

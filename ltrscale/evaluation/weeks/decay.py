@@ -20,11 +20,12 @@ from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import with_periods_named
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import POSITIONS, EvaluateConfig
 from ltrscale.evaluation.pages import TableCells, against, against_header, number
 from ltrscale.evaluation.statistics.summarise import Scope
-from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
+from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.falls import falls_said
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
@@ -32,11 +33,12 @@ from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import Origin, OutputUrl, Stage, bundle_hashes, dataset_hashes, hashes_of
+from ltrscale.storage import join
 
 FEWEST_PERIODS = 5
 """With fewer periods, no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
-_TABLED, _NAMED_FEATURES, _DRAWN = 10, 5, 3
+_NAMED_FEATURES, _DRAWN = 5, 3
 _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
@@ -116,6 +118,18 @@ class DriftJob(DriftSettings, Stage):
     @cached_property
     def _evaluated(self) -> EvaluateConfig:
         return EvaluateConfig.recorded(self.evaluation)
+
+
+def measured_weeks(out: str, config: EvaluateConfig, settings: DriftSettings, *, ray: bool) -> tuple[Evaluation, Decay]:
+    """Evaluate and measure drift, in `out/evaluation` and `out/drift`; skips what is up to date.
+
+    Raises:
+        InputError: as `EvaluateJob` and `DriftJob`.
+    """
+    evaluation, drift = join(out, "evaluation"), join(out, "drift")
+    EvaluateJob(out=evaluation, evaluate=config, ray=ray).run(show=False)
+    DriftJob(out=drift, evaluation=evaluation, **settings.model_dump()).run(show=False)
+    return Evaluation.read(evaluation), Decay.read(drift)
 
 
 def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay:
@@ -218,11 +232,11 @@ def drifted(drift: Drift) -> str:
 
 def fell(result: Decay) -> list[Text]:
     """Which methods fell over the periods, and whether by more than their noise."""
-    points = {
+    means = {
         method: {point.period: point.scope.summaries[result.primary] for point in curve.points}
         for method, curve in result.curves.items()
     }
-    return [Text(line) for line in falls_said(points, result.primary)]
+    return [Text(line) for line in falls_said(means, result.primary)]
 
 
 def metric_rows(result: Decay) -> TableCells:
@@ -239,30 +253,34 @@ def metric_rows(result: Decay) -> TableCells:
 
 
 def drift_rows(result: Decay) -> TableCells:
-    """The drift of each period, with training first."""
-    methods = list(result.drift.train.spreads)
-    header = [
-        "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g} beyond chance",
-        "most drifted", "missing", "groups with labels", "relevant documents", "groups with one",
-        *(f"PSI of scores: {method}" for method in methods),
-    ]  # fmt: skip
+    """The drift of each period, with training first, and the index of the features that drifted most."""
+    features = [name for name, *_ in result.drift.largest()[:_NAMED_FEATURES]]
     periods = {"training": result.drift.train, **result.drift.periods}
-    return header, [_drift_row(name, period, methods) for name, period in periods.items()]
+    rows = [_drift_row(name, period, features) for name, period in periods.items()]
+    return list(rows[0]), [[*row.values()] for row in rows]
 
 
-def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[str]:
-    worst = max(period.features, key=lambda feature: period.features[feature].psi)
-    missing = float(np.mean([feature.missing for feature in period.features.values()]))
+def _drift_row(name: str, period: PeriodDrift, features: Sequence[str]) -> dict[str, str]:
     labels = period.labels
-    rates = ["-"] * 3
-    if labels is not None:
-        rates = [f"{labels.groups:,}", f"{labels.documents:.2%}", f"{labels.relevant:.2%}"]
-    drifted = f"{len(period.drifted)} of {len(period.features)}"
-    return [
-        name, f"{period.groups:,}", f"{period.documents:,}", f"{period.length:.1f}", f"{period.length_psi:.3f}",
-        f"{period.median_psi:.3f}", drifted, f"{worst} {period.features[worst].psi:.3f}", f"{missing:.2%}", *rates,
-        *(f"{period.spreads[method].psi:.3f}" for method in methods),
-    ]  # fmt: skip
+    return {
+        "period": name,
+        "groups": f"{period.groups:,}",
+        "documents": f"{period.documents:,}",
+        "list length": f"{period.length:.1f}",
+        "groups with labels": "-" if labels is None else f"{labels.groups:,}",
+        "relevant documents": "-" if labels is None else f"{labels.documents:.2%}",
+        "groups with one": "-" if labels is None else f"{labels.relevant:.2%}",
+        "PSI of lengths": f"{period.length_psi:.3f}",
+        "median PSI": f"{period.median_psi:.3f}",
+        f"PSI > {MUCH:g} beyond chance": f"{len(period.drifted)} of {len(period.features)}",
+        **{f"PSI of scores: {method}": f"{spread.psi:.3f}" for method, spread in period.spreads.items()},
+        **{f"PSI of feature {name}": _feature_cell(period.features[name]) for name in features},
+    }
+
+
+def _feature_cell(feature: FeatureDrift) -> str:
+    shares = {"missing": feature.missing, "unknown": feature.unknown}
+    return "".join([f"{feature.psi:.3f}", *(f", {share:.2%} {name}" for name, share in shares.items() if share)])
 
 
 def document(result: Decay, evaluation: str) -> Document:
@@ -279,7 +297,6 @@ def document(result: Decay, evaluation: str) -> Document:
     )
     sections = (
         Section("How to read the tables", [Points(_HOW_TO_READ)]),
-        Section("Features", list(_most_drifted(result))),
         Section("Did drift foretell the loss?", list(_foretelling(result))),
     )
     return Document(f"{label} and drift by period", opening, sections)
@@ -289,35 +306,20 @@ _HOW_TO_READ = (
     f"PSI is the population stability index: below {SOME:g} is usually read as no drift, above {MUCH:g} as much. It "
     "compares features and list lengths with training. Missing values, values outside training's range and codes that "
     "training lacks are bins of their own. The number of features above that is counted beyond what chance gives: "
-    "without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists.",
+    "without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists. Of features the table has those of "
+    "the largest index, with their shares of missing values and unknown codes; metrics.json has all.",
     "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. It "
     "warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
     "Drift is that of all groups, labelled or not, and of the features that some model reads.",
 )
 
 
-def _most_drifted(result: Decay) -> Iterator[Block]:
-    """The features that drifted most in any period."""
-    periods = result.drift.periods
-    most = {name: max(p.features[name].psi for p in periods.values()) for name in result.drift.train.features}
-    rows = []
-    for name in sorted(most, key=lambda name: -most[name])[:_TABLED]:
-        for period, drift in periods.items():
-            feature, before = drift.features[name], result.drift.train.features[name]
-            unknown = "-" if feature.unknown is None else f"{feature.unknown:.2%}"
-            missing = f"{feature.missing:.2%}", f"{before.missing:.2%}"
-            rows.append([name, period, f"{feature.psi:.3f}", *missing, unknown])
-    yield Text(f"The {min(len(most), _TABLED)} features of the largest PSI; metrics.json has all.")
-    yield Table(["feature", "period", "PSI", "missing", "missing in training", "unknown codes"], rows)
-
-
 def _foretelling(result: Decay) -> Iterator[Block]:
     n = max(correlation.periods for correlation in result.foretold)
     if n < FEWEST_PERIODS:
-        yield Text(
-            f"Cannot judge: {n} {'period' if n == 1 else 'periods'}, where fewer than {FEWEST_PERIODS} cannot tell "
-            "a relation from chance. Evaluate more periods."
-        )
+        n_periods = "1 period" if n == 1 else f"{n} periods"
+        few = f"fewer than {FEWEST_PERIODS} cannot tell a relation from chance. Evaluate more periods."
+        yield Text(f"Cannot judge: {n_periods}, where {few}")
         return
     yield Text(
         f"Spearman's rank correlation, over periods, of drift with the loss of {metric_label(result.primary)}: 1 where "
@@ -334,38 +336,31 @@ def _foretelling(result: Decay) -> Iterator[Block]:
 
 def curves(result: Decay) -> tuple[Chart, Chart]:
     """The metric of each method by periods since training, and the drift of features."""
-    caption = f"{metric_label(result.primary)} by periods since the end of training, with 95% intervals"
-    return (
-        Chart(_decay_chart(result), f"{caption}; dots side by side belong to one period", "decay"),
-        Chart(
-            _drift_chart(result),
-            "Drift: the population stability index of the features that drifted most, and the median of all; below "
-            f"{SOME:g} is usually read as none, above {MUCH:g} as much",
-            "drift",
-        ),
-    )
-
-
-def _decay_chart(result: Decay) -> charts.Spec:
-    """The metric of each method by periods since training, with intervals."""
-    middle = (len(result.curves) - 1) / 2  # methods are shifted sideways so that they do not hide each other
-    rows = [
+    label, middle = metric_label(result.primary), (len(result.curves) - 1) / 2
+    metrics = [  # methods are shifted sideways so that they do not hide each other
         {"x": point.since + _BESIDE * (i - middle), "y": s.mean, "low": s.low, "high": s.high, "series": method}
         for i, (method, curve) in enumerate(result.curves.items())
         for point in curve.points
         if (s := point.scope.summaries[result.primary]).mean is not None
     ]
     ticks = sorted({point.since for curve in result.curves.values() for point in curve.points})
-    return charts.lines(rows, x=_SINCE, y=metric_label(result.primary), ticks=ticks, order=list(result.curves))
-
-
-def _drift_chart(result: Decay) -> charts.Spec:
-    """The indices by period of the features that drifted most, and the median of all."""
-    most = [name for name, _, _ in result.drift.largest()[:_DRAWN]]
+    most = [name for name, *_ in result.drift.largest()[:_DRAWN]]
     median = f"median of {len(result.drift.train.features)}"
-    rows = [
-        {"x": period, "y": psi, "series": name}
+    indices = [
+        {"x": period, "y": value, "series": name}
         for period, drift in result.drift.periods.items()
-        for name, psi in [*((name, drift.features[name].psi) for name in most), (median, drift.median_psi)]
+        for name, value in [*((name, drift.features[name].psi) for name in most), (median, drift.median_psi)]
     ]
-    return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])
+    return (
+        Chart(
+            charts.lines(metrics, x=_SINCE, y=label, ticks=ticks, order=list(result.curves)),
+            f"{label} by {_SINCE}, with 95% intervals; dots side by side belong to one period",
+            "decay",
+        ),
+        Chart(
+            charts.lines(indices, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median]),
+            "Drift: the population stability index of the features that drifted most, and the median of all; below "
+            f"{SOME:g} is usually read as none, above {MUCH:g} as much",
+            "drift",
+        ),
+    )

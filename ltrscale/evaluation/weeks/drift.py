@@ -12,9 +12,9 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C cells, B bins, 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,12 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.models.fitting import ValueCounts, merged_counts
+from ltrscale.models.fitting import merged_counts
 from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
@@ -55,28 +55,33 @@ class DriftSettings(Config):
     """Documents scored in one batch; the result does not depend on it."""
 
 
-class FeatureDrift(Config):
-    """A feature in a period."""
+class Index(Config):
+    """A population stability index: how far a histogram is from that of training, or of validation."""
 
     psi: float
-    """Population stability index against training; missing values and unknown codes are bins."""
+    chance: float = 0.0
+    """What the index is on average without drift, if the documents of a list count as one value."""
+
+    @property
+    def beyond(self) -> float:
+        """The index beyond what chance gives."""
+        return self.psi - self.chance
+
+
+class FeatureDrift(Index):
+    """A feature in a period against training; missing values and unknown codes are bins."""
+
     missing: float
     """Share of documents without a value."""
     unknown: float | None = None
     """Share of documents with a code that training lacks; None for numbers."""
-    chance: float = 0.0
-    """What the index is on average without drift, if the documents of a list count as one value."""
 
 
-class SpreadDrift(Config):
-    """The standard deviation of a method's scores within each list of at least two documents."""
+class SpreadDrift(Index):
+    """The standard deviation of a method's scores within each list of at least two documents, against validation."""
 
-    psi: float
-    """Population stability index against validation."""
     mean: float | None
     """Mean over the lists."""
-    chance: float = 0.0
-    """What the index is on average without drift."""
     lists: int
     """Lists that have a spread."""
 
@@ -109,13 +114,13 @@ class PeriodDrift(Config):
     @property
     def median_psi(self) -> float:
         """Median index of the features: some features, such as the weekday, differ between any two periods."""
-        return float(np.median([feature.psi for feature in self.features.values()]))
+        return float(np.median([feature.psi for feature in self.features.values()] or [0.0]))
 
     @property
     def drifted(self) -> list[str]:
         """Features with an index above .25 beyond what chance gives, the largest first."""
-        beyond = {name: feature.psi - feature.chance for name, feature in self.features.items()}
-        return [name for name in sorted(beyond, key=lambda name: -beyond[name]) if beyond[name] > MUCH]
+        far = [name for name, feature in self.features.items() if feature.beyond > MUCH]
+        return sorted(far, key=lambda name: -self.features[name].beyond)
 
 
 class Drift(Config):
@@ -127,76 +132,75 @@ class Drift(Config):
 
     def largest(self) -> list[tuple[str, str, float]]:
         """Each feature with the period of its largest index beyond chance, and that index; the largest first."""
-        rows = []
-        for name in self.train.features:
-            beyond = {p: drift.features[name].psi - drift.features[name].chance for p, drift in self.periods.items()}
-            period = max(beyond, key=lambda p: beyond[p])
-            rows.append((beyond[period], name, period, self.periods[period].features[name].psi))
-        return [each[1:] for each in sorted(rows, key=lambda each: -each[0])]
+        periods, names = self.periods, self.train.features
+        when = {name: max(periods, key=lambda period: periods[period].features[name].beyond) for name in names}
+        worst = {name: periods[period].features[name] for name, period in when.items()}
+        return [(name, when[name], worst[name].psi) for name in sorted(worst, key=lambda name: -worst[name].beyond)]
 
 
-class Numbers:
-    """Counts of a feature's numbers by cell, and of its missing values.
+class BinnedValues:
+    """Counts of a feature's values by bin; those of later periods are counted in the bins of training.
 
-    A cell is a run of neighbouring float32. Its width is the lowest power of two at which at most `CELLS` cells hold a
-    number. So cells are small relative to the spread of the numbers, wherever these lie, and do not depend on the order
-    of the rows. The numbers of later periods are counted in the bins of training.
+    Numbers are counted in cells, runs of neighbouring float32. Their width is the lowest power of two at which at most
+    `CELLS` cells hold a number. So cells are small relative to the spread of the numbers, wherever these lie, and do
+    not depend on the order of the rows. Bins are runs of cells with about a tenth of training's numbers each, one below
+    and one above all of these. Bins of codes are the most frequent codes of training, its other codes, and codes that
+    it lacks. Missing values are the last bin.
 
     Example:
-        >>> train = Numbers()
-        >>> train.add(np.array([1.0, 1.0, 5.0, np.nan], np.float32))
-        >>> later = train.later()
-        >>> later.add(np.array([0.0, 1.0, 6.0], np.float32))
-        >>> train.binned().tolist(), later.binned().tolist()
-        ([0, 2, 1, 0, 1], [1, 1, 0, 1, 0])
+        >>> for kind, before, now in (("numeric", [1, 1, 5, np.nan], [0, 1, 6]), ("categorical", [7, 7, 8], [7, 9])):
+        ...     train = BinnedValues(kind)
+        ...     train.add(np.array(before, np.float32))
+        ...     later = train.later()
+        ...     later.add(np.array(now, np.float32))
+        ...     print(train.counts_B().tolist(), later.counts_B().tolist())
+        [0, 2, 1, 0, 1] [1, 1, 0, 1, 0]
+        [2, 1, 0, 0, 0] [1, 0, 0, 1, 0]
     """
 
-    def __init__(self) -> None:
-        self._bins_B: FloatBits | None = None
-        self._width = np.uint32(1)
+    def __init__(self, kind: Literal["numeric", "categorical"] = "numeric", train: Self | None = None) -> None:
+        self.kind, self._train = kind, self if train is None else train
+        self._width, self._missing = np.uint32(1), 0
         self._cells_C, self._counts_C = np.zeros(0, np.uint32), np.zeros(0, np.int64)
-        self._missing = 0
 
     def later(self) -> Self:
-        """Empty counts by the bins of these numbers."""
-        later = type(self)()
-        later._bins_B = later._cells_C = self._bins()
-        later._counts_C = np.zeros(len(later._cells_C), np.int64)
-        return later
+        """Empty counts in the bins of these values, which are training's."""
+        return type(self)(self.kind, self)
 
     def add(self, values_N: NDArray[np.float32]) -> None:
         """Count the values of some rows."""
         known_N = values_N[~np.isnan(values_N)]
         self._missing += len(values_N) - len(known_N)
-        bits_N = _rising_bits(known_N)
-        if self._bins_B is None:
-            self._add_to_cells(bits_N)
-        else:
-            self._counts_C += np.diff(np.searchsorted(np.sort(bits_N), self._bins_B), append=len(bits_N))
-
-    def _add_to_cells(self, bits_N: FloatBits) -> None:
-        """Count numbers in cells, keyed by their first number, and widen the cells if there are too many."""
-        bits, more = np.unique(bits_N - bits_N % self._width, return_counts=True)
-        cells = np.concatenate([self._cells_C, bits])
-        cells, counts = merged_counts(cells, np.concatenate([self._counts_C, more]))
-        while np.count_nonzero(np.diff(cells // self._width)) >= CELLS:
+        first_N = _rising_bits(known_N)
+        if self.kind == "numeric" and self._train is not self:
+            starts_B = self._train._starts()
+            first_N = starts_B[np.searchsorted(starts_B, first_N, side="right") - 1]
+        cells, counts = np.unique(first_N - first_N % self._width, return_counts=True)
+        cells, counts = np.concatenate([self._cells_C, cells]), np.concatenate([self._counts_C, counts])
+        cells, counts = merged_counts(cells, counts)
+        while self.kind == "numeric" and np.count_nonzero(np.diff(cells // self._width)) >= CELLS:
             self._width *= np.uint32(2)
         self._cells_C, self._counts_C = merged_counts(cells - cells % self._width, counts)
 
-    def _bins(self) -> FloatBits:
+    def _starts(self) -> FloatBits:
         """The first number of each bin: cells at which a tenth of the numbers is reached, between two open ends."""
-        if self._bins_B is not None:
-            return self._bins_B
         tenths_C = BINS * (self._counts_C.cumsum() - self._counts_C) // max(1, self._counts_C.sum())
         starts = self._cells_C[np.diff(tenths_C, prepend=-1) > 0]
         above = self._cells_C[-1:] + self._width
         return np.concatenate([np.zeros(1, np.uint32), starts, above])
 
-    def binned(self) -> BinCounts:
-        """Counts [B] by bin; missing values are the last."""
-        bins_B = self._bins()
-        bin_C = np.searchsorted(bins_B, self._cells_C, side="right") - 1
-        return np.append(np.bincount(bin_C, self._counts_C, len(bins_B)).astype(np.int64), self._missing)
+    def counts_B(self) -> BinCounts:
+        """Counts by bin, shape [B]."""
+        train, cells_C = self._train, self._cells_C
+        if self.kind == "numeric":
+            starts_B = train._starts()
+            bin_C, bins = np.searchsorted(starts_B, cells_C, side="right") - 1, len(starts_B)
+        else:
+            frequent = np.sort(train._cells_C[np.argsort(-train._counts_C, kind="stable")[: BINS - 1]])
+            bin_C = np.where(np.isin(cells_C, train._cells_C), len(frequent), len(frequent) + 1)
+            bin_C = np.where(np.isin(cells_C, frequent), np.searchsorted(frequent, cells_C), bin_C)
+            bins = len(frequent) + 2
+        return np.append(np.bincount(bin_C, self._counts_C, bins).astype(np.int64), self._missing)
 
 
 def _rising_bits(values_N: NDArray[np.float32]) -> FloatBits:
@@ -204,51 +208,6 @@ def _rising_bits(values_N: NDArray[np.float32]) -> FloatBits:
     bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     # the bits of floats rise with the value once those of negative ones are inverted
     return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
-
-
-class Codes:
-    """Counts of a categorical feature's codes, and of its missing values.
-
-    Bins are the most frequent codes of training, its other codes, codes that it lacks, and missing ones.
-
-    Example:
-        >>> train = Codes()
-        >>> train.add(np.array([7, 7, 8], np.float32))
-        >>> later = train.later()
-        >>> later.add(np.array([7, 9, np.nan], np.float32))
-        >>> train.binned().tolist(), later.binned().tolist()
-        ([2, 1, 0, 0, 0], [1, 0, 0, 1, 1])
-    """
-
-    def __init__(self) -> None:
-        self._of = self._seen = ValueCounts()
-        self._missing = 0
-
-    def later(self) -> Self:
-        """Empty counts by the bins of these codes."""
-        later = type(self)()
-        later._of = self._of
-        later._seen = ValueCounts()
-        return later
-
-    def add(self, values_N: NDArray[np.float32]) -> None:
-        """Count the codes of some rows."""
-        self._seen.add(values_N)
-        self._missing += int(np.isnan(values_N).sum())
-
-    def binned(self) -> BinCounts:
-        """Counts [B] by bin; missing values are the last."""
-        codes_V, counts_V = self._seen.counts()
-        bins_V = np.full(len(codes_V), -1)
-        known, frequent = self._of.codes(), self._of.codes(BINS - 1)
-        assert known is not None
-        assert frequent is not None
-        bins_V[np.isin(codes_V, known)] = len(frequent)
-        places_V = np.searchsorted(frequent, codes_V)
-        is_frequent_V = np.isin(codes_V, frequent)
-        bins_V[is_frequent_V] = places_V[is_frequent_V]
-        bins_V[bins_V < 0] = len(frequent) + 1
-        return np.append(np.bincount(bins_V, counts_V, len(frequent) + 2).astype(np.int64), self._missing)
 
 
 def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
@@ -292,66 +251,56 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     Raises:
         InputError: data sets or bundles are missing or do not fit.
     """
-    splits = config.splits
+    train, validation, test = (
+        Split(data=split.data, periods=split.periods, labels=split.labels)
+        for split in (config.splits.train, config.splits.validation, config.splits.test)
+    )
     bundles = {name: load(urls[0]) for name, urls in config.models.items()}
     read = {feature.name for bundle in bundles.values() for feature in bundle.features}
-    all_features = select(_all_of(splits.train), labelled=False).features
+    all_features = select(train, labelled=False).features
     features = tuple(feature for feature in all_features if feature.name in read or not read)
-    train = _counted(_all_of(splits.train), _Counts.of(features), features, {}, settings)
-    only_spreads = _Counts({}, Numbers(), {name: Numbers() for name in bundles})
-    validation = _counted(_all_of(splits.validation), only_spreads, features, bundles, settings)
-    reference = replace(train, spreads=validation.spreads, sums=validation.sums, lists=validation.lists)
+    new = {_LENGTHS: BinnedValues()} | {("feature", f.name): BinnedValues(f.kind) for f in features}
+    reference = _counted(train, new, features, {}, settings)
+    scored = _counted(validation, {("spread", name): BinnedValues() for name in bundles}, features, bundles, settings)
+    histograms = reference.histograms | scored.histograms
+    reference = replace(reference, histograms=histograms, sums=scored.sums, lists=scored.lists)
     drifts = {}
-    for period in sorted({file.period for _, files in chosen_files(splits.test) for file in files}):
-        split = _all_of(splits.test).replace(periods=(period,))
-        counted = _counted(split, reference.later(), features, bundles, settings)
+    for period in sorted({file.period for _, files in chosen_files(test) for file in files}):
+        split = test.replace(periods=(period,))
+        later = {key: histogram.later() for key, histogram in histograms.items()}
+        counted = _counted(split, later, features, bundles, settings)
         drifts[period] = _drift(reference, counted, _label_rates(split, config, settings))
-    of_train = _drift(reference, reference, _label_rates(_all_of(splits.train), config, settings))
-    return Drift(train=of_train, periods=drifts)
+    return Drift(train=_drift(reference, reference, _label_rates(train, config, settings)), periods=drifts)
 
 
-def _all_of(split: Split) -> Split:
-    """The periods of a split, without a choice of labels or features."""
-    return Split(data=split.data, periods=split.periods, labels=split.labels)
+_LENGTHS = "lists", "length"
+_Histograms = dict[tuple[str, str], BinnedValues]
+"""By what is counted and its name: `feature` of a name, `lists` by length, `spread` of a method's scores."""
 
 
 @dataclass
 class _Counts:
     """Counts over some groups."""
 
-    features: Mapping[str, Numbers | Codes]
-    lengths: Numbers
-    spreads: Mapping[str, Numbers]
-    """By method."""
+    histograms: _Histograms
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Counts of the spreads, by method."""
+    """Sums of the spreads, by method."""
     lists: int = 0
     """Groups of at least two documents, which have a spread."""
     groups: int = 0
     documents: int = 0
 
-    @classmethod
-    def of(cls, features: Sequence[Feature]) -> Self:
-        """Empty counts, by new bins."""
-        counts = {feature.name: Codes() if feature.kind == "categorical" else Numbers() for feature in features}
-        return cls(counts, Numbers(), {})
-
-    def later(self) -> Self:
-        """Empty counts, by the bins of these."""
-        features = {name: counts.later() for name, counts in self.features.items()}
-        spreads = {name: counts.later() for name, counts in self.spreads.items()}
-        return type(self)(features, self.lengths.later(), spreads)
-
-    def add(self, groups: QueryGroups, scorers: Mapping[str, Scorer]) -> None:
-        columns = groups.features_NF.numpy().T
-        for counts, values_N in zip(self.features.values(), columns, strict=bool(self.features)):
-            counts.add(values_N)
-        self.lengths.add(groups.lengths_Q.numpy().astype(np.float32))
+    def add(self, groups: QueryGroups, features: Sequence[Feature], scorers: Mapping[str, Scorer]) -> None:
+        columns = zip(features, groups.features_NF.numpy().T, strict=True)
+        values = {("feature", feature.name): values_N for feature, values_N in columns}
+        values[_LENGTHS] = groups.lengths_Q.numpy().astype(np.float32)
         several_Q = groups.lengths_Q > 1
         for name, score in scorers.items():
             spread_Q = spread_of(score(groups), groups)[several_Q].numpy()
-            self.spreads[name].add(_rounded(spread_Q))
+            values["spread", name] = _rounded(spread_Q)
             self.sums[name] += float(spread_Q.sum())
+        for key, histogram in self.histograms.items():
+            histogram.add(values[key])
         self.lists += int(several_Q.sum())
         self.groups += groups.n_groups
         self.documents += groups.n_documents
@@ -364,19 +313,29 @@ def _rounded(spread_Q: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _counted(
-    split: Split, counts: _Counts, features: Sequence[Feature], bundles: Mapping[str, Bundle], settings: DriftSettings
+    split: Split,
+    histograms: _Histograms,
+    features: Sequence[Feature],
+    bundles: Mapping[str, Bundle],
+    settings: DriftSettings,
 ) -> _Counts:
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
     selection = with_tokens_of(selection, [*bundles.values()])
-    scorers = scorers_of(bundles, features=features)
+    counts, scorers = _Counts(histograms), scorers_of(bundles, features=features)
+    for groups in _sampled(selection, settings):
+        counts.add(groups, features, scorers)
+    return counts
+
+
+def _sampled(selection: Selection, settings: DriftSettings) -> Iterator[QueryGroups]:
+    """The batches of a selection, or of a sample of it."""
     if settings.documents is not None:
         selection = spread(selection, documents=settings.documents)
     with progress("drift", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=settings.docs_per_batch):
-            counts.add(groups, scorers)
+            yield groups
             advance(groups.n_documents)
-    return counts
 
 
 def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
@@ -396,40 +355,30 @@ def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
 
 def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> PeriodDrift:
     """How far some groups are from the features and lists of training, and from the spreads of validation."""
+    features, spreads, of_lengths = {}, {}, 0.0
+    for (what, name), histogram in counted.histograms.items():
+        before_B, now_B = reference.histograms[what, name].counts_B(), histogram.counts_B()
+        values = (reference.lists, counted.lists) if what == "spread" else (reference.groups, counted.groups)
+        index = Index(psi=0.0)
+        if counted is not reference and min(values):
+            index = Index(psi=psi(before_B, now_B), chance=chance_psi(before_B, now_B, values=values))
+        if what == "feature":
+            missing, unknown = now_B[-1] / counted.documents, now_B[-2] / counted.documents
+            unknown = unknown if histogram.kind == "categorical" else None
+            features[name] = FeatureDrift(**index.model_dump(), missing=missing, unknown=unknown)
+        elif what == "spread":
+            mean = counted.sums[name] / counted.lists if min(values) else None
+            spreads[name] = SpreadDrift(**index.model_dump(), mean=mean, lists=counted.lists if min(values) else 0)
+        else:
+            of_lengths = index.psi
     return PeriodDrift(
         groups=counted.groups,
         documents=counted.documents,
         length=counted.documents / counted.groups,
-        length_psi=psi(reference.lengths.binned(), counted.lengths.binned()),
-        features={name: _of_feature(name, reference, counted) for name in counted.features},
-        spreads={name: _of_spread(name, reference, counted) for name in counted.spreads},
+        length_psi=of_lengths,
+        features=features,
+        spreads=spreads,
         labels=labels,
-    )
-
-
-def _of_feature(name: str, reference: _Counts, counted: _Counts) -> FeatureDrift:
-    """The last bin has the missing values, the one before it the unknown codes."""
-    before_B, now_B = (counts.features[name].binned() for counts in (reference, counted))
-    groups = reference.groups, counted.groups
-    is_categorical = isinstance(counted.features[name], Codes)
-    return FeatureDrift(
-        psi=psi(before_B, now_B),
-        missing=now_B[-1] / counted.documents,
-        unknown=now_B[-2] / counted.documents if is_categorical else None,
-        chance=0.0 if counted is reference else chance_psi(before_B, now_B, values=groups),
-    )
-
-
-def _of_spread(name: str, reference: _Counts, counted: _Counts) -> SpreadDrift:
-    if not counted.lists or not reference.lists:
-        return SpreadDrift(psi=0.0, mean=None, lists=0)
-    before_B, now_B = (counts.spreads[name].binned() for counts in (reference, counted))
-    lists = reference.lists, counted.lists
-    return SpreadDrift(
-        psi=psi(before_B, now_B),
-        mean=counted.sums[name] / counted.lists,
-        chance=0.0 if counted is reference else chance_psi(before_B, now_B, values=lists),
-        lists=counted.lists,
     )
 
 
@@ -438,10 +387,8 @@ def _label_rates(split: Split, config: EvaluateConfig, settings: DriftSettings) 
     if not any(files.counts().labelled for _, files in chosen_files(split)):
         return None
     selection = replace(select(split, labelled=True), features=())
-    if settings.documents is not None:
-        selection = spread(selection, documents=settings.documents)
     groups_read = documents = relevant = with_relevant = 0
-    for groups in iterate(selection, docs_per_batch=settings.docs_per_batch):
+    for groups in _sampled(selection, settings):
         assert groups.labels_N is not None
         relevant_Q = sum_by_group((groups.labels_N >= config.relevant_from).long(), groups.offsets_Q1)
         groups_read, documents = groups_read + groups.n_groups, documents + groups.n_documents

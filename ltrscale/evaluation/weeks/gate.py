@@ -18,13 +18,13 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import SplitsWithTest, with_relative_named
+from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.decay import measured_weeks
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.verdict import (
     POWER_ASKED,
@@ -85,20 +85,10 @@ class GateJob(Config):
             raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
         return self
 
-    @property
-    def evaluation(self) -> EvaluateConfig:
-        """The evaluation that the verdict is based on."""
-        assert self.candidate is not None
-        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": PRODUCTION, "slice_by": slice_by}
-        models = {PRODUCTION: (self.production,), CANDIDATE: (self.candidate,)}
-        return EvaluateConfig(**settings, models=models, splits=self.splits)
-
-    @property
-    def alone(self) -> EvaluateConfig:
-        """The evaluation of production alone, for a plan."""
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "slices": {}, "slice_by": ()}
-        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,)}, splits=self.splits)
+    def _config(self, candidate: Mapping[str, Texts], **changes: Any) -> EvaluateConfig:
+        """The evaluation of production and a candidate, or of production alone."""
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), **changes}
+        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,), **candidate}, splits=self.splits)
 
     @one_view()
     def run(self) -> None:
@@ -115,14 +105,14 @@ class GateJob(Config):
             job._judge()
 
     def _judge(self) -> None:
-        config = self.evaluation
+        assert self.candidate is not None
+        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
+        config = self._config({CANDIDATE: (self.candidate,)}, baseline=PRODUCTION, slice_by=slice_by)
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
             looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
-            leaks = list(check_leaks(looks, load(config.models[CANDIDATE][0]), self.bounds.expected))
-            EvaluateJob(out=places["evaluation"], evaluate=config, ray=self.ray).run(show=False)
-            DriftJob(out=places["drift"], evaluation=places["evaluation"], **self.drift.model_dump()).run(show=False)
-            verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), self.bounds, leaks)
+            leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
+            verdict = judge(*measured_weeks(self.out, config, self.drift, ray=self.ray), self.bounds, leaks)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             links = " and ".join(join(url, REPORT) for url in places.values())
@@ -140,7 +130,7 @@ class GateJob(Config):
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""
         url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
-            EvaluateJob(out=url, evaluate=self.alone, ray=self.ray).run(show=False)
+            EvaluateJob(out=url, evaluate=self._config({}, slices={}, slice_by=()), ray=self.ray).run(show=False)
         evaluation = Evaluation.read(url)
         powers = foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
         print_report(url, plan_page(powers, evaluation.primary))
@@ -156,28 +146,27 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         InputError: the evaluation has several methods, and no comparison of two with one bundle each.
     """
     primary = evaluation.primary
-    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
-    if len(of_methods) == 1:
-        ((_, scope),) = of_methods.items()
-        summary = scope.summaries[primary]
-        if summary.low is None or len(summary.trials) > 1:
+    scopes = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
+    single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
+    if len(scopes) == 1:
+        summary = next(iter(scopes.values())).summaries[primary]
+        if summary.low is None or not single:
             raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
         deviation = deviation_of(summary, summary.groups)
-        return {
-            f"a correlation of {r:g}": Power.of(margin, deviation * math.sqrt(2 * (1 - r)), summary.groups, refuse)
-            for r in _CORRELATIONS
+        sources = {
+            f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS
         }
-    single = {name for name, scope in of_methods.items() if len(scope.summaries[primary].trials) == 1}
-    powers = {
-        f"{name} against {evaluation.baseline}": Power.of(margin, deviation_of(c, groups), groups, refuse)
-        for name, scope in of_methods.items()
-        if {name, evaluation.baseline} <= single
-        and (c := scope.comparisons.get(primary)) is not None
-        and (groups := scope.summaries[primary].groups)
-    }
-    if not powers:
+    else:
+        sources = {
+            f"{name} against {evaluation.baseline}": (deviation_of(c, groups), groups)
+            for name, scope in single.items()
+            if evaluation.baseline in single
+            and (c := scope.comparisons.get(primary)) is not None
+            and (groups := scope.summaries[primary].groups)
+        }
+    if not sources:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return powers
+    return {name: Power.of(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
 
 
 def plan_page(powers: Mapping[str, Power], primary: str) -> Document:

@@ -167,15 +167,25 @@ class Power(Config):
 
 def deviation_of(compared: Comparison | Summary, groups: int) -> float:
     """Standard deviation of the values of one group, from the 95% interval of their mean."""
-    assert compared.low is not None
-    assert compared.high is not None
-    return (compared.high - compared.low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+    low, high = _ends(compared)
+    return (high - low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+
+
+def _ends(of: Comparison | Summary) -> tuple[float, float]:
+    """Both ends of the interval, which methods of one draw each have."""
+    assert of.low is not None
+    assert of.high is not None
+    return of.low, of.high
+
+
+Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
+"""The key of `Bounds` that a check is of."""
 
 
 class Check(Config):
     """One bound and whether it holds."""
 
-    bound: Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
+    bound: Bound
     where: str
     """The slice, the period or the feature."""
     holds: bool
@@ -213,73 +223,80 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
     `leaks` are the checks of the features it leans on; see `check_leaks`.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
-    compared = {name: scope.comparisons.get(evaluation.primary) for name, scope in candidate.slices.items()}
-    counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
-    judged = {name: c for name, c in compared.items() if name != ALL and c and counts[name] >= bounds.groups}
-    slices = list(_of_slices(judged, counts, evaluation.primary, bounds))
-    drift = list(of_drift(decay.drift, bounds))
+    primary = evaluation.primary
+    compared = {
+        name: (scope.comparisons.get(primary), scope.summaries[primary].groups)
+        for name, scope in candidate.slices.items()
+    }
+    difference, groups = compared.pop(ALL)
+    judged = {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
+    slices, drift = list(_of_slices(judged, primary, bounds)), list(of_drift(decay.drift, bounds))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
-    held = {check.where for check in slices if check.holds}
-    groups, difference = counts[ALL], compared[ALL]
     power = None
     if difference is not None:
         power = Power.of(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
-    checks = (*_overall(difference, groups, evaluation.primary, bounds, power), *slices, *leaks, *drift)
+    checks = (*_overall(difference, groups, primary, bounds, power), *slices, *leaks, *drift)
+    held = [check.where for check in slices if check.holds]
     return Verdict(
         passed=all(check.holds for check in checks),
-        primary=evaluation.primary,
+        primary=primary,
         checks=checks,
-        not_judged=tuple(name for name in compared if name != ALL and name not in judged),
-        not_excluded=tuple(name for name, c in judged.items() if name in held and _low(c) < -bounds.slice_margin),
+        not_judged=tuple(name for name in compared if name not in judged),
+        not_excluded=tuple(name for name in held if _ends(judged[name][0])[0] < -bounds.slice_margin),
         drift_not_judged=tuple(period for period in decay.drift.periods if in_period[period] < asked_of_drift),
         power=power,
     )
 
 
+def _check(bound: Bound, where: str, holds: bool, found: str, asked: str) -> Check:
+    return Check(bound=bound, where=where, holds=holds, reason=f"{found}; {asked}")
+
+
+def _difference(where: str, compared: Comparison, primary: str) -> str:
+    return f"{where}: {metric_label(primary)} {against(compared)[0]}"
+
+
 def _overall(
     compared: Comparison | None, groups: int, primary: str, bounds: Bounds, power: Power | None
 ) -> Iterator[Check]:
-    demand = f"bounds.groups asks for {bounds.groups:,}"
     enough = compared is not None and groups >= bounds.groups
-    yield Check(bound="groups", where=ALL, holds=enough, reason=f"{groups:,} groups define {primary}; {demand}")
-    if compared is not None:
-        demand = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
-        not_worse = bounds.refuse == "worse" and _high(compared) >= 0
-        holds = not_worse or _low(compared) > -bounds.margin
-        if bounds.refuse == "worse":
-            demand += ", or for an upper end of at least 0 (bounds.refuse: worse)"
-        elif not holds and power is not None and power.more:
-            demand += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
-        reason = f"all groups: {_in_words(compared, primary)}; {demand}"
-        yield Check(bound="margin", where=ALL, holds=holds, reason=reason)
+    found = f"{groups:,} groups define {primary}"
+    yield _check("groups", ALL, enough, found, f"bounds.groups asks for {bounds.groups:,}")
+    if compared is None:
+        return
+    low, high = _ends(compared)
+    holds = low > -bounds.margin or (bounds.refuse == "worse" and high >= 0)
+    asked = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
+    if bounds.refuse == "worse":
+        asked += ", or for an upper end of at least 0 (bounds.refuse: worse)"
+    elif not holds and power is not None and power.more:
+        asked += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
+    yield _check("margin", ALL, holds, _difference("all groups", compared, primary), asked)
 
 
-def _of_slices(
-    judged: Mapping[str, Comparison], groups: Mapping[str, int], primary: str, bounds: Bounds
-) -> Iterator[Check]:
-    p_M = np.array([_worse_p(c, groups[name], bounds.slice_margin) for name, c in judged.items()])
-    for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
-        finding = f"slice {name}: {_in_words(compared, primary)}"
+def _of_slices(judged: Mapping[str, tuple[Comparison, int]], primary: str, bounds: Bounds) -> Iterator[Check]:
+    margin = bounds.slice_margin
+    p_M = np.array([_worse_p(compared, groups, margin) for compared, groups in judged.values()])
+    for (name, (compared, _)), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
         if bounds.slices_by == "shown":
             holds = p >= TAIL
-            demand = (
-                f"worse by more than bounds.slice_margin {bounds.slice_margin:g} has p {number(p)} (Holm, "
-                f"slices: {len(judged)}), and is shown below {TAIL}"
+            asked = (
+                f"worse by more than bounds.slice_margin {margin:g} has p {number(p)} (Holm, slices: {len(judged)}), "
+                f"and is shown below {TAIL}"
             )
         else:
-            ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _low(compared))}
-            name_of_end, value = ends[bounds.slices_by]
-            holds = value >= -bounds.slice_margin
-            demand = f"bounds.slice_margin asks for its {name_of_end} to be at least {-bounds.slice_margin:g}"
-        yield Check(bound="slice_margin", where=name, holds=holds, reason=f"{finding}; {demand}")
+            ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _ends(compared)[0])}
+            end, value = ends[bounds.slices_by]
+            holds, asked = value >= -margin, f"bounds.slice_margin asks for its {end} to be at least {-margin:g}"
+        yield _check("slice_margin", name, holds, _difference(f"slice {name}", compared, primary), asked)
 
 
 def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     """One-sided p of a difference that is at least minus the margin: below .025 if the upper end is below it."""
     # Student's t with the error of the interval's upper half: percentiles of resamples do not reach the small
     # probabilities that many slices need.
-    beyond, half = -margin - compared.difference, _high(compared) - compared.difference
+    beyond, half = -margin - compared.difference, _ends(compared)[1] - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
     return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
@@ -287,41 +304,36 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
 
 def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
     """The bounds on drift, for each period with enough groups; the scores are those of `method`."""
-    train = drift.train
     for period, later in drift.periods.items():
-        if min(train.groups, later.groups) >= bounds.drift_groups:
-            yield from _feature_checks(period, later, bounds)
-        scores, before = later.spreads[method], train.spreads[method]
-        lists = min(scores.lists, before.lists)
-        if bounds.score_psi is not None and lists >= bounds.drift_groups:
-            finding = (
-                f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
-            )
-            demand = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
-            holds = scores.psi - scores.chance <= bounds.score_psi
-            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {finding}; {demand}")
+        if min(drift.train.groups, later.groups) >= bounds.drift_groups:
+            yield from _of_features(period, later, bounds)
+        spread, limit = later.spreads[method], bounds.score_psi
+        if limit is not None and min(spread.lists, drift.train.spreads[method].lists) >= bounds.drift_groups:
+            found = f"the spread of the {method}'s scores has a PSI of {spread.psi:.3f}, {spread.chance:.3f} by chance"
+            asked = f"bounds.score_psi asks for at most {limit:g} beyond chance"
+            yield _check("score_psi", period, spread.beyond <= limit, f"period {period}: {found}", asked)
 
 
-def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
-    kinds = {name: "numeric" if d.unknown is None else "categorical" for name, d in drift.features.items()}
-    features = [Feature.model_validate({"name": name, "kind": kind}) for name, kind in kinds.items()]
+def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
+    features = [
+        Feature(name=name, kind="numeric" if feature.unknown is None else "categorical")
+        for name, feature in drift.features.items()
+    ]
     moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, features, key="bounds.moving")}
-    judged = {name: d for name, d in drift.features.items() if name not in moving}
+    judged = {name: feature for name, feature in drift.features.items() if name not in moving}
     drifted = [name for name in drift.drifted if name in judged]
     if bounds.drifted is not None:
         most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_MOST_NAMED])
         count = f"{len(drifted)} of {len(judged)} features have a PSI above {MUCH:g} beyond chance"
-        demand = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
+        found = f"period {period}: {count}{f' ({most})' if most else ''}"
         holds = len(drifted) <= bounds.drifted * len(judged)
-        reason = f"period {period}: {count}{f' ({most})' if most else ''}; {demand}"
-        yield Check(bound="drifted", where=period, holds=holds, reason=reason)
-    if bounds.feature_psi is not None:
-        beyond = {name: d.psi - d.chance for name, d in judged.items()}
-        broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
-        worst = broken[:_MOST_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
-        finding = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
-        demand = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
-        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {finding}; {demand}")
+        yield _check("drifted", period, holds, found, f"bounds.drifted asks for at most {bounds.drifted:.0%}")
+    if (limit := bounds.feature_psi) is not None:
+        broken = [name for name in drifted if judged[name].beyond > limit]
+        worst = broken[:_MOST_NAMED] or sorted(judged, key=lambda name: -judged[name].beyond)[:1]
+        found = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
+        asked = f"bounds.feature_psi asks for at most {limit:g} beyond chance (a fault, or bounds.moving)"
+        yield _check("feature_psi", period, not broken, f"period {period}: {found}", asked)
 
 
 def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
@@ -334,35 +346,20 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
     """
     renamed = [Feature(name=feature.name) for feature in features]
     allowed = {f.name for pattern in expected for f in matching(pattern, renamed, key="bounds.expected")}
-    used, questions_by_name = leaning(candidate), questions(features)
-    for name in [name for name in questions_by_name if name in used]:
+    used = leaning(candidate)
+    asked = {name: question for name, question in questions(features).items() if name in used}
+    for name, question in asked.items():
         share = used[name]
         gain = "" if share is None else f", and has {share:.0%} of the candidate's gain"
-        finding = questions_by_name[name].removesuffix(f": {ASK}") + gain
-        if name in allowed:
-            yield Check(bound="expected", where=name, holds=True, reason=f"{finding}; bounds.expected names it")
-        else:
-            remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
-            yield Check(bound="expected", where=name, holds=False, reason=f"{finding}: {remedy}")
-    if not any(name in used for name in questions_by_name):
+        found, holds = question.removesuffix(f": {ASK}") + gain, name in allowed
+        remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
+        reason = f"{found}; bounds.expected names it" if holds else f"{found}: {remedy}"
+        yield Check(bound="expected", where=name, holds=holds, reason=reason)
+    if not asked:
         first = next((feature for feature in features if feature.name in used), None)
         best = "" if first is None else f"; the best, {first.name}, reaches NDCG@{first.k} {first.ndcg:.3f}"
-        finding = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
-        yield Check(bound="expected", where=ALL, holds=True, reason=f"{finding}{best}")
-
-
-def _low(compared: Comparison) -> float:
-    assert compared.low is not None  # two bundles are two methods of one draw each, which have an interval
-    return compared.low
-
-
-def _high(compared: Comparison) -> float:
-    assert compared.high is not None
-    return compared.high
-
-
-def _in_words(compared: Comparison, primary: str) -> str:
-    return f"{metric_label(primary)} {against(compared)[0]}"
+        found = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
+        yield Check(bound="expected", where=ALL, holds=True, reason=f"{found}{best}")
 
 
 def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
@@ -374,11 +371,10 @@ def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     lines = [f"Differences in {metric_label(verdict.primary)} are candidate minus production, with 95% intervals."]
     if verdict.power is not None:
         lines.append(f"{verdict.power.stated}.")
-    if verdict.not_judged:
-        lines.append(f"Too few groups for a verdict: {', '.join(verdict.not_judged)}.")
-    if verdict.drift_not_judged:
-        lines.append(f"Too few groups for a verdict on drift: {', '.join(verdict.drift_not_judged)}.")
-    if verdict.not_excluded:
-        slices = ", ".join(verdict.not_excluded)
-        lines.append(f"Worse by more than the margin is neither shown nor excluded, for want of groups: {slices}.")
+    named = {
+        "Too few groups for a verdict": verdict.not_judged,
+        "Too few groups for a verdict on drift": verdict.drift_not_judged,
+        "Worse by more than the margin is neither shown nor excluded, for want of groups": verdict.not_excluded,
+    }
+    lines += [f"{what}: {', '.join(names)}." for what, names in named.items() if names]
     yield Points(lines)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from command_lines import run_here
 from linear_teacher import linear_teacher
 from weekly_log import Row, write_log
 
@@ -86,27 +85,32 @@ def test_each_bound_catches_what_no_other_does(found: tuple[Evaluation, Decay]) 
     assert broken(found, score_psi=0.0) == [("score_psi", "c")], "in d the index is below what chance gives"
 
 
-def on_tv(found: tuple[Evaluation, Decay]) -> Comparison:
+def compared(found: tuple[Evaluation, Decay], where: str = "tv") -> Comparison:
     (candidate,) = (method for method in found[0].methods if method.name == CANDIDATE)
-    return candidate.slices["tv"].comparisons["ndcg@5"]
+    return candidate.slices[where].comparisons["ndcg@5"]
 
 
-@pytest.mark.parametrize(("by", "end"), [("mean", "difference"), ("excluded", "low")])
-def test_a_slice_is_judged_by_the_end_that_the_config_names(found: tuple[Evaluation, Decay], by: str, end: str) -> None:
-    limit = -getattr(on_tv(found), end)
+@pytest.mark.parametrize(
+    ("key", "by", "end"),
+    [
+        ("margin", "shown", "low"),
+        ("slice_margin", "shown", "high"),
+        ("slice_margin", "mean", "difference"),
+        ("slice_margin", "excluded", "low"),
+    ],
+)
+def test_a_bound_is_broken_where_the_end_that_the_config_names_is_below_it(
+    found: tuple[Evaluation, Decay], key: str, by: str, end: str
+) -> None:
+    where = "all" if key == "margin" else "tv"
+    alone, limit = with_slices(found, {"tv": compared(found)}, groups=100), -getattr(compared(found, where), end)
     assert 0 < limit < 0.9
-    assert broken(found, slices_by=by, slice_margin=limit - 1e-6) == [("slice_margin", "tv")]
-    assert broken(found, slices_by=by, slice_margin=limit + 1e-6) == []
+    assert broken(alone, slices_by=by, **{key: limit - 1e-6}) == [(key, where)]
+    assert broken(alone, slices_by=by, **{key: limit + 1e-6}) == []
 
 
-def test_one_slice_is_broken_where_the_upper_end_lies_below_the_margin(found: tuple[Evaluation, Decay]) -> None:
-    """The other slices, both periods, are too small to be judged; with all three the p value is adjusted."""
-    alone = with_slices(found, {"tv": on_tv(found)}, groups=100)
-    limit = -(on_tv(found).high or 0)
-    assert 0 < limit < 0.9
-    assert broken(alone, slice_margin=limit - 1e-6) == [("slice_margin", "tv")]
-    assert broken(alone, slice_margin=limit + 1e-6) == []
-    assert broken(found, slice_margin=limit - 1e-6) == [], "of three slices"
+def test_of_several_slices_the_p_value_is_adjusted(found: tuple[Evaluation, Decay]) -> None:
+    assert broken(found, slice_margin=-(compared(found).high or 0) - 1e-6) == []
 
 
 def with_slices(
@@ -134,32 +138,26 @@ def refused(
     difference_QM = np.where(rng.random((groups, n)) < 0.5, 0.0, rng.normal(0, 0.42, (groups, n)))
     values = [np.zeros((groups, 1, n)), (difference_QM - np.tile(harm_S, repetitions))[:, None]]
     _, scope = scopes([Blocks.of(of) for of in values], names, baseline=0, samples=400, seed=0)
-    compared = [scope.comparisons[name] for name in names]
+    differences = [scope.comparisons[name] for name in names]
     gates = []
     for first in range(0, n, len(harm_S)):
-        slices = {f"s{i}": of for i, of in enumerate(compared[first : first + len(harm_S)])}
+        slices = {f"s{i}": of for i, of in enumerate(differences[first : first + len(harm_S)])}
         gates.append([where for _, where in broken(with_slices(found, slices, groups=groups), slice_margin=0.01)])
     return gates
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slices", [10, 20, 50])
-def test_equal_rankers_are_seldom_refused_however_many_slices(found: tuple[Evaluation, Decay], slices: int) -> None:
-    gates = refused(found, [0.0] * slices)
-    assert np.mean([bool(gate) for gate in gates]) <= 0.05
-
-
-@pytest.mark.slow
-def test_a_harmed_slice_is_found_among_fifty_and_the_harmless_ones_pass(found: tuple[Evaluation, Decay]) -> None:
-    gates = refused(found, [0.2, *[0.0] * 49])
-    assert np.mean(["s0" in gate for gate in gates]) >= 0.9
-    assert np.mean([bool(set(gate) - {"s0"}) for gate in gates]) <= 0.05
-
-
-@pytest.mark.slow
-def test_at_the_margin_itself_all_slices_together_are_refused_once_in_twenty(found: tuple[Evaluation, Decay]) -> None:
-    gates = refused(found, [0.01] * 20)
-    assert np.mean([bool(gate) for gate in gates]) <= 0.05
+@pytest.mark.parametrize(
+    "harm_S", [[0.0] * 10, [0.0] * 20, [0.0] * 50, [0.01] * 20, [0.2, *[0.0] * 49]], ids=["10", "20", "50", "at", "one"]
+)
+def test_a_harmed_slice_is_found_and_harmless_ones_are_seldom_refused_however_many(
+    found: tuple[Evaluation, Decay], harm_S: list[float]
+) -> None:
+    """A loss of the margin itself is harmless."""
+    gates = refused(found, harm_S)
+    harmed = {f"s{i}" for i, harm in enumerate(harm_S) if harm > 0.01}
+    assert np.mean([bool(set(gate) - harmed) for gate in gates]) <= 0.05
+    assert all(np.mean([name in gate for gate in gates]) >= 0.9 for name in harmed)
 
 
 @pytest.mark.slow
@@ -190,15 +188,16 @@ REFUSED = {
 
 def test_a_small_loss_within_the_margin_is_no_reason_where_groups_are_many(found: tuple[Evaluation, Decay]) -> None:
     """Worse by .002 to .004 is shown, and worse by .005 excluded; only a smaller margin refuses it."""
-    small = on_tv(found).replace(difference=-0.003, low=-0.004, high=-0.002)
+    small = compared(found).replace(difference=-0.003, low=-0.004, high=-0.002)
     one = with_slices(found, {"all": small}, groups=10**6)
     assert broken(one, refuse="worse", margin=0.005) == []
     assert broken(one, refuse="worse", margin=0.003) == [("margin", "all")]
 
 
-def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, Decay]) -> None:
+def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
     verdict = judge(*found, Bounds(**{**LOOSE, "margin": 0.005}))
     assert verdict.power is not None
+    assert verdict.power == foreseen(found[0], 0.005)["candidate against production"]
     assert verdict.power.more == (verdict.power.needed or 0) - verdict.power.groups > 0
     assert f"the gate needs {verdict.power.more:,} more groups" in verdict.power.stated
     (reason,) = verdict.reasons
@@ -210,6 +209,9 @@ def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, D
     enough = Power.of(0.005, 0.249, 20_000)
     assert (enough.more, "needs no more groups" in enough.stated) == (0, True)
     assert "no number of groups" in Power.of(0.0, 0.249, 20_000).stated
+    own = Verdict.read(places["out"]).power
+    assert own is not None
+    assert own.stated in (Path(places["out"]) / "report.md").read_text()
 
 
 def test_one_broken_feature_is_enough_where_the_config_says_so(found: tuple[Evaluation, Decay]) -> None:
@@ -234,13 +236,9 @@ def test_a_plan_says_how_often_an_equal_candidate_passes(
     _, scope = scopes(blocks, [str(i) for i in range(n)], baseline=0, samples=1000, seed=0)
     passed = [(c.low or 0) > -margin for c in scope.comparisons.values()]
     assert np.mean(passed) == pytest.approx(Power.of(margin, 0.249, groups).passes, abs=0.06)
-    (stated,) = foreseen(with_all(found, next(iter(scope.comparisons.values())), groups), margin).values()
+    evaluation, _ = with_slices(found, {"all": next(iter(scope.comparisons.values()))}, groups=groups)
+    (stated,) = foreseen(evaluation, margin).values()
     assert stated.deviation == pytest.approx(0.249, rel=0.15)
-
-
-def with_all(found: tuple[Evaluation, Decay], compared: Comparison, groups: int) -> Evaluation:
-    evaluation, _ = with_slices(found, {"all": compared}, groups=groups)
-    return evaluation
 
 
 def test_the_number_of_groups_that_a_plan_asks_for_gives_the_power() -> None:
@@ -251,17 +249,6 @@ def test_the_number_of_groups_that_a_plan_asks_for_gives_the_power() -> None:
     better = Power.of(0.0, 0.249, 10**6)
     assert (better.passes, better.needed) == (pytest.approx(0.025), None)
     assert [Power.of(margin, 0.0, 9).passes for margin in (0.0, 0.1)] == [0.0, 1.0]
-
-
-def test_the_verdict_states_the_number_of_groups(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
-    power = judge(*found, Bounds(**{**LOOSE, "margin": 0.005})).power
-    assert power is not None
-    assert power.needed is not None
-    assert power == foreseen(found[0], 0.005)["candidate against production"]
-    assert power.needed > power.groups
-    own = Verdict.read(places["out"]).power
-    assert own is not None
-    assert own.stated in (Path(places["out"]) / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("found")
@@ -289,24 +276,10 @@ def test_a_plan_needs_no_candidate(
     monkeypatch.setattr(sys, "argv", [*command, "--set", f"plan_from={places['out']}/evaluation"])
     cli.main(gate.COMMAND)
     assert "candidate against production" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="ask for a plan with --plan"):
-        GateJob.model_validate(values)
-    with pytest.raises(ValueError, match="is read with --plan only"):
-        GateJob.model_validate({**values, "candidate": places["good"], "plan_from": "x"})
-
-
-def test_all_groups_are_judged_by_the_lower_end(found: tuple[Evaluation, Decay]) -> None:
-    (candidate,) = (method for method in found[0].methods if method.name == CANDIDATE)
-    low = candidate.slices["all"].comparisons["ndcg@5"].low
-    assert low is not None
-    assert broken(found, margin=-low - 1e-6) == [("margin", "all")]
-    assert broken(found, margin=-low + 1e-6) == []
 
 
 def test_what_is_not_known_is_said(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
-    compared = on_tv(found)
-    assert compared.high is not None
-    verdict = judge(*found, Bounds(**{**LOOSE, "slice_margin": -compared.high + 1e-6}))
+    verdict = judge(*found, Bounds(**{**LOOSE, "slice_margin": -(compared(found).high or 0) + 1e-6}))
     assert verdict.not_excluded == ("tv",)
     assert verdict.not_judged == ("outliers",), "no group has an outlier value"
     strict = judge(*found, Bounds(**{**LOOSE, "groups": 60}))
@@ -318,39 +291,38 @@ def test_what_is_not_known_is_said(found: tuple[Evaluation, Decay], places: dict
     assert "# Gate: passed" in (Path(places["out"]) / "report.md").read_text()
 
 
-def test_a_bundle_passes_against_itself(
-    places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("candidate", "bounds", "broken"),
+    [
+        ("good", {"slices_by": "excluded", "slice_margin": 0.0}, []),
+        ("good", {"margin": 0}, ["all groups"]),
+        ("swapped", {"slice_margin": 0.01}, ["all groups", "slice tv", "slice period=c", "slice period=d"]),
+    ],
+)
+def test_the_command_ends_with_the_verdict_and_a_line_for_each_broken_bound(
+    candidate: str,
+    bounds: dict[str, Any],
+    broken: list[str],
+    places: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The lower end of a difference of 0 is 0, which is not better, but not worse either."""
-    path = tmp_path / "gate.yaml"
-    bounds = {"margin": 0.005, "slice_margin": 0.0, "slices_by": "excluded"}
-    path.write_text(yaml.safe_dump(config(places, "good", bounds, str(tmp_path / "gate"))))
+    """The lower end of a bundle's difference from itself is 0, which is not better, but not worse either."""
+    path, out = tmp_path / "gate.yaml", str(tmp_path / "gate")
+    path.write_text(yaml.safe_dump(config(places, candidate, {"margin": 0.005, **bounds}, out)))
     monkeypatch.setattr(sys, "argv", ["gate", "--config", str(path)])
-    cli.main(gate.COMMAND)
-    assert "broken" not in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["gate", "--config", str(path), "--set", "bounds.margin=0"])
-    with pytest.raises(SystemExit) as ended:
+    status = 0
+    try:
         cli.main(gate.COMMAND)
-    assert ended.value.code == Refused.status == 3
-
-
-@pytest.mark.slow
-def test_a_damaged_bundle_is_refused_by_the_command(places: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "gate.yaml"
-    out = str(tmp_path / "gate")
-    path.write_text(yaml.safe_dump(config(places, "swapped", {"margin": 0.005, "slice_margin": 0.01}, out)))
-    done = run_here("gate", "--config", str(path))
-    assert done.returncode == 3, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    assert [line.split(":")[1].split("NDCG")[0].strip() for line in lines] == [
-        "all groups",
-        "slice tv",
-        "slice period=c",
-        "slice period=d",
-    ]
-    assert "Traceback" not in done.stderr
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == (Refused.status if broken else 0)
+    assert Refused.status == 3
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("refused: ")]
+    assert [line.split(":")[1].split("NDCG")[0].strip() for line in lines] == broken
     verdict = Verdict.read(out)
-    assert (verdict.passed, [f"refused: {reason}" for reason in verdict.reasons]) == (False, lines)
+    assert (verdict.passed, [f"refused: {reason}" for reason in verdict.reasons]) == (not broken, lines)
 
 
 @pytest.fixture(scope="module")
@@ -405,8 +377,14 @@ def test_chance_is_what_the_index_is_without_drift(steady: tuple[Evaluation, Dec
     assert np.mean([s.psi - s.chance for s in scores]) == pytest.approx(0.0, abs=0.06)
 
 
-def test_a_baseline_is_refused(places: dict[str, str]) -> None:
-    values = config(places, "good", {}, "out")
-    values["evaluate"]["baseline"] = "gbdt"
-    with pytest.raises(ValueError, match=r"evaluate.baseline: leave it out"):
-        GateJob.model_validate(values)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate": {"baseline": "gbdt"}}, r"evaluate.baseline: leave it out"),
+        ({"candidate": None}, "ask for a plan with --plan"),
+        ({"plan_from": "x"}, "is read with --plan only"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(places: dict[str, str], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GateJob.model_validate({**config(places, "good", {}, "out"), **changes})
