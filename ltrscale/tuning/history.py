@@ -141,7 +141,7 @@ class History:
                 trial = validate(Trial, _read(url), url)
                 if folder != self.folder(trial.number):
                     raise InputError(f"{url}: number {trial.number} does not match its directory; remove it")
-                trials.append(trial.replace(result=self.result(trial.number) or trial.result))
+                trials.append(trial.replace(result=self.result(trial.number) or Result(state="running")))
         trials.sort(key=lambda trial: trial.number)
         return trials if self.space is None else lying_in(self.space, trials)
 
