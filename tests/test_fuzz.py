@@ -33,7 +33,7 @@ from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import bundle_hashes, check_unseen, scored_by
 from ltrscale.training import checkpoint
 from ltrscale.training.checkpoint import Snapshot
-from ltrscale.tuning.history import Begun, History, Result, best
+from ltrscale.tuning.history import History, Result, Trial, best
 
 FEATURES = (Feature(name="a"), Feature(name="b"))
 fuzzed = settings(
@@ -254,7 +254,7 @@ def test_the_manifest_of_a_checkpoint(home: Path, saved: Path, drawn: st.DataObj
 @given(drawn=st.data())
 def test_the_history_of_a_search(home: Path, drawn: st.DataObject) -> None:
     history = History(str(home / "search"))
-    history.begin(Begun(number=0, params={"a.b": 0.5}))
+    history.begin(Trial(number=0, params={"a.b": 0.5}))
     history.end(0, Result(state="complete", value=0.5, curve=((1, 0.4),)))
     path = home / "search" / "trials" / "00000" / drawn.draw(st.sampled_from(["trial.json", "result.json"]))
     with one_line_at_most(home, path):

@@ -50,7 +50,8 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
             raise ValueError(f"{key} is {header.get(key, 'missing')[:20]}, not {value}")
     if len(header.get("feature_names", "").split(" ")) != n_columns:
         raise ValueError(f"feature_names are not {n_columns}")
-    if _ints(header, "tree_sizes", len(blocks), 0, _INT32) != [len(f"Tree={block}") for block in blocks]:
+    sizes = _numbers_by_key({"tree_sizes": header.get("tree_sizes", "")})
+    if _array(sizes, "tree_sizes", len(blocks), 0, _INT32) != [len(f"Tree={block}") for block in blocks]:
         raise ValueError("tree_sizes are not those of its trees")
     for i, block in enumerate(blocks):
         first, _, lines = block.partition("\n")
@@ -61,40 +62,35 @@ def _check_lightgbm_tree(in_place: bool, text: str, n_columns: int) -> None:
     lines = _values_by_key(text.rstrip("\n"))
     if not in_place or not lines.keys() <= _TREE_LINES:
         raise ValueError("its lines are not those of a tree")
-    (leaves,), (categories,) = _ints(lines, "num_leaves", 1, 1, _INT32), _ints(lines, "num_cat", 1, 0, _INT32)
+    tree = _numbers_by_key(lines)
+    (leaves,), (categories,) = _array(tree, "num_leaves", 1, 1, _INT32), _array(tree, "num_cat", 1, 0, _INT32)
     nodes = leaves - 1
-    _ints(lines, "is_linear", 1, 0, 1)
-    _floats(lines, "shrinkage", 1)
-    _floats(lines, "leaf_value", leaves)
+    _array(tree, "is_linear", 1, 0, 1)
+    _floats(tree, "shrinkage", 1)
+    _floats(tree, "leaf_value", leaves)
     if not nodes:  # LightGBM reads no further lines of a tree that is a single leaf
         return
-    for key, n in {
-        "split_gain": nodes,
-        "internal_value": nodes,
-        "internal_weight": nodes,
-        "leaf_weight": leaves,
-    }.items():
-        _floats(lines, key, n)
-    for key, n in {"internal_count": nodes, "leaf_count": leaves}.items():
-        _ints(lines, key, n, 0, _INT64)
-    _ints(lines, "split_feature", nodes, 0, n_columns)
+    for key in ("split_gain", "internal_value", "internal_weight"):
+        _floats(tree, key, nodes)
+    _floats(tree, "leaf_weight", leaves)
+    _array(tree, "internal_count", nodes, 0, _INT64)
+    _array(tree, "leaf_count", leaves, 0, _INT64)
+    _array(tree, "split_feature", nodes, 0, n_columns)
     # LightGBM writes leaf i as ~i; here leaves are numbered after the nodes
     left, right = (
-        [child if child >= 0 else nodes + ~child for child in _ints(lines, key, nodes, -leaves, nodes)]
+        [child if child >= 0 else nodes + ~child for child in _array(tree, key, nodes, -leaves, nodes)]
         for key in ("left_child", "right_child")
     )
     if _reached(left + [-1] * leaves, right + [-1] * leaves) < nodes + leaves:
         raise ValueError("nodes are not reached from its root")
-    kinds, thresholds = _ints(lines, "decision_type", nodes, 0, 16), _floats(lines, "threshold", nodes, limit=math.inf)
-    if any(
-        kind & 1 and not (t.is_integer() and 0 <= t < categories) for kind, t in zip(kinds, thresholds, strict=True)
-    ):
+    kinds, thresholds = _array(tree, "decision_type", nodes, 0, 16), _floats(tree, "threshold", nodes, limit=math.inf)
+    if any(kind & 1 and not (0 <= t < categories and t == int(t)) for kind, t in zip(kinds, thresholds, strict=True)):
         raise ValueError("threshold names no set of categories")
-    bounds = _ints(lines, "cat_boundaries", categories + 1, 0, _INT32) if categories else [0]
+    bounds = _array(tree, "cat_boundaries", categories + 1, 0, _INT32) if categories else [0]
     if bounds != sorted(bounds) or bounds[0]:
         raise ValueError("cat_boundaries do not rise from 0")
     if categories:
-        _ints(lines, "cat_threshold", bounds[-1], 0, 1 << 32)
+        _array(tree, "cat_threshold", bounds[-1], 0, 1 << 32)
 
 
 def _values_by_key(text: str) -> dict[str, str]:
@@ -108,30 +104,12 @@ def _values_by_key(text: str) -> dict[str, str]:
     return lines
 
 
-def _number_texts(lines: Mapping[str, str], key: str, n: int) -> list[str]:
-    text = lines.get(key, "")
-    if text and not _NUMBERS.fullmatch(text):
-        raise ValueError(f"{key} are no numbers")
-    parts = text.split(" ") if text else []
-    if len(parts) != n:
-        raise ValueError(f"{key} are {len(parts)}, not {n}")
-    return parts
-
-
-def _ints(lines: Mapping[str, str], key: str, n: int, low: int, high: int) -> list[int]:
-    """The n integers of a line, from `low` to below `high`."""
-    values = [int(value) for value in _number_texts(lines, key, n)]
-    if not all(low <= value < high for value in values):
-        raise ValueError(f"{key} are out of range")
-    return values
-
-
-def _floats(lines: Mapping[str, str], key: str, n: int, *, limit: float = sys.float_info.max) -> list[float]:
-    """The n numbers of a line, within the limit; a threshold may be infinite: then only missing values go right."""
-    values = [float(value) for value in _number_texts(lines, key, n)]
-    if not all(-limit <= value <= limit for value in values):
-        raise ValueError(f"{key} are not finite")
-    return values
+def _numbers_by_key(lines: Mapping[str, str]) -> dict[str, list[Any]]:
+    """The numbers of each line, as JSON would read them."""
+    for key, text in lines.items():
+        if text and not _NUMBERS.fullmatch(text):
+            raise ValueError(f"{key} are no numbers")
+    return {key: json.loads(f"[{text.replace(' ', ',').replace('inf', 'Infinity')}]") for key, text in lines.items()}
 
 
 def check_xgboost(model: bytes, n_columns: int) -> None:
@@ -185,11 +163,9 @@ def _check_xgboost_tree(number: int, tree: Any, n_columns: int) -> None:
         raise ValueError("split_indices are out of range")
     _array(tree, "default_left", n, 0, 2)
     kinds = _array(tree, "split_type", n, 0, 2)
-    for key in ("base_weights", "loss_changes", "sum_hessian", "split_conditions"):
-        values = tree.get(key)
-        if not isinstance(values, list) or len(values) != n or any(type(value) not in (int, float) for value in values):
-            raise ValueError(f"{key} are no {n} numbers")
-    conditions = tree["split_conditions"]
+    for key in ("base_weights", "loss_changes", "sum_hessian"):
+        _numbers(tree, key, n)
+    conditions = _numbers(tree, "split_conditions", n)
     # a leaf's value is finite; a threshold may be infinite, but not NaN; a categorical split has no threshold
     if not all(
         math.isfinite(conditions[i]) if left[i] < 0 else kinds[i] or conditions[i] == conditions[i] for i in range(n)
@@ -222,13 +198,31 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: int) -> list[int]:
-    """An array of n integers (None: any number of them) from `low` to below `high`."""
+def _numbers(values: Mapping[str, Any], key: str, n: int | None) -> list[Any]:
+    """An array of n numbers (None: any number of them)."""
     items = values.get(key)
-    if not isinstance(items, list) or n not in (None, len(items)):
-        raise ValueError(f"{key} are not {n}")
+    if not isinstance(items, list):
+        raise ValueError(f"{key} are missing")
+    if n not in (None, len(items)):
+        raise ValueError(f"{key} are {len(items)}, not {n}")
+    if not {*map(type, items)} <= {int, float}:
+        raise ValueError(f"{key} are no numbers")
+    return items
+
+
+def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: int) -> list[int]:
+    """An array of n integers from `low` to below `high`."""
+    items = _numbers(values, key, n)
     if not all(type(value) is int and low <= value < high for value in items):
         raise ValueError(f"{key} are out of range")
+    return items
+
+
+def _floats(values: Mapping[str, Any], key: str, n: int, *, limit: float = sys.float_info.max) -> list[float]:
+    """An array of n numbers within the limit; a threshold may be infinite: then only missing values go right."""
+    items = _numbers(values, key, n)
+    if not all(-limit <= value <= limit for value in items):
+        raise ValueError(f"{key} are not finite")
     return items
 
 

@@ -13,22 +13,24 @@ ids stay as written, and special tokens have ids above them.
 Shapes: N rows (documents) of a block, F features.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.items import ItemBlocks
 from ltrscale.ingest.lines import Lines, line_blocks
-from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, keep
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.texts import FULL, Encoding, ReadyIds, TextColumn, TokenColumns, TokenReader
+from ltrscale.ingest.tables import Raw
+from ltrscale.ingest.texts import Encoding, ReadyIds, TextColumn, TokenColumns
 
 BAIDU_FEATURES = (
     Feature(name="query_length"),
@@ -37,7 +39,13 @@ BAIDU_FEATURES = (
     Feature(name="media_type", kind="categorical"),
 )
 """Tokens of the texts, before they are cut, and the type of media, which judgements do not have."""
-_NAMES = {"positions": "position", "clicks": "click", "labels": "label", "meta_bucket": "bucket"}
+_SHOWN, _JUDGED = (
+    ("position", "doc", "title", "abstract", "media_type", "click"),
+    ("title", "abstract", "label", "bucket"),
+)
+"""The fields of a document that are read."""
+_NUMBERS = ("position", "click", "label", "bucket")
+_NUMBER = re.compile(r"[0-9]{1,6}(\.0*)?")
 _QUERY_FIELDS, _JUDGED_FIELDS, _DOCUMENT_FIELDS = 3, 6, 7
 
 
@@ -71,7 +79,17 @@ class BaiduUltr(Source):
         encoding: Encoding | None = None,
     ) -> Reader:
         """The reader of this layout."""
-        return lambda file: read_baidu(file.url, self, encoding=encoding, encoders=encoders)
+        columns = self._columns()
+        return lambda file: _read(ItemBlocks(file.url, columns, BAIDU_FEATURES, encoders, encoding=encoding))
+
+    def _columns(self) -> ColumnMapping:
+        """The uses of the columns of `_Rows`."""
+        numeric = tuple(feature.name for feature in BAIDU_FEATURES if feature.kind == "numeric")
+        uses: dict[str, Any] = {"label": "label", "meta": ("qid", "bucket")}
+        if self.layout == "sessions":
+            uses = {"label": "click", "clicks": "click", "positions": "position", "item": "doc", "meta": ("qid",)}
+        tokens, media = self.token_columns, ("media_type",)
+        return ColumnMapping(query="group", features=numeric, categorical=media, optional=media, tokens=tokens, **uses)
 
     @property
     def label_place(self) -> str:
@@ -103,21 +121,49 @@ class _Query:
 
 @dataclass
 class _Rows:
-    """The documents of a block, field by field."""
+    """The documents of a block."""
 
+    url: str
+    texts: Lines
+    names: Sequence[str]
+    """The fields of a document."""
     lines: list[int] = field(default_factory=list)
-    queries: list[_Query] = field(default_factory=list)
-    values: list[tuple[str, ...]] = field(default_factory=list)
-    """One per name in `names`, as written in the file."""
+    documents: list[dict[str, str]] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
 
     def add(self, line: int, query: _Query, values: Sequence[str]) -> None:
+        """Add a document, unless a field that is a number has none."""
+        document = dict(zip(self.names, values, strict=True))
+        for name in _NUMBERS:
+            if not _NUMBER.fullmatch(document.get(name, "0")):
+                self.reject(line, f"{name} {document[name][:40]!r} is no number", query.id)
+                return
         self.lines.append(line)
-        self.queries.append(query)
-        self.values.append(tuple(values))
+        self.documents.append({"group": query.id, "qid": query.qid, "query": query.text, **document})
+
+    def reject(self, line: int, reason: str, query: str, rows: int = 1) -> None:
+        """Reject a line, with the id of its query."""
+        text = f"{reason}: {self.texts(line)}"[:TEXT_LENGTH]
+        self.rejected.append(Rejection(self.url, line, "unparsable", text, query, rows, reason))
+
+    def raw(self) -> Raw:
+        """The documents as items."""
+        schema = pa.schema([(name, pa.string()) for name in ("group", "qid", "query", *self.names)])
+        batch = pa.RecordBatch.from_pylist(self.documents, schema)
+        columns = dict(zip(schema.names, batch, strict=True))
+        for name in ("query", "title", "abstract"):
+            columns[name] = pc.replace_substring(columns[name], "\x01", " ")
+            n = pc.add(pc.count_substring(columns[name], " "), 1)
+            columns[f"{name}_length"] = pc.if_else(pc.equal(columns[name], ""), 0, n)
+        for name in columns.keys() & {*_NUMBERS}:
+            columns[name] = columns[name].cast(pa.float32()).cast(pa.int32())
+        if "media_type" in columns:
+            columns["media_type"] = pc.if_else(pc.equal(columns["media_type"], ""), None, columns["media_type"])
+        lines_N = np.array(self.lines, np.int64)
+        return Raw(pa.record_batch(columns), lines_N, self.texts, self.rejected, self.texts.share)
 
 
-def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encoders: Encoders) -> Iterator[RowBlock]:
+def _read(build: ItemBlocks) -> Iterator[RowBlock]:
     """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
 
     Session queries recur often in this data set, so a group's id is the query's id plus the file name and the line.
@@ -128,17 +174,15 @@ def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encode
     Raises:
         InputError: the file is missing or its compressed data is broken.
     """
-    name = url.rpartition("/")[2].partition(".")[0]
-    sessions = _Sessions(url, name)
-    names: Sequence[str] = ("title", "abstract", "labels", "meta_bucket")
-    if config.layout == "sessions":
-        names = ("positions", "doc", "title", "abstract", "media_type", "clicks")
+    url, is_judged = build.url, build.mapping.clicks is None
+    names, sessions = _JUDGED if is_judged else _SHOWN, _Sessions(url)
     for lines in line_blocks(url):
-        rows = sessions.read(lines) if config.layout == "sessions" else _judged(url, lines)
+        rows = _Rows(url, lines, names)
+        (_read_judged if is_judged else sessions.read)(rows)
         if rows.lines or rows.rejected:
-            yield _block(url, config, lines, rows, names, encoding, encoders)
+            yield build(rows.raw())
     if empty := sessions.end():
-        yield _block(url, config, lines, _Rows(rejected=empty), names, encoding, encoders)
+        yield build(_Rows(url, lines, names, rejected=empty).raw())
 
 
 @dataclass
@@ -146,57 +190,47 @@ class _Sessions:
     """Parses session lines; remembers the last query, and its line while it has no document."""
 
     url: str
-    name: str
-    _last: _Query | None = None
+    _last: _Query = _Query("", "", "", "a document before any query")
     _alone: tuple[int, str, str] | None = None
 
-    def read(self, lines: Lines) -> _Rows:
-        rows = _Rows()
-        for number, parts in _fields_of(lines, _DOCUMENT_FIELDS):
+    def read(self, rows: _Rows) -> None:
+        for number, parts in _fields_of(rows.texts, _DOCUMENT_FIELDS):
             if len(parts) < _JUDGED_FIELDS - 1:
                 rows.rejected += self.end()
                 self._last = query = self._query(number, parts)
                 if query.fault:
-                    rows.rejected.append(_rejection(self.url, number, query.fault, lines, "", rows=0))
+                    rows.reject(number, query.fault, "", rows=0)
                 else:
-                    self._alone = number, lines(number), query.id
+                    self._alone = number, rows.texts(number), query.id
                 continue
-            self._alone = None
-            last_query = self._last or _Query("", "", "", "a document before any query")
-            fault = last_query.fault
+            self._alone, fault = None, self._last.fault
             if len(parts) < _DOCUMENT_FIELDS:
                 fault = f"{len(parts)} fields where a query has 3 and a document more than 6"
             if fault:
-                rows.rejected.append(_rejection(self.url, number, fault, lines, last_query.id))
+                rows.reject(number, fault, self._last.id)
             else:
-                rows.add(number, last_query, parts[:6])
-        return rows
+                rows.add(number, self._last, parts[:6])
 
     def _query(self, number: int, parts: Sequence[str]) -> _Query:
         if len(parts) != _QUERY_FIELDS or not parts[0]:
             fault = "no query id" if len(parts) == _QUERY_FIELDS else f"{len(parts)} fields where a query has 3"
             return _Query("", "", "", f"{fault}, in line {number}; the documents after it have no query")
-        return _Query(f"{parts[0]}:{self.name}:{number}", parts[0], parts[1])
+        name = self.url.rpartition("/")[2].partition(".")[0]
+        return _Query(f"{parts[0]}:{name}:{number}", parts[0], parts[1])
 
     def end(self) -> list[Rejection]:
         """The rejection of the last query if it has no documents."""
-        empty_query, self._alone = self._alone, None
-        return (
-            []
-            if empty_query is None
-            else [Rejection(self.url, empty_query[0], "empty_group", empty_query[1], empty_query[2], rows=0)]
-        )
+        alone, self._alone = self._alone, None
+        return [Rejection(self.url, alone[0], "empty_group", alone[1], alone[2], rows=0)] if alone else []
 
 
-def _judged(url: str, lines: Lines) -> _Rows:
-    rows = _Rows()
-    for number, parts in _fields_of(lines):
+def _read_judged(rows: _Rows) -> None:
+    for number, parts in _fields_of(rows.texts):
         if len(parts) == _JUDGED_FIELDS and parts[0]:
             rows.add(number, _Query(parts[0], parts[0], parts[1]), parts[2:])
         else:
             fault = "no query id" if len(parts) == _JUDGED_FIELDS else f"{len(parts)} fields where 6 belong"
-            rows.rejected.append(_rejection(url, number, fault, lines, parts[0]))
-    return rows
+            rows.reject(number, fault, parts[0])
 
 
 def _fields_of(lines: Lines, most: int = -1) -> Iterator[tuple[int, list[str]]]:
@@ -204,81 +238,3 @@ def _fields_of(lines: Lines, most: int = -1) -> Iterator[tuple[int, list[str]]]:
     for index in np.flatnonzero(~lines.blank_M()).tolist():
         text = lines.bytes_of(index).decode(errors="replace")
         yield lines.first + index, text.removesuffix("\r").split("\t", most)
-
-
-def _rejection(
-    url: str, line: int, reason: str, texts: Lines, query: str, rows: int = 1, rule: Rule = "unparsable"
-) -> Rejection:
-    return Rejection(url, line, rule, f"{reason}: {texts(line)}"[:TEXT_LENGTH], query, rows, reason)
-
-
-def _block(
-    url: str,
-    config: BaiduUltr,
-    lines: Lines,
-    rows: _Rows,
-    names: Sequence[str],
-    encoding: Encoding | None,
-    encoders: Encoders,
-) -> RowBlock:
-    """The usable documents of some lines."""
-    texts = dict(zip(names, map(pa.array, zip(*rows.values, strict=True)), strict=True)) if rows.values else {}
-    texts = {name: texts.get(name, pa.array([], pa.string())).cast(pa.string()) for name in names}
-    texts["query"] = pa.array([query.text for query in rows.queries], pa.string())
-    faults: dict[int, tuple[Rule, str]] = {}
-    numbers = {}
-    for name in ("positions", "clicks", "labels", "meta_bucket"):
-        if name in texts:
-            good_N = pc.match_substring_regex(texts[name], r"^[0-9]{1,6}(\.0*)?$").to_numpy(zero_copy_only=False)
-            numbers[name] = pc.if_else(pa.array(good_N), texts[name], "0").cast(pa.float32())
-            for i in np.flatnonzero(~good_N).tolist():
-                reason = f"{_NAMES[name]} {texts[name][i].as_py()[:40]!r} is no number"
-                faults.setdefault(i, ("unparsable", reason))
-    columns = _tokens(config, texts, encoding, faults)
-    block = RowBlock(
-        file=url,
-        lines_N=np.array(rows.lines, np.int64),
-        query_ids_N=pa.array([query.id for query in rows.queries], pa.string()),
-        features_NF=_features(columns, texts.get("media_type"), len(rows.lines), encoders),
-        labels_N=numbers["labels" if "labels" in numbers else "clicks"].to_numpy(),
-        doc_ids_N=texts.get("doc"),
-        columns={name: numbers[name] for name in ("positions", "clicks") if name in numbers}
-        | {"meta_qid": pa.array([query.qid for query in rows.queries], pa.string())}
-        | ({"meta_bucket": numbers["meta_bucket"].cast(pa.int32())} if "meta_bucket" in numbers else {})
-        | columns,
-        texts=lines,
-        share=lines.share,
-    )
-    rejections = [
-        _rejection(url, rows.lines[i], reason, lines, rows.queries[i].id, rule=rule)
-        for i, (rule, reason) in faults.items()
-    ]
-    if faults:
-        good_N = np.ones(len(rows.lines), bool)
-        good_N[list(faults)] = False
-        block = keep(block, good_N)
-    return replace(block, rejected=sorted([*rows.rejected, *rejections], key=lambda rejection: rejection.line))
-
-
-def _tokens(
-    config: BaiduUltr, texts: dict[str, pa.Array], encoding: Encoding | None, faults: dict[int, tuple[Rule, str]]
-) -> dict[str, pa.Array]:
-    """The tokens of all rows; rows with bad tokens are added to `faults`."""
-    reader, columns = TokenReader(config.token_columns, encoding), dict[str, pa.Array]()
-    for token_field, text in config.token_columns.fields().items():
-        ids = pc.replace_substring(texts[token_field.name], "\x01", " ")
-        tokens_read, row_faults = reader.read(token_field, ids, text)
-        columns |= tokens_read
-        for i, fault in row_faults.items():
-            faults.setdefault(i, ("bad_tokens", fault))
-    return columns
-
-
-def _features(columns: dict[str, pa.Array], media: pa.Array | None, n: int, encoders: Encoders) -> NDArray[np.float32]:
-    features_NF = np.full((n, len(BAIDU_FEATURES)), np.nan, np.float32)
-    for i, column in enumerate(("query_tokens_query", "document_tokens_title", "document_tokens_abstract")):
-        features_NF[:, i] = columns[FULL + column].to_numpy()
-    if media is not None:
-        types = pc.if_else(pc.equal(media, ""), None, media)
-        features_NF[:, 3] = encoders.setdefault("media_type", CategoryEncoder()).encode(types)
-    return features_NF

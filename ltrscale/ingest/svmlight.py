@@ -10,16 +10,15 @@
 - Words are separated by blanks, tabs or carriage returns. A line without words, or with a comment only, is not a row.
 
 Rows of the common shape are parsed together: one pass finds the separators, and Arrow casts all indices and values in
-place. If all lines of a text are dense rows with one blank between words, as in most files, the colons alone locate the
-words (`_even_layout`). Any other row takes the slow path (`_parse_row`), which finds its values or the rule that it
-breaks. All paths accept the same rows and return the same numbers.
+place. Any other row takes the slow path (`_parse_row`), which finds its values or the rule that it breaks. Both accept
+the same rows and return the same numbers.
 
-Shapes: L lines of a text, R rows among them, S separators, V values, N rows of a block, F features, W words with a
-colon: the features' and the qid.
+Shapes: L lines of a text, S words that end in a space or colon, R rows of the common shape, F features, V values, W any
+words. Words `_S2` are the places of their first byte and of the byte after their last.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,10 +32,9 @@ from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.ingest.lines import LineTexts, shown_line
 from ltrscale.ingest.rows import Rejection, RowBlock, Rule
 
-_TAB, _NEWLINE, _RETURN, _BLANK, _ZERO, _COLON = b"\t\n\r 0:"
+_TAB, _NEWLINE, _RETURN, _BLANK, _ONE, _COLON = b"\t\n\r 1:"
 _MISSING = (b"", b"null", b"nan")
 _INDEX = re.compile(rb"[0-9]{1,18}")
-_PLAIN = re.compile(rb"[!-~]+")  # a query id in ASCII
 _DOC_ID = re.compile(rb"\s*docid\s*=\s*(\S+)")
 
 
@@ -51,11 +49,9 @@ class RowFormat:
     """The index of the first feature."""
 
 
-class _Fault(NamedTuple):
-    """The rule that a row breaks, and where."""
-
-    rule: Rule
-    found: str
+class _BadRowError(Exception):
+    def __init__(self, found: str, rule: Rule = "unparsable") -> None:
+        self.found, self.rule = found, rule
 
 
 class _Row(NamedTuple):
@@ -73,28 +69,6 @@ class _Rows(NamedTuple):
     features_RF: Floats
 
 
-_Places = NDArray[np.integer[Any]]
-
-
-class _Words(NamedTuple):
-    """Words of a text: indices of their first byte and of the byte after their last; arrays of one shape."""
-
-    starts: _Places
-    ends: _Places
-
-
-class _Layout(NamedTuple):
-    """Word places in rows of the common shape, and the lines that are not rows; `indices_V` is None for dense rows."""
-
-    blank_L: Bools
-    at_R: Ints
-    counts_R: Ints
-    labels_R: _Words
-    ids_R: pa.StringArray
-    indices_V: _Words | None
-    values_V: _Words
-
-
 def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) -> RowBlock:
     """Parse whole lines, each with a newline at its end; `first_line` is the number of the first one.
 
@@ -105,22 +79,20 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
     if b"#" in text:
         parts = [line.partition(b"#") for line in text.split(b"\n")]
         bare, comments = b"\n".join([part[0] for part in parts]), [part[2] for part in parts]
-    rows, left_L = _parse_usual(bare, row_format)
+    rows, left = _parse_usual(bare, row_format)
+    slow: dict[int, _Row] = {}
     rejected: list[Rejection] = []
-    if left_L.any():
-        slow = []
-        lines = text.split(b"\n")
-        for index in np.flatnonzero(left_L).tolist():
-            words = lines[index].partition(b"#")[0].split()
-            row = _parse_row(words, row_format)
-            if isinstance(row, _Row):
-                slow.append((index, row))
-            else:
-                query_id, shown = _query_id(words) if row_format.qid else "", shown_line(lines[index])
-                rejected.append(
-                    Rejection(file, first_line + index, row.rule, shown, query_id, found=f"{row.found}: {shown[:40]!r}")
-                )
-        rows = _merge(rows, _stack(slow, row_format))
+    lines = text.split(b"\n") if left else []
+    for index in left:
+        words = lines[index].partition(b"#")[0].split()
+        try:
+            slow[index] = _parse_row(words, row_format)
+        except _BadRowError as bad:
+            query_id, shown = _query_id(words) if row_format.qid else "", shown_line(lines[index])
+            found = f"{bad.found}: {shown[:40]!r}"
+            rejected.append(Rejection(file, first_line + index, bad.rule, shown, query_id, found=found))
+    if slow:
+        rows = _merged(rows, slow)
     return RowBlock(
         file=file,
         lines_N=rows.at_R + first_line,
@@ -137,8 +109,11 @@ def dense_format(line: bytes, *, qid: bool, first: int | None = None) -> RowForm
     """The format of a good dense row, with its first index if that is known; None for any other line."""
     words = line.partition(b"#")[0].split()
     n_features = max(0, len(words) - 1 - qid)
-    formats = [RowFormat(n_features, True, qid, start) for start in ((1, 0) if first is None else (first,))]
-    return next((each for each in formats if n_features and isinstance(_parse_row(words, each), _Row)), None)
+    for start in ((1, 0) if first is None else (first,)) if n_features else ():
+        with suppress(_BadRowError):
+            _parse_row(words, row_format := RowFormat(n_features, True, qid, start))
+            return row_format
+    return None
 
 
 def _doc_ids(comments: Sequence[bytes]) -> pa.StringArray | None:
@@ -148,97 +123,46 @@ def _doc_ids(comments: Sequence[bytes]) -> pa.StringArray | None:
     return pa.array([match and match[1].decode(errors="backslashreplace") for match in matches], pa.string())
 
 
-def _stack(rows: Sequence[tuple[int, _Row]], row_format: RowFormat) -> _Rows:
-    features_RF = np.empty((len(rows), row_format.n_features), np.float32)
-    for r, (_, row) in enumerate(rows):
-        features_RF[r] = row.features_F
-    return _Rows(
-        np.array([index for index, _ in rows], np.int64),
-        pa.array([row.query_id for _, row in rows], pa.string()),
-        np.array([row.label for _, row in rows], np.float32),
-        features_RF,
-    )
-
-
-def _merge(first: _Rows, second: _Rows) -> _Rows:
+def _merged(rows: _Rows, slow: Mapping[int, _Row]) -> _Rows:
     """All rows in line order."""
-    at_R = np.concatenate([first.at_R, second.at_R])
+    at_R = np.concatenate([rows.at_R, list(slow)])
     order = np.argsort(at_R)
+    ids, labels, features = zip(*slow.values(), strict=True)
     return _Rows(
         at_R[order],
-        pa.concat_arrays([first.ids_R, second.ids_R]).take(pa.array(order)),
-        np.concatenate([first.labels_R, second.labels_R])[order],
-        np.concatenate([first.features_RF, second.features_RF])[order],
+        pa.concat_arrays([rows.ids_R, pa.array(ids, pa.string())]).take(pa.array(order)),
+        np.concatenate([rows.labels_R, labels])[order],
+        np.concatenate([rows.features_RF, features])[order],
     )
 
 
-def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, Bools]:
-    """The rows of the common shape, and a mask of lines for the slow path."""
-    layout, rows = _even_layout(text, row_format), None
-    if layout is not None:
-        with suppress(pa.ArrowInvalid):  # some word is not a number, perhaps because it has a blank
-            rows = _convert(text, layout, row_format)
-    if layout is None or rows is None:
-        layout = _scanned_layout(text, row_format)
-        try:
-            rows = _convert(text, layout, row_format)
-        except pa.ArrowInvalid:  # all rows take the slow path, which finds the bad word
-            rows = _stack([], row_format)
-    left_L = ~layout.blank_L
+def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, list[int]]:
+    """The rows of the common shape, and the lines for the slow path."""
+    bytes_ = np.frombuffer(text, np.uint8)
+    ends_S = np.flatnonzero(_is_space(bytes_) | (bytes_ == _COLON))
+    newlines_L = ends_S[bytes_[ends_S] == _NEWLINE]
+    words_S2, colon_S = np.column_stack([np.append(0, ends_S[:-1] + 1), ends_S]), bytes_[ends_S] == _COLON
+    gap_S = (words_S2[:, 0] == ends_S) & ~colon_S & ~np.append(False, colon_S[:-1])  # in a run of spaces
+    if gap_S.any():
+        words_S2, colon_S = words_S2[~gap_S], colon_S[~gap_S]
+    stops_L = np.searchsorted(words_S2[:, 1], newlines_L, side="right")
+    counts_L = np.diff(stops_L, prepend=0)
+    if row_format.dense:
+        usual_L = counts_L == 1 + 2 * (row_format.qid + row_format.n_features)
+    else:
+        usual_L = (counts_L % 2 == 1) & (counts_L > 2 * row_format.qid)
+    odd_S = colon_S == np.append(False, colon_S[:-1])  # right of a line's first word only: spaces and colons take turns
+    odd_S[(stops_L - counts_L)[counts_L > 0]] ^= True
+    usual_L[np.searchsorted(stops_L, np.flatnonzero(odd_S), side="right")] = False
+    if not text.isascii():
+        usual_L[np.searchsorted(newlines_L, np.flatnonzero(bytes_ >= 128))] = False
+    try:
+        rows = _convert(text, words_S2, counts_L, usual_L, row_format)
+    except pa.ArrowInvalid:  # all rows take the slow path, which finds the bad word
+        rows = _convert(text, words_S2, counts_L, np.zeros_like(usual_L), row_format)
+    left_L = counts_L > 0
     left_L[rows.at_R] = False
-    return rows, left_L
-
-
-def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
-    """The layout if all lines are dense rows with one blank between words; else None, or a layout with a non-number."""
-    bytes_, n_words = np.frombuffer(text, np.uint8), row_format.n_features + row_format.qid
-    newlines_L, colons = np.flatnonzero(bytes_ == _NEWLINE), np.flatnonzero(bytes_ == _COLON)
-    if not (row_format.dense and len(colons) == len(newlines_L) * n_words):
-        return None
-    colons_LW = colons.astype(np.int32).reshape(-1, n_words)  # the type of Arrow's offsets
-    starts_L = np.concatenate([[0], newlines_L[:-1] + 1])
-    value = text[colons[-1] + 1 :]
-    n_ending = len(value) - len(value.rstrip())  # all lines must end like the last one
-    ends_L = (newlines_L + 1 - n_ending).astype(np.int32)
-    if not ((starts_L < colons_LW[:, 0]) & (colons_LW[:, -1] < ends_L)).all():
-        return None
-    endings = bytes_[ends_L[:, None] + np.arange(n_ending)]
-    blanks_LF, good_L = _indices_before(bytes_, colons_LW[:, row_format.qid :], row_format.first)
-    labels, ids_L = _Words(starts_L, blanks_LF[:, 0]), pa.repeat("", len(newlines_L))
-    if row_format.qid:
-        names, ids = _Words(colons_LW[:, 0] - 3, colons_LW[:, 0]), _Words(colons_LW[:, 0] + 1, blanks_LF[:, 0])
-        labels = _Words(starts_L, names.starts - 1)
-        good_L &= _are_qid(bytes_, names) & _is_space(bytes_[labels.ends]) & (ids.starts <= ids.ends)
-        ids_L = _strings(text, ids).drop_null() if good_L.all() else ids_L
-        good_L &= all(map(_PLAIN.fullmatch, ids_L.cast(pa.binary()).unique().to_pylist()))
-    if not ((good_L & (labels.starts < labels.ends)).all() and _is_space(endings).all()):
-        return None
-    return _Layout(
-        blank_L=~good_L,
-        at_R=np.arange(len(newlines_L)),
-        counts_R=np.full(len(newlines_L), row_format.n_features),
-        labels_R=labels,
-        ids_R=ids_L,
-        indices_V=None,
-        values_V=_Words(colons_LW[:, row_format.qid :] + 1, np.column_stack([blanks_LF[:, 1:], ends_L])),
-    )
-
-
-def _indices_before(bytes_: NDArray[np.uint8], colons_RF: _Places, first: int) -> tuple[_Places, Bools]:
-    """The bytes before the indices of these colons, and a mask of valid rows (faster by digits than by a cast)."""
-    n_rows, n_features = colons_RF.shape
-    index_F = np.arange(first, first + n_features)
-    good_R = np.ones(n_rows, dtype=bool)
-    places_FR = colons_RF.T.astype(np.int64, order="C")  # `take` needs contiguous arrays
-    done, power = 0, 1  # from `done` on, indices below `power` have a space here, others a digit
-    while done < n_features:
-        places_FR -= 1
-        longer = power - first if power > 1 else 0
-        spaces, digits = np.split(bytes_.take(places_FR[done:]), [longer - done])
-        good_R &= _is_space(spaces).all(axis=0)
-        good_R &= (digits == (_ZERO + index_F[longer:, None] // power % 10).astype(np.uint8)).all(axis=0)
-        done, power = longer, 10 * power
-    return colons_RF - (np.char.str_len(index_F.astype(str)) + 1).astype(colons_RF.dtype), good_R
+    return rows, np.flatnonzero(left_L).tolist()
 
 
 def _is_space(bytes_: NDArray[np.uint8]) -> Bools:
@@ -248,171 +172,91 @@ def _is_space(bytes_: NDArray[np.uint8]) -> Bools:
     return is_space
 
 
-def _are_qid(bytes_: NDArray[np.uint8], words: _Words) -> Bools:
-    """A mask of the words that are `qid`; none of the words may end the text."""
-    are: Bools = words.ends - words.starts == 3
-    for i, byte in enumerate(b"qid"):
-        are &= bytes_[words.starts + i] == byte
-    return are
-
-
-class _Scan:
-    """The lines of a text and its separators, each of which ends a (possibly empty) word."""
-
-    def __init__(self, text: bytes) -> None:
-        self.bytes = np.frombuffer(text, np.uint8)
-        self.ends_S = np.flatnonzero(_is_space(self.bytes) | (self.bytes == _COLON))
-        self.starts_S = np.concatenate([[0], self.ends_S[:-1] + 1])
-        kinds_S = self.bytes[self.ends_S]
-        colon_S = kinds_S == _COLON
-        self.colons = np.flatnonzero(colon_S)
-        self.newlines_L = np.flatnonzero(kinds_S == _NEWLINE)
-        stops_L = np.searchsorted(self.colons, self.newlines_L)
-        self.colons_before_L = np.concatenate([[0], stops_L[:-1]])
-        self.colons_L = stops_L - self.colons_before_L
-        """Number of colons in each line."""
-        self.first_colon_L = np.append(self.colons, len(self.ends_S))[self.colons_before_L]
-        """The separator of the line's first colon, or a later line's if it has none."""
-
-        bare_S = (self.ends_S > self.starts_S) & ~colon_S
-        bare_S[1:] &= ~colon_S[:-1]
-        bare = np.flatnonzero(bare_S)
-        line_of_bare = np.searchsorted(self.newlines_L, bare)
-        self.bare_L = np.bincount(line_of_bare, minlength=len(self.newlines_L))
-        """Number of words without a colon in each line."""
-        self.label_L = np.zeros(len(self.newlines_L), np.int64)
-        """The separator after the line's last word without a colon, which is the label in a good row."""
-        self.label_L[line_of_bare] = bare
-        self.ascii = text.isascii()
-
-    def words(self, separators: Ints) -> _Words:
-        """The words that these separators end."""
-        return _Words(self.starts_S[separators], self.ends_S[separators])
-
-
-def _usual_lines(scan: _Scan, row_format: RowFormat) -> Bools:
-    """A mask of lines with the separators of `label (qid:ID) (index:value)*`, without indices such as 01."""
-    n_words = row_format.n_features + row_format.qid
-    usual_L: Bools = scan.colons_L == n_words if row_format.dense else scan.colons_L >= row_format.qid
-    usual_L &= (scan.bare_L == 1) & (scan.label_L < scan.first_colon_L)
-    starts, ends = scan.words(scan.colons)
-    odd = (starts == ends) | ((scan.bytes[starts] == _ZERO) & (ends - starts > 1 - row_format.first))
-    odd[1:] |= np.diff(scan.colons) == 1
-    usual_L[np.searchsorted(scan.newlines_L, scan.colons[odd])] = False
-    if not scan.ascii:
-        usual_L[np.searchsorted(scan.ends_S[scan.newlines_L], np.flatnonzero(scan.bytes >= 128))] = False
-    if row_format.qid:
-        first = scan.first_colon_L[usual_L]
-        ids = scan.words(first + 1)
-        usual_L[usual_L] = _are_qid(scan.bytes, scan.words(first)) & (ids.starts < ids.ends)
-    return usual_L
-
-
-def _scanned_layout(text: bytes, row_format: RowFormat) -> _Layout:
-    """The layout of any text."""
-    scan = _Scan(text)
-    usual_L = _usual_lines(scan, row_format)
-    kept = np.repeat(usual_L, scan.colons_L)
-    if row_format.qid:
-        kept[scan.colons_before_L[usual_L]] = False
-    colons = scan.colons[kept]
-    if row_format.dense:
-        colons_RF = colons.reshape(-1, row_format.n_features)
-        _, good_R = _indices_before(scan.bytes, scan.ends_S[colons_RF], row_format.first)
-        usual_L[usual_L], colons = good_R, colons_RF[good_R].ravel()
-    ids_R = pa.repeat("", int(usual_L.sum()))
-    if row_format.qid:
-        ids_R = _strings(text, scan.words(scan.first_colon_L[usual_L] + 1)).drop_null()
-    return _Layout(
-        blank_L=(scan.bare_L == 0) & (scan.colons_L == 0),
-        at_R=np.flatnonzero(usual_L),
-        counts_R=scan.colons_L[usual_L] - row_format.qid,
-        labels_R=scan.words(scan.label_L[usual_L]),
-        ids_R=ids_R,
-        indices_V=None if row_format.dense else scan.words(colons),
-        values_V=scan.words(colons + 1),
-    )
-
-
-def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
-    """Cast the words of rows of the common shape, without rows for the slow path; raises ArrowInvalid on a bad word."""
-    n_rows, n_features = len(layout.at_R), row_format.n_features
-    may_miss = b"n" in text or b"N" in text
-    values_V, odd_V = _cast_numbers(text, layout.values_V, may_miss)
-    labels_R, odd_R = _cast_numbers(text, layout.labels_R, may_miss)
-    ends_R = np.cumsum(layout.counts_R)
+def _convert(text: bytes, words_S2: Ints, counts_L: Ints, usual_L: Bools, row_format: RowFormat) -> _Rows:
+    """The rows of the usual lines, but for those that the slow path must judge; raises ArrowInvalid on a bad word."""
+    n_features, counts_R = row_format.n_features, counts_L[usual_L]
+    if not usual_L.all():
+        words_S2 = words_S2[np.repeat(usual_L, counts_L)]
+    heads_RK = (np.cumsum(counts_R) - counts_R)[:, None] + np.arange(1 + 2 * row_format.qid)
+    head_RK2 = words_S2[heads_RK]
+    pairs_V22 = np.delete(words_S2, heads_RK, axis=0).reshape(-1, 2, 2)
+    row_V = np.repeat(np.arange(len(counts_R)), counts_R // 2 - row_format.qid)
+    labels_R, odd_R = _cast_numbers(text, head_RK2[:, 0])
+    values_V, odd_V = _cast_numbers(text, pairs_V22[:, 1])
     good_R = ~odd_R
-    good_R[np.searchsorted(ends_R, np.flatnonzero(odd_V), side="right")] = False
-    if layout.indices_V is None:
-        features_RF = values_V.reshape(n_rows, n_features)
+    good_R[row_V[odd_V]] = False
+    ids_R = pa.repeat("", len(good_R))
+    if row_format.qid:
+        ids_R2 = head_RK2[:, 2]
+        good_R &= _are(text, head_RK2[:, 1:2], [b"qid"]) & (ids_R2[:, 0] < ids_R2[:, 1])
+        ids_R = _strings(text, ids_R2).drop_null()
+    if row_format.dense:
+        indices = [b"%d" % i for i in range(row_format.first, row_format.first + n_features)]
+        good_R &= _are(text, pairs_V22[:, 0].reshape(-1, n_features, 2), indices)
+        features_RF = values_V.reshape(-1, n_features)
     else:
-        columns_V = _cast(text, layout.indices_V, pa.int32()) - row_format.first
-        outside = np.flatnonzero((columns_V < 0) | (columns_V >= n_features))
-        good_R[np.searchsorted(ends_R, outside, side="right")] = False
-        row_V = np.repeat(np.arange(n_rows), layout.counts_R)
-        good_R[_with_one_twice(columns_V, row_V)] = False
-        sound_V = np.repeat(good_R, layout.counts_R)
-        features_RF = np.zeros((n_rows, n_features), np.float32)
-        features_RF[row_V[sound_V], columns_V[sound_V]] = values_V[sound_V]
+        columns_V = _columns(text, pairs_V22[:, 0], row_format)
+        good_R[row_V[columns_V < 0]] = False
+        sound_V = good_R[row_V]
+        row_V, places = row_V[sound_V], (row_V[sound_V], columns_V[sound_V])
+        features_RF = np.zeros((len(good_R), n_features), np.float32)
+        features_RF[places] = values_V[sound_V]
+        filled_RF = np.zeros(features_RF.shape, dtype=bool)
+        filled_RF[places] = True
+        good_R &= np.count_nonzero(filled_RF, axis=1) == np.bincount(row_V, minlength=len(good_R))
+    at_R = np.flatnonzero(usual_L)
     if good_R.all():
-        return _Rows(layout.at_R, layout.ids_R, labels_R, features_RF)
-    return _Rows(layout.at_R[good_R], layout.ids_R.filter(pa.array(good_R)), labels_R[good_R], features_RF[good_R])
+        return _Rows(at_R, ids_R, labels_R, features_RF)
+    return _Rows(at_R[good_R], ids_R.filter(pa.array(good_R)), labels_R[good_R], features_RF[good_R])
 
 
-def _with_one_twice(columns_V: Ints, row_V: Ints) -> Ints:
-    """The rows that have a column twice; only rows with columns out of order are checked."""
-    falls_V = (np.diff(columns_V, prepend=-1) <= 0) & (np.diff(row_V, prepend=-1) == 0)
-    if not falls_V.any():
-        return np.empty(0, np.int64)
-    places = np.flatnonzero(np.isin(row_V, row_V[falls_V]))
-    places = places[np.lexsort((columns_V[places], row_V[places]))]
-    same = (np.diff(columns_V[places]) == 0) & (np.diff(row_V[places]) == 0)
-    twice: Ints = row_V[places[1:][same]]
-    return twice
+def _are(text: bytes, words_RW2: Ints, names: Sequence[bytes]) -> Bools:
+    """A mask of the rows whose words have these names."""
+    bytes_, lengths_W = np.frombuffer(text, np.uint8), np.array([len(name) for name in names])
+    letters_WB = np.array(names)[:, None].view(np.uint8)
+    are_R: Bools = (words_RW2[..., 1] - words_RW2[..., 0] == lengths_W).all(axis=1)
+    for b in range(letters_WB.shape[1]):
+        longer_W = lengths_W > b
+        are_R &= (bytes_.take(words_RW2[:, longer_W, 0] + b, mode="clip") == letters_WB[longer_W, b]).all(axis=1)
+    return are_R
 
 
-def _cast_numbers(text: bytes, words: _Words, may_miss: bool) -> tuple[Floats, Bools]:
+def _columns(text: bytes, words_V2: Ints, row_format: RowFormat) -> Ints:
+    """The columns of indices, counted from 0; -1 where there is none or the slow path must look, as at 01."""
+    columns_V: Ints = _cast(text, words_V2, pa.int32()) - row_format.first
+    digits_V = np.frombuffer(text, np.uint8)[words_V2[:, 0]] - _ONE <= 8  # bytes below wrap around
+    digits_V |= words_V2[:, 1] - words_V2[:, 0] == 1
+    columns_V[~digits_V | (columns_V >= row_format.n_features)] = -1
+    return columns_V
+
+
+def _cast_numbers(text: bytes, words_W2: Ints) -> tuple[Floats, Bools]:
     """The numbers (NaN if missing), and a mask of words for the slow path, since nan and inf have many spellings."""
-    absent = _find_absent(np.frombuffer(text, np.uint8), words, may_miss)
-    numbers = _cast(text, words, pa.float32(), absent)
+    starts_W, ends_W = words_W2.T
+    letters_W = np.frombuffer(text, np.uint8).take(starts_W) | 32
+    suspects = np.flatnonzero((starts_W == ends_W) | (letters_W == ord("n")))
+    lower = pc.ascii_lower(_strings(text, words_W2[suspects]).drop_null())
+    absent = suspects[pc.is_in(lower, pa.array(_MISSING, pa.string())).to_numpy(zero_copy_only=False)]
+    numbers = _cast(text, words_W2, pa.float32(), absent)
     odd = ~np.isfinite(numbers)
     odd[absent] = False  # the cast leaves an undefined value for a null
     numbers[absent] = np.nan
     return numbers, odd
 
 
-def _find_absent(bytes_: NDArray[np.uint8], words: _Words, may_miss: bool) -> Ints:
-    suspect = words.starts == words.ends
-    if may_miss:
-        suspect |= bytes_[words.starts] | 32 == ord("n")
-    suspects = np.flatnonzero(suspect)
-    if not len(suspects):
-        return suspects
-    starts, ends = words.starts[suspect], words.ends[suspect]
-    letters = bytes_.take(starts[:, None] + np.arange(4), mode="clip") | 32
-    missing = np.zeros(len(suspects), dtype=bool)
-    for word in _MISSING:
-        same = letters[:, : len(word)] == np.frombuffer(word, np.uint8)
-        missing |= (ends - starts == len(word)) & same.all(axis=1)
-    return suspects[missing]
-
-
-def _cast(text: bytes, words: _Words, kind: pa.DataType, absent: Ints | None = None) -> NDArray[Any]:
-    cast = pc.cast(_strings(text, words, absent), kind)
+def _cast(text: bytes, words_W2: Ints, kind: pa.DataType, absent: Ints | None = None) -> NDArray[Any]:
+    cast = pc.cast(_strings(text, words_W2, absent), kind)
     return np.frombuffer(cast.buffers()[1], kind.to_pandas_dtype())[::2].copy()
 
 
-def _strings(text: bytes, words: _Words, absent: Ints | None = None) -> pa.StringArray:
+def _strings(text: bytes, words_W2: Ints, absent: Ints | None = None) -> pa.StringArray:
     """Words in place, each followed by a null for the text up to the next word; words in `absent` are null too."""
-    n = words.starts.size
-    offsets = np.empty(2 * n + 1, np.int32)
-    pairs = offsets[:-1].reshape(*words.starts.shape, 2)
-    pairs[..., 0], pairs[..., 1] = words
-    offsets[-1] = len(text)
-    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)  # Arrow's validity bits, lowest first: words only
-    if absent is not None and len(absent):
-        np.bitwise_and.at(bitmap, absent // 4, ~(np.uint8(1) << (absent % 4 * 2).astype(np.uint8)))
-    return pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))
+    offsets = np.append(words_W2.astype(np.int32), np.int32(len(text)))
+    valid = np.tile([True, False], len(words_W2))
+    if absent is not None:
+        valid[2 * absent] = False
+    bitmap = np.packbits(valid, bitorder="little")
+    return pa.StringArray.from_buffers(len(valid), pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))
 
 
 def _query_id(words: Sequence[bytes]) -> str:
@@ -424,36 +268,30 @@ def _query_id(words: Sequence[bytes]) -> str:
         return ""
 
 
-def _parse_row(words: Sequence[bytes], row_format: RowFormat) -> _Row | _Fault:
-    """A row, or the rule that it breaks."""
+def _parse_row(words: Sequence[bytes], row_format: RowFormat) -> _Row:
     query_id, n_features, first = _query_id(words) if row_format.qid else "", row_format.n_features, row_format.first
     if row_format.qid and not query_id:
-        return _Fault("unparsable", "there is not one qid:ID after the label")
+        raise _BadRowError("there is not one qid:ID after the label")
     rest = [word for word in words[1:] if not (row_format.qid and word.startswith(b"qid:"))]
     pairs = [word.partition(b":") for word in rest]
     if odd := [word for word, pair in zip(rest, pairs, strict=True) if not (pair[1] and _INDEX.fullmatch(pair[0]))]:
-        return _Fault("unparsable", f"{_shown(odd[0])} is no feature as index:value")
+        raise _BadRowError(f"{_shown(odd[0])} is no feature as index:value")
     texts = [words[0], *(value for _, _, value in pairs)]
     numbers = _parse_numbers(texts)
     if numbers is None:
-        return _Fault(
-            "unparsable", f"{_shown(next(each for each in texts if _parse_numbers([each]) is None))} is no number"
-        )
+        raise _BadRowError(f"{_shown(next(each for each in texts if _parse_numbers([each]) is None))} is no number")
     columns = [int(index) - first for index, _, _ in pairs]
     if min(columns, default=0) < 0:
-        return _Fault(
-            "unparsable", "index 0, where the first feature has 1: set source.first_index to 0 if all rows count so"
-        )
+        raise _BadRowError("index 0, where the first feature has 1: set source.first_index to 0 if all rows count so")
     if len({*columns}) < len(columns):
         twice = next(column for column in columns if columns.count(column) > 1)
-        return _Fault("unparsable", f"index {twice + first} is there twice")
-    if max(columns, default=0) >= n_features:
-        return _Fault(
-            "feature_count", f"index {max(columns) + first}, where the last feature has {n_features - 1 + first}"
-        )
+        raise _BadRowError(f"index {twice + first} is there twice")
+    if (last := max(columns, default=0)) >= n_features:
+        found = f"index {last + first}, where the last feature has {n_features - 1 + first}"
+        raise _BadRowError(found, "feature_count")
     if row_format.dense and len(columns) < n_features:
-        fault = f"{len(columns)} of {n_features} features; set source.dense to false if zeros are left out"
-        return _Fault("feature_count", fault)
+        found = f"{len(columns)} of {n_features} features; set source.dense to false if zeros are left out"
+        raise _BadRowError(found, "feature_count")
     features_F = np.zeros(n_features, np.float32)
     features_F[np.array(columns, np.int64)] = numbers[1:]
     return _Row(query_id, numbers[0], features_F)

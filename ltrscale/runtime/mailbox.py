@@ -19,7 +19,7 @@ _UNANSWERED = 64  # bounds the memory of posts under way when the launching proc
 
 
 class ReportedMetrics(NamedTuple):
-    """Metrics that rank 0 reports."""
+    """Metrics that rank 0 or the mailbox reports."""
 
     values: dict[str, object]
 
@@ -37,12 +37,6 @@ class Started(NamedTuple):
     workers: int
 
 
-class Formed(NamedTuple):
-    """The workers continue as another group."""
-
-    workers: int
-
-
 class AttemptEnded(NamedTuple):
     """The workers have failed or stopped, and will restart."""
 
@@ -53,13 +47,6 @@ class WorkerJoined(NamedTuple):
     rank: int
     actor: Any
     """The worker's Ray actor, to kill it if it hangs."""
-
-
-class Committed(NamedTuple):
-    """A checkpoint is committed."""
-
-    checkpoints: int
-    """Number committed since the first start."""
 
 
 class Left(NamedTuple):
@@ -77,7 +64,7 @@ class Beat(NamedTuple):
     counts: WorkerProgress
 
 
-Post = ReportedMetrics | LogLine | Started | Formed | AttemptEnded | WorkerJoined | Committed | Left | Beat
+Post = ReportedMetrics | LogLine | Started | AttemptEnded | WorkerJoined | Left | Beat
 
 
 class Standing(NamedTuple):
@@ -142,7 +129,7 @@ class Mailbox:
     def count_commit(self) -> None:
         """Count a committed checkpoint."""
         self._commits += 1
-        self._posts.append(Committed(self._commits))
+        self._posts.append(ReportedMetrics({"checkpoints": self._commits}))
 
     def ask_to_stop(self) -> None:
         """Ask the workers to commit a checkpoint and end."""
@@ -171,7 +158,7 @@ class Mailbox:
         self._placed = list(self._joiners)
         names = [*range(of_ray_train), *self._placed]
         self._slots = {name: Slot(self._group, rank, len(names), store) for rank, name in enumerate(names)}
-        self._posts.append(Formed(len(names)))
+        self._posts.append(ReportedMetrics({"running_workers": len(names)}))
 
     def slot(self, name: int | str, after: int) -> Slot | None:
         """The slot of a Ray Train rank or a joiner in a group later than `after`; None if it has none yet."""
@@ -222,7 +209,8 @@ class Sender:
 @contextmanager
 def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
     """Send this process's log to the mailbox while the block runs: all of it from rank 0, warnings from the others."""
-    handler = _Forwarding(sender)
+    handler = logging.Handler()
+    handler.emit = lambda record: sender(LogLine(record.levelno, handler.format(record)))  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     previous = log.level, log.propagate
     log.setLevel(logging.WARNING if rank else logging.INFO)
@@ -234,12 +222,3 @@ def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(previous[0])
         log.propagate = previous[1]
-
-
-class _Forwarding(logging.Handler):
-    def __init__(self, sender: Sender) -> None:
-        super().__init__()
-        self._sender = sender
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._sender(LogLine(record.levelno, self.format(record)))

@@ -35,8 +35,6 @@ from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     AttemptEnded,
     Beat,
-    Committed,
-    Formed,
     Left,
     LogLine,
     Post,
@@ -171,10 +169,6 @@ def _attend(
                     report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
                     joiners.invite(beside=count)
-                case Formed(count):
-                    report({"running_workers": count})
-                case Committed(checkpoints):
-                    report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):
                     actors[rank] = actor
                     watch.joined(rank, actor)

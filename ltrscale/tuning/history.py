@@ -33,21 +33,12 @@ from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "result.json"
 
 
-class Begun(Config):
-    """A trial that has begun."""
-
-    number: int = Field(ge=0)
-    """From 0, in the order of their beginnings."""
-    params: dict[str, Any]
-    """A value for every key of the space; trial 0 may have none, which means the config as given."""
-
-
 class Result(Config):
-    """The end of a trial."""
+    """The state of a trial, and how it has ended."""
 
-    state: Literal["complete", "stopped", "failed"]
-    """`complete`: it finished; `stopped`: early, because other trials were better at the same step; `failed`: it raised
-    an error, or its process died."""
+    state: Literal["running", "complete", "stopped", "failed"]
+    """`running`: not ended; `complete`: it finished; `stopped`: early, because other trials were better at the same
+    step; `failed`: it raised an error, or its process died."""
     value: float | None = None
     """The metric; of a stopped trial, at its last step."""
     curve: tuple[tuple[int, float], ...] = ()
@@ -58,22 +49,19 @@ class Result(Config):
     """Cause of a failure."""
 
 
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial in the history: its beginning and, once it has ended, its result."""
+class Trial(Config):
+    """A trial that has begun."""
 
-    begun: Begun
-    result: Result | None
-
-    @property
-    def number(self) -> int:
-        """The trial's number."""
-        return self.begun.number
+    number: int = Field(ge=0)
+    """From 0, in the order of their beginnings."""
+    params: dict[str, Any]
+    """A value for every key of the space; trial 0 may have none, which means the config as given."""
+    result: Result = Result(state="running")
 
 
-def lying_in(space: Space, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def lying_in(space: Space, trials: Sequence[Trial]) -> list[Trial]:
     """The trials that a search of a space can reuse: trial 0, and those that the space contains."""
-    return [trial for trial in trials if trial.number == 0 or is_in(space, trial.begun.params)]
+    return [trial for trial in trials if trial.number == 0 or is_in(space, trial.params)]
 
 
 @dataclass(frozen=True)
@@ -124,11 +112,11 @@ class History:
         """The directory of a trial."""
         return join(self.url, _TRIALS, f"{number:05d}")
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, trial: Trial) -> None:
         """Record that a trial begins, or restarts; an `InputError` if another process has already begun it."""
         storage.check_lease(self.url)
-        url = join(self.folder(begun.number), _BEGUN)
-        if not storage.create_exclusively(url, _json_lines(begun.model_dump(mode="json"))):
+        url = join(self.folder(trial.number), _BEGUN)
+        if not storage.create_exclusively(url, _json_lines(trial.model_dump(mode="json", exclude={"result"}))):
             raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
@@ -137,25 +125,25 @@ class History:
         url = join(self.folder(number), _ENDED)
         if storage.create_exclusively(url, _json_lines(result.model_dump(mode="json"))):
             return result
-        return validate(Result, _read(url), url)
+        return _result_in(url)
 
     def result(self, number: int) -> Result | None:
         """The result of a trial; None if it has not ended."""
         url = join(self.folder(number), _ENDED)
-        return validate(Result, _read(url), url) if storage.exists(url) else None
+        return _result_in(url) if storage.exists(url) else None
 
-    def trials(self) -> list[TrialRecord]:
+    def trials(self) -> list[Trial]:
         """The trials that have begun, by number."""
-        records = []
+        trials = []
         for folder in storage.children(join(self.url, _TRIALS)):
             url = join(folder, _BEGUN)
             if storage.exists(url):
-                begun = validate(Begun, _read(url), url)
-                if folder != self.folder(begun.number):
-                    raise InputError(f"{url}: number {begun.number} does not match its directory; remove it")
-                records.append(TrialRecord(begun, self.result(begun.number)))
-        records.sort(key=lambda trial: trial.number)
-        return records if self.space is None else lying_in(self.space, records)
+                trial = validate(Trial, _read(url), url)
+                if folder != self.folder(trial.number):
+                    raise InputError(f"{url}: number {trial.number} does not match its directory; remove it")
+                trials.append(trial.replace(result=self.result(trial.number) or Result(state="running")))
+        trials.sort(key=lambda trial: trial.number)
+        return trials if self.space is None else lying_in(self.space, trials)
 
     def next_number(self) -> int:
         """A number above those of all trials, including those outside the space; at least 1."""
@@ -179,6 +167,13 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(by_content(first) == by_content(second))
 
 
+def _result_in(url: str) -> Result:
+    result = validate(Result, _read(url), url)
+    if result.state == "running":
+        raise InputError(f"{url}: is no result, as the trial has not ended; remove it")
+    return result
+
+
 def _identity_in(url: str) -> dict[str, Any]:
     identity = _read(url)
     space = identity.get("space", {}) if isinstance(identity, dict) else None
@@ -194,21 +189,42 @@ def _without_values(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {**identity, "space": space}
 
 
-def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def ended(trials: Sequence[Trial]) -> list[Trial]:
     """The trials that have ended."""
-    return [trial for trial in trials if trial.result is not None]
+    return [trial for trial in trials if trial.result.state != "running"]
 
 
-def trials_by_value(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def trials_by_value(trials: Sequence[Trial]) -> list[Trial]:
     """The complete trials, highest value first; of equal values, the earlier trial first."""
-    complete = [(t.result.value, t) for t in trials if t.result is not None and t.result.state == "complete"]
-    ordered = sorted(((-value, t.number, t) for value, t in complete if value is not None), key=lambda each: each[:2])
-    return [trial for _, _, trial in ordered]
+    complete = [trial for trial in trials if trial.result.state == "complete" and trial.result.value is not None]
+    return sorted(complete, key=lambda trial: (-value_of(trial), trial.number))
 
 
-def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+def value_of(trial: Trial) -> float:
+    """The value of a trial that has one."""
+    assert trial.result.value is not None
+    return trial.result.value
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
     """The first of `trials_by_value`; None if no trial is complete."""
     return next(iter(trials_by_value(trials)), None)
+
+
+def as_study(space: Space, trials: Sequence[Trial], **options: Any) -> optuna.Study:
+    """The ended trials that the space contains as a study of Optuna; `options` go to `create_study`."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", **options)
+    for trial in ended(trials):
+        if is_in(space, trial.params):
+            value = trial.result.value
+            study.add_trial(as_trial(space, trial.params, state=state_of(value), value=value))
+    return study
+
+
+def state_of(value: float | None) -> TrialState:
+    """Optuna's state of an ended trial with this value."""
+    return TrialState.FAIL if value is None else TrialState.COMPLETE
 
 
 def _json_lines(value: Any) -> bytes:
@@ -245,9 +261,9 @@ class SearchOutcome:
     """A finished search, as the report shows it."""
 
     space: Space
-    trials: Sequence[TrialRecord]
+    trials: Sequence[Trial]
     metric: str
-    used: Callable[[TrialRecord, str], bool]
+    used: Callable[[Trial, str], bool]
     """Whether a trial's config uses this key, which depends on the key's `when`."""
     left_out: int = 0
     """Trials of an earlier space that lie outside this one."""
@@ -257,9 +273,9 @@ class SearchOutcome:
         """Each key with its shortest ending that no other key has."""
         return {key: _ending(key, self.space) for key in self.space}
 
-    def shown(self, trial: TrialRecord, key: str, *, exactly: bool = False) -> str:
+    def shown(self, trial: Trial, key: str, *, exactly: bool = False) -> str:
         """A trial's value of a key, in four digits or exactly; empty if its config does not use the key or set it."""
-        params = trial.begun.params
+        params = trial.params
         if key not in params or not self.used(trial, key):
             return ""
         value = params[key]
@@ -278,19 +294,17 @@ def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) 
 
 def _journal(out: str, outcome: SearchOutcome) -> bytes:
     """The ended trials as a storage for optuna-dashboard."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     states = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
     with storage.scratch.directory() as folder:
         journal = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-        study = optuna.create_study(storage=journal, study_name=out.rstrip("/"), direction="maximize")
+        study = as_study({}, [], storage=journal, study_name=out.rstrip("/"))
         study.set_user_attr("metric", outcome.metric)
         for trial in ended(outcome.trials):
-            assert trial.result is not None
-            inside = is_in(outcome.space, trial.begun.params)  # Optuna refuses other parameters
+            inside = is_in(outcome.space, trial.params)  # Optuna refuses other parameters
             study.add_trial(
                 as_trial(
                     outcome.space if inside else {},
-                    trial.begun.params,
+                    trial.params,
                     state=states[trial.result.state],
                     value=trial.result.value if trial.result.state == "complete" else None,
                     intermediate_values=dict(trial.result.curve),
@@ -315,7 +329,6 @@ def _table(outcome: SearchOutcome) -> str:
     rows.writerow(["trial", "state", outcome.metric, "seconds", *outcome.space, "reason"])
     for trial in ended(outcome.trials):
         result = trial.result
-        assert result is not None
         value = "" if result.value is None else repr(result.value)
         params = [outcome.shown(trial, key, exactly=True) for key in outcome.space]
         rows.writerow([trial.number, result.state, value, result.seconds, *map(_cell, [*params, result.reason or ""])])
@@ -336,7 +349,7 @@ def _cell(text: str) -> str:
 def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     """The report of a search; `commands` train again with the best settings."""
     trials, leader = ended(outcome.trials), best(outcome.trials)
-    states = [t.result.state for t in trials if t.result]
+    states = [trial.result.state for trial in trials]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
     outside = f" {outcome.left_out} more lie outside the space, which has changed." if outcome.left_out else ""
     opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.{outside}")
@@ -344,16 +357,14 @@ def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     if leader is not None:
         again = (Text("Train it again:"), Command("\n".join(commands)))
         sections.insert(0, Section("Best", [*_best(outcome, leader, trials), *again]))
-    failed = {t.number: t.result.reason or "" for t in trials if t.result and t.result.state == "failed"}
+    failed = {trial.number: trial.result.reason or "" for trial in trials if trial.result.state == "failed"}
     if failed:
         sections.append(Section("Failed", [Points([f"trial {number}: {why}" for number, why in failed.items()])]))
     return Document("Search", (opening, *_result_charts(outcome)), sections)
 
 
-def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Block]:
-    assert leader.result is not None
-    assert leader.result.value is not None
-    value, first = leader.result.value, next((t.result for t in trials if t.number == 0), None)
+def _best(outcome: SearchOutcome, leader: Trial, trials: Sequence[Trial]) -> Iterator[Block]:
+    value, first = value_of(leader), next((trial.result for trial in trials if trial.number == 0), None)
     if leader.number == 0:
         compared = "no trial is better than the settings as given"
     elif first is None or first.value is None:
@@ -365,16 +376,14 @@ def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRec
         yield Points(settings)
 
 
-def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
-    def order(trial: TrialRecord) -> tuple[bool, float, int]:
-        value = trial.result.value if trial.result else None
-        return value is None, -(value or 0.0), trial.number
+def _rows(outcome: SearchOutcome, trials: Sequence[Trial]) -> Table:
+    def order(trial: Trial) -> tuple[bool, float, int]:
+        return trial.result.value is None, -(trial.result.value or 0.0), trial.number
 
     rows = []
     for trial in sorted(trials, key=order):
-        assert trial.result is not None
         value = "-" if trial.result.value is None else f"{trial.result.value:.4f}"
-        is_as_given = trial.number == 0 and not trial.begun.params
+        is_as_given = trial.number == 0 and not trial.params
         params = ["as given" if is_as_given else outcome.shown(trial, key) or "-" for key in outcome.space]
         rows.append([f"{trial.number}", value, trial.result.state, f"{trial.result.seconds:.0f}", *params])
     return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
@@ -382,42 +391,36 @@ def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
 
 def _result_charts(outcome: SearchOutcome) -> Iterator[Chart]:
     """Charts of the trials that have a value, if there are at least two values."""
-    valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
-    drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]
-    if len({_value(trial) for trial in valued}) < 2:  # nothing to compare
+    valued = [trial for trial in outcome.trials if trial.result.value is not None]
+    drawn = [trial for trial in valued if is_in(outcome.space, trial.params)]
+    if len({value_of(trial) for trial in valued}) < 2:  # nothing to compare
         return
     metric = outcome.metric
     yield Chart(history_chart(valued, metric), f"{metric} of each trial, and the best so far", "history")
     if drawn:
         yield Chart(_parallel(outcome, drawn), f"the settings of each trial, coloured by {metric}", "parallel")
-    if len(outcome.space) > 1 and len(drawn) >= _FEWEST_FOR_IMPORTANCES and len(set(map(_value, drawn))) > 1:
+    if len(outcome.space) > 1 and len(drawn) >= _FEWEST_FOR_IMPORTANCES and len(set(map(value_of, drawn))) > 1:
         yield Chart(_importances(outcome, drawn), f"importance of each setting to {metric}", "importances")
 
 
-def _value(trial: TrialRecord) -> float:
-    assert trial.result is not None
-    assert trial.result.value is not None
-    return trial.result.value
-
-
-def history_chart(trials: Sequence[TrialRecord], metric: str) -> charts.Spec:
+def history_chart(trials: Sequence[Trial], metric: str) -> charts.Spec:
     """The metric of each trial that has one, and the best so far."""
-    rows: list[dict[str, float | str]] = [{"x": t.number, "y": _value(t), "series": "trial"} for t in trials]
-    highest = itertools.accumulate(map(_value, trials), max)
+    rows: list[dict[str, float | str]] = [{"x": t.number, "y": value_of(t), "series": "trial"} for t in trials]
+    highest = itertools.accumulate(map(value_of, trials), max)
     rows += [{"x": t.number, "y": y, "series": "best so far"} for t, y in zip(trials, highest, strict=True)]
     ticks = [trial.number for trial in trials] if len(trials) <= _TICKS else []
     return charts.lines(rows, x="trial", y=metric, ticks=ticks)
 
 
-def _parallel(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+def _parallel(outcome: SearchOutcome, trials: Sequence[Trial]) -> charts.Spec:
     """Every trial as a line over the axes of its settings, coloured by the metric."""
     rows: list[dict[str, object]] = []
     ends: list[dict[str, object]] = []
     for key, dimension in outcome.space.items():
         scaled = _scale(dimension)
         for trial in trials:
-            value = trial.begun.params[key]
-            row = {"line": trial.number, "axis": outcome.keys[key], "place": scaled(value), "value": _value(trial)}
+            value = trial.params[key]
+            row = {"line": trial.number, "axis": outcome.keys[key], "place": scaled(value), "value": value_of(trial)}
             rows.append({**row, "shown": outcome.shown(trial, key) or label(value)})
         for value in dimension.choices or dimension.bounds:
             text = label(value)[:_LONGEST_LABEL] if dimension.choices else f"{value:g}"
@@ -435,13 +438,8 @@ def _scale(dimension: Dimension) -> Callable[[Any], float]:
     return lambda value: (change(value) - low) / (high - low)
 
 
-def _importances(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+def _importances(outcome: SearchOutcome, trials: Sequence[Trial]) -> charts.Spec:
     """Optuna's importance of each setting to the metric, as shares that sum to 1."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize")
-    for trial in trials:
-        state, value = TrialState.COMPLETE, _value(trial)
-        study.add_trial(as_trial(outcome.space, trial.begun.params, state=state, value=value))
-    shares = optuna.importance.get_param_importances(study)
+    shares = optuna.importance.get_param_importances(as_study(outcome.space, trials))
     rows = [{"name": outcome.keys[key], "value": share, "series": "importance"} for key, share in shares.items()]
     return charts.bars(rows, title=f"importance to {outcome.metric}")

@@ -42,7 +42,7 @@ from ltrscale.tuning.history import (
     History,
     Result,
     SearchOutcome,
-    TrialRecord,
+    Trial,
     best,
     ended,
     lying_in,
@@ -162,7 +162,7 @@ class TuneJob(SearchConfig, Stage):
                 given=given_params(self.job, self.space),
                 same=functools.partial(_same, self),
             )
-        return [with_params(self.job, self.space, trial.begun.params)[0] for trial in trials_by_value(trials)[:number]]
+        return [with_params(self.job, self.space, trial.params)[0] for trial in trials_by_value(trials)[:number]]
 
 
 def history_of(config: TuneJob) -> dict[str, Any]:
@@ -184,21 +184,21 @@ def write_found(config: TuneJob, history: History) -> None:
     everything = History(history.url).trials()
     trials, commands = lying_in(config.space, everything), []
     if (leader := best(trials)) is not None:
-        job, _ = with_params(config.job, config.space, leader.begun.params)
+        job, _ = with_params(config.job, config.space, leader.params)
         for name, stage in job.jobs(config.out).items():
             url = join(config.out, name)
             storage.write_bytes(url, configs.dump(stage).encode())
             commands.append(f"{called(stage.stage)} --config {shlex.quote(url)}")
 
-    def used(trial: TrialRecord, key: str) -> bool:
+    def used(trial: Trial, key: str) -> bool:
         try:
-            return key in with_params(config.job, config.space, trial.begun.params)[1]
+            return key in with_params(config.job, config.space, trial.params)[1]
         except InputError:
             return True
 
     outcome = SearchOutcome(config.space, trials, config.job.metric, used, len(everything) - len(trials))
     write_results(config.out, outcome, commands=commands)
-    if leader is not None and leader.result is not None:
+    if leader is not None:
         log.info(
             "best of %d trials: trial %d, %s %.4f: %s",
             len(trials), leader.number, config.job.metric, leader.result.value, join(config.out, REPORT),
@@ -249,7 +249,7 @@ def run_search(
 
 def search_here(
     config: SearchConfig, trial: TrialFunction, history: History, *, given: Params | None, same: Callable[[Params], str]
-) -> list[TrialRecord]:
+) -> list[Trial]:
     """Run the trials of a search one by one in this process; returns all.
 
     Arguments and proposals are those of `run_search` with one trial at a time. ASHA and the resources of the config do
@@ -277,7 +277,7 @@ def search_here(
 
 def check_any_complete(history: History) -> None:
     """Raise an `InputError` with the most common reason if all trials have failed."""
-    results = [t.result for t in history.trials() if t.result is not None]
+    results = [trial.result for trial in ended(history.trials())]
     reasons = [result.reason for result in results if result.state == "failed"]
     if results and len(reasons) == len(results):
         common = max(reasons, key=reasons.count)

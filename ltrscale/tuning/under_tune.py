@@ -3,20 +3,20 @@
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import FIFOScheduler
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from ltrscale.draws import mix
 from ltrscale.progress import Advance, Report, log
-from ltrscale.tuning.history import Begun, History, Result, TrialRecord, best, ended
+from ltrscale.tuning.history import History, Result, Trial, as_study, best, ended, state_of
 from ltrscale.tuning.space import (
     STEP,
     VALUE,
@@ -24,7 +24,6 @@ from ltrscale.tuning.space import (
     Params,
     SamplerConfig,
     SearchConfig,
-    as_trial,
     cells,
     from_optuna,
     is_in,
@@ -53,28 +52,22 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self,
         config: SearchConfig,
         history: History,
-        past: Sequence[TrialRecord],
+        past: Sequence[Trial],
         *,
         given: Params | None,
         same: Callable[[Params], str],
     ) -> None:
         super().__init__(metric=VALUE, mode="max")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._config, self._history, self._same = config, history, same
         self._numbers: dict[str, int] = {}
         self._asked: dict[str, optuna.Trial] = {}
-        self._seen = {same(trial.begun.params) for trial in past}
-        self._again = [trial.begun for trial in past if trial.result is None]
-        if not past:
-            self._again.append(Begun(number=0, params=given or {}))
+        self._seen = {same(trial.params) for trial in past}
+        unfinished = [trial for trial in past if trial.result.state == "running"]
+        self._again = unfinished if past else [Trial(number=0, params=given or {})]
         self._next = history.next_number()
         self.exhausted = False
         self._distributions = {key: dimension.distribution() for key, dimension in config.space.items()}
-        self._study = optuna.create_study(direction="maximize", sampler=RandomSampler())
-        for trial in past:
-            if trial.result is not None and is_in(config.space, trial.begun.params):
-                state, value = _state(trial.result.value), trial.result.value
-                self._study.add_trial(as_trial(config.space, trial.begun.params, state=state, value=value))
+        self._study = as_study(config.space, past, sampler=RandomSampler())
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial, recorded in the history as begun."""
@@ -86,12 +79,12 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
             if params is None:
                 self.exhausted = True
                 return Searcher.FINISHED
-            begun = Begun(number=self._next, params=params)
+            begun = Trial(number=self._next, params=params)
             self._next += 1
         self._numbers[trial_id] = begun.number
         self._seen.add(self._same(begun.params))
         self._history.begin(begun)
-        return begun.model_dump()
+        return {"number": begun.number, "params": begun.params}
 
     def _take_up(self, trial_id: str, params: Params) -> None:
         """Add a trial that Optuna did not propose to its study, if the space contains the parameters."""
@@ -124,14 +117,10 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
             return
         recorded = self._history.result(self._numbers[trial_id])
         value = recorded.value if recorded is not None else None if error else (result or {}).get(VALUE)
-        self._study.tell(proposed, value, state=_state(value))
+        self._study.tell(proposed, value, state=state_of(value))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the history is enough."""
-
-
-def _state(value: float | None) -> TrialState:
-    return TrialState.FAIL if value is None else TrialState.COMPLETE
 
 
 def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
@@ -144,39 +133,21 @@ def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
             return RandomSampler(seed)
 
 
-class Asha(FIFOScheduler):  # type: ignore[misc]
+class Asha(ASHAScheduler):  # type: ignore[misc]
     """Ray Tune's ASHA that also knows trials of earlier processes, and never stops trial 0, the config as given."""
 
-    def __init__(self, config: AshaConfig, past: Sequence[TrialRecord]) -> None:
-        super().__init__()
-        self._share = 1 - 1 / config.reduction
-        steps = (config.grace * config.reduction**rung for rung in itertools.count())
-        rungs = list(itertools.takewhile(lambda step: step <= _FOREVER, steps))
-        self._values: dict[float, dict[int, float]] = {step: {} for step in reversed(rungs)}
-        """For each step at which ASHA decides, last step first: the values of the trials by number."""
+    def __init__(self, config: AshaConfig, past: Sequence[Trial]) -> None:
+        grace, reduction = config.grace, config.reduction
+        super().__init__(STEP, VALUE, "max", max_t=_FOREVER, grace_period=grace, reduction_factor=reduction)
         for trial in ended(past):
-            assert trial.result is not None
+            known = SimpleNamespace(trial_id=f"past-{trial.number}", config={"number": trial.number})
+            self.on_trial_add(None, known)
             for step, value in trial.result.curve:
-                self._is_good(trial.number, step, value)
+                self.on_trial_result(None, known, {STEP: step, VALUE: value})
 
-    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:  # noqa: ARG002
-        if VALUE not in result:
-            return str(self.CONTINUE)
-        number = trial.config["number"]
-        good = self._is_good(number, result[STEP], result[VALUE])
-        return str(self.CONTINUE if good or number == 0 else self.STOP)
-
-    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self.on_trial_result(controller, trial, result)
-
-    def _is_good(self, number: int, step: int, value: float) -> bool:
-        """Record a value at the latest step reached that lacks the trial; returns whether it is among the best."""
-        for at, values in self._values.items():
-            if at <= step and number not in values:
-                good = not values or value >= np.percentile(list(values.values()), 100 * self._share)
-                values[number] = value
-                return bool(good)
-        return True
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        action = super().on_trial_result(controller, trial, result)
+        return str(self.CONTINUE if trial.config["number"] == 0 else action)
 
 
 class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
@@ -199,7 +170,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self,
         history: History,
         config: SearchConfig,
-        past: Sequence[TrialRecord],
+        past: Sequence[Trial],
         *,
         report: Report,
         advance: Advance,
@@ -252,16 +223,16 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._announce(trial, self._history.end(trial.config["number"], result))
 
     def _announce(self, trial: Any, result: Result) -> None:
-        begun = Begun.model_validate(trial.config)
-        self._trials[begun.number] = TrialRecord(begun, result)
-        self._report({"trial": begun.number, **result.model_dump(mode="json", exclude={"curve"})})
+        number = trial.config["number"]
+        self._trials[number] = Trial(number=number, params=trial.config["params"], result=result)
+        self._report({"trial": number, **result.model_dump(mode="json", exclude={"curve"})})
         leader = best(list(self._trials.values()))
-        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader and leader.result else ""
+        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader else ""
         how = {"complete": "", "stopped": " when stopped", "failed": ""}[result.state]
         outcome = f"failed: {result.reason}" if result.value is None else f"{result.value:.4f}"
         log.info(
             "trial %d: %s%s in %.0f s%s; %d of %d",
-            begun.number, outcome, how, result.seconds, so_far, len(self._trials), self._config.trials,
+            number, outcome, how, result.seconds, so_far, len(self._trials), self._config.trials,
         )  # fmt: skip
         self._advance(1)
 

@@ -83,7 +83,7 @@ def test_members_may_lack_a_fold_each_or_be_the_best_trials(synthetic_dataset: s
     trials = trials_by_value(History(str(tmp_path / "tuned" / "search")).trials())
     best = [bundle.load(str(tmp_path / "tuned" / place / "model")) for place in (".", "leaders/1")]
     assert set(leading.contents.values()) == {run.content for run in best}
-    assert [run.config["num_leaves"] for run in best] == [t.begun.params["gbdt.num_leaves"] for t in trials[:2]]
+    assert [run.config["num_leaves"] for run in best] == [t.params["gbdt.num_leaves"] for t in trials[:2]]
     with pytest.raises(ValueError, match=r"methods.bad.over: trials are those of a search, and 'gbdt' is not of kind"):
         check_methods({**methods, "bad": EnsembleMethod(of="gbdt", over="trials")}, ONE)
 

@@ -15,7 +15,7 @@ from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.runtime.workers import ONE
 from ltrscale.tuning import tune
-from ltrscale.tuning.history import History, TrialRecord, best
+from ltrscale.tuning.history import History, Trial, best
 from ltrscale.tuning.tune import TuneJob
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
@@ -42,7 +42,7 @@ def seed_run(data: str, out: Path, *, trials: int = 6, draw: int = 0, space: dic
     return SeedRun(methods, splits(data, draw=draw), 3, ONE, str(out))
 
 
-def history(out: Path) -> list[TrialRecord]:
+def history(out: Path) -> list[Trial]:
     return History(str(out / "tuned" / "search")).trials()
 
 
@@ -51,7 +51,7 @@ def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic
     made = seed_run(synthetic_dataset, tmp_path)
     model = bundle.load(made.model("tuned"))
     records = history(tmp_path)
-    values = [record.result.value for record in records if record.result is not None]
+    values = [record.result.value for record in records]
     leader = best(records)
     assert leader is not None
     assert len(set(values)) > 2, "equal trials would hide a mistake"
@@ -75,7 +75,7 @@ def test_validation_chooses_between_a_linear_and_a_deep_head(synthetic_dataset: 
     made = SeedRun(methods, splits(synthetic_dataset), 3, ONE, str(tmp_path))
     models = {name: bundle.load(made.model(name)) for name in methods}
     records = history(tmp_path)
-    assert {record.begun.params["finetune.head.layers"] for record in records} == {1, 3}
+    assert {record.params["finetune.head.layers"] for record in records} == {1, 3}
     values = {name: models[name].metrics["validation_ndcg@5"] for name in ("one", "three")}
     assert values["one"] != values["three"], "equal heads would hide a mistake"
     assert models["tuned"].contents == models[max(values, key=lambda name: values[name])].contents
@@ -90,7 +90,7 @@ def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
     seed_run(synthetic_dataset, parts, trials=2).model("tuned")
     (parts / "tuned" / "search" / "trials" / "00001" / "result.json").unlink()  # as if it had been killed
     twice = bundle.load(seed_run(synthetic_dataset, parts).model("tuned"))
-    assert [record.begun for record in history(whole)] == [record.begun for record in history(parts)]
+    assert [record.params for record in history(whole)] == [record.params for record in history(parts)]
     assert once.contents == twice.contents
 
     def refuse(*_: object, **__: object) -> float:
@@ -104,13 +104,13 @@ def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
 def test_another_draw_of_labels_or_another_space_is_another_search(synthetic_dataset: str, tmp_path: Path) -> None:
     seed_run(synthetic_dataset, tmp_path / "a", trials=3).model("tuned")
     seed_run(synthetic_dataset, tmp_path / "b", trials=3, draw=1).model("tuned")
-    values = [[record.result.value for record in history(tmp_path / name) if record.result] for name in "ab"]
+    values = [[record.result.value for record in history(tmp_path / name)] for name in "ab"]
     assert values[0][0] != values[1][0], "both learnt from the same labels"
     seed_run(synthetic_dataset, tmp_path / "a", trials=3, draw=1).model("tuned")
-    assert [record.result.value for record in history(tmp_path / "a") if record.result] == values[1]
+    assert [record.result.value for record in history(tmp_path / "a")] == values[1]
     leaves = {"gbdt.num_leaves": SPACE["gbdt.num_leaves"]}
     seed_run(synthetic_dataset, tmp_path / "a", trials=2, space=leaves).model("tuned")
-    assert [sorted(record.begun.params) for record in history(tmp_path / "a")][1:] == [["gbdt.num_leaves"]]
+    assert [sorted(record.params) for record in history(tmp_path / "a")][1:] == [["gbdt.num_leaves"]]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,6 @@ def test_trials_here_are_those_of_ray_tune(synthetic_dataset: str, tmp_path: Pat
 
     def records(name: str) -> list[tuple[object, float | None]]:
         trials = History(str(tmp_path / name)).trials()
-        return [(trial.begun, trial.result.value if trial.result else None) for trial in trials]
+        return [(trial.params, trial.result.value) for trial in trials]
 
     assert records("a") == records("b")

@@ -3,7 +3,7 @@
 import pytest
 
 from ltrscale.runtime import mailbox
-from ltrscale.runtime.mailbox import AttemptEnded, Formed, Mailbox
+from ltrscale.runtime.mailbox import AttemptEnded, Mailbox, ReportedMetrics
 from ltrscale.runtime.room import _fits
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -27,7 +27,9 @@ def test_seats_keep_the_ranks_of_ray_trains_workers_and_follow_the_order_of_comi
     assert [slot and (slot.rank, slot.world, slot.store) for slot in of_second] == [
         (0, 3, ("host", 2)), (1, 3, ("host", 2)), None, (2, 3, ("host", 2))
     ]  # fmt: skip
-    assert box.take() == [Formed(4), Formed(3)]  # the number of workers is reported
+    assert box.take() == [
+        ReportedMetrics({"running_workers": workers}) for workers in (4, 3)
+    ]  # the number of workers is reported
 
 
 def test_joiners_wait_a_moment_for_others_and_end_with_a_failed_group() -> None:

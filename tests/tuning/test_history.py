@@ -11,7 +11,7 @@ import pytest
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.stages.runs import RUN_FILES
-from ltrscale.tuning.history import TABLE, Begun, History, Result, SearchOutcome, best, write_results
+from ltrscale.tuning.history import TABLE, History, Result, SearchOutcome, Trial, best, write_results
 from ltrscale.tuning.space import Dimension
 
 GOOD = Result(state="complete", value=0.5, curve=((1, 0.4), (2, 0.5)), seconds=1.5)
@@ -26,29 +26,29 @@ def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
 
 def test_what_is_recorded_is_read(history: History) -> None:
     assert history.trials() == []
-    history.begin(Begun(number=1, params={"a.b": {"kind": "x"}, "c": None}))
-    history.begin(Begun(number=0, params={}))
-    assert [(trial.number, trial.result) for trial in history.trials()] == [(0, None), (1, None)]
+    history.begin(Trial(number=1, params={"a.b": {"kind": "x"}, "c": None}))
+    history.begin(Trial(number=0, params={}))
+    assert [(trial.number, trial.result.state) for trial in history.trials()] == [(0, "running"), (1, "running")]
     history.end(1, GOOD)
-    assert [trial.result for trial in history.trials()] == [None, GOOD]
-    assert history.trials()[1].begun.params == {"a.b": {"kind": "x"}, "c": None}
+    assert [trial.result for trial in history.trials()] == [Result(state="running"), GOOD]
+    assert history.trials()[1].params == {"a.b": {"kind": "x"}, "c": None}
     history.remove()
     assert history.trials() == []
 
 
 def test_a_result_never_changes(history: History) -> None:
-    history.begin(Begun(number=0, params={}))
+    history.begin(Trial(number=0, params={}))
     assert history.end(0, GOOD) == GOOD
     assert history.end(0, Result(state="stopped")) == GOOD
     assert history.result(0) == GOOD
 
 
 def test_two_searches_at_a_time_are_an_error(history: History) -> None:
-    history.begin(Begun(number=3, params={"x": 0.1 + 0.2}))
-    history.begin(Begun(number=3, params={"x": 0.1 + 0.2}))  # begins again
+    history.begin(Trial(number=3, params={"x": 0.1 + 0.2}))
+    history.begin(Trial(number=3, params={"x": 0.1 + 0.2}))  # begins again
     with pytest.raises(InputError, match=r"00003/trial\.json: another process has begun this trial meanwhile"):
-        history.begin(Begun(number=3, params={"x": 0.3}))
-    assert history.trials()[0].begun.params == {"x": 0.1 + 0.2}
+        history.begin(Trial(number=3, params={"x": 0.3}))
+    assert history.trials()[0].params == {"x": 0.1 + 0.2}
 
 
 def test_another_search_is_recognised(history: History) -> None:
@@ -73,7 +73,7 @@ def test_a_search_whose_keys_get_other_values_goes_on_with_the_trials_that_lie_t
     history: History, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, x in enumerate((7, 1, 3, 2)):
-        history.begin(Begun(number=number, params={"x": x}))
+        history.begin(Trial(number=number, params={"x": x}))
     wide, narrow = ({"x": Dimension(choices=choices)} for choices in ((1, 2, 3), (2, 3, 4)))
     history.open({"space": {"x": wide["x"].model_dump()}})
     changed = History(history.url, narrow)
@@ -94,7 +94,7 @@ def test_its_removal_leaves_the_files_of_others(history: History) -> None:
     others = ["trials/mine/manifest.json", "trials/mine/a", "trials/mine/trial.json.old", "trials/00003/my/result.json"]
     others += ["trials/mine/run/log.txt", "trials/result.json", "trials/00004/result.json", "trials/00003/notes.txt"]
     history.open({"job": None})
-    history.begin(Begun(number=3, params={}))
+    history.begin(Trial(number=3, params={}))
     history.end(3, GOOD)
     with storage.Commit(f"{history.folder(3)}/model") as commit:
         with commit.file("tree") as path:
@@ -119,9 +119,12 @@ def test_a_trial_that_left_nothing_but_its_directory_never_began(tmp_path: Path)
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     history = History(str(tmp_path))
-    history.begin(Begun(number=2, params={}))
+    history.begin(Trial(number=2, params={}))
     (Path(history.folder(2)) / "result.json").write_text('{"state": "comp')
     with pytest.raises(InputError, match=r"00002/result\.json: not JSON"):
+        history.trials()
+    (Path(history.folder(2)) / "result.json").write_text('{"state": "running"}')
+    with pytest.raises(InputError, match=r"00002/result\.json: is no result, as the trial has not ended; remove it"):
         history.trials()
     for text in ("[]", '{"space": []}', '{"space": {"x": 1}}'):
         (tmp_path / "search.json").write_text(text)
@@ -139,7 +142,7 @@ def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> N
         Result(state="complete", value=0.5),
     ]
     for number, result in enumerate(results):
-        history.begin(Begun(number=number, params={}))
+        history.begin(Trial(number=number, params={}))
         history.end(number, result)
     found = best(history.trials())
     assert found is not None
@@ -150,7 +153,7 @@ def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> N
 def test_no_cell_of_the_table_is_a_formula(history: History) -> None:
     reasons = ["=HYPERLINK(A1): no such column", "+1", "@SUM(A1)", "\tx", "-1+A1", "no value"]
     for number, reason in enumerate(reasons):
-        history.begin(Begun(number=number, params={"x": "=1+1"}))
+        history.begin(Trial(number=number, params={"x": "=1+1"}))
         history.end(number, Result(state="failed", reason=reason))
     outcome = SearchOutcome({"x": Dimension(choices=("=1+1",))}, history.trials(), "ndcg@5", lambda *_: True)
     write_results(history.url, outcome, commands=[])

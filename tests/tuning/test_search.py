@@ -15,13 +15,12 @@ import tuning_trials
 from hypothesis import strategies as st
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
-from ray.tune.schedulers import ASHAScheduler
 
 from ltrscale import config as configs
 from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.tuning.history import Begun, History, Result, TrialRecord
+from ltrscale.tuning.history import History, Result, Trial, ended
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
 from ltrscale.tuning.tune import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.under_tune import Asha, Proposals
@@ -37,7 +36,7 @@ def search_of(**values: Any) -> SearchConfig:
 def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
     """Run a search of one trial at a time without Ray Tune."""
     proposals = Proposals(config, history, history.trials(), given={"x": 1, "c": "a"}, same=configs.digest)
-    left = config.trials - sum(trial.result is not None for trial in history.trials())
+    left = config.trials - len(ended(history.trials()))
     for asked in range(min(left, most)):
         proposal = proposals.suggest(f"id-{asked}")
         if not isinstance(proposal, dict):
@@ -86,10 +85,9 @@ def test_proposals_are_those_of_optuna_for_the_history_and_the_seed_of_the_trial
         if trial.number > 0:
             study.sampler = TPESampler(n_startup_trials=3, seed=mix("proposal", 5, trial.number, 0) % 2**31)
             asked = study.ask(distributions)
-            assert asked.params == trial.begun.params
+            assert asked.params == trial.params
             study.tell(asked, state=TrialState.FAIL)  # for the one that is added in its place
-        assert trial.result is not None
-        study.add_trial(create_trial(value=trial.result.value, params=trial.begun.params, distributions=distributions))
+        study.add_trial(create_trial(value=trial.result.value, params=trial.params, distributions=distributions))
 
 
 def test_the_first_trial_is_the_config_as_given_whether_or_not_it_is_in_the_space(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_nothing_is_tried_twice_and_all_of_a_small_space_is(kind: str, tmp_path:
     history = History(str(tmp_path))
     by_proposals(config, history, tuning_trials.parabola, most=4)
     by_proposals(config, history, tuning_trials.parabola)
-    tried = [trial.begun.params["x"] for trial in history.trials()[1:]]
+    tried = [trial.params["x"] for trial in history.trials()[1:]]
     assert sorted(tried) == [0, 1, 2, 3, 4, 5]
 
 
@@ -127,16 +125,16 @@ def test_a_search_whose_space_changes_repeats_no_trial_that_lies_there(spaces: l
         for space in spaces:
             config = search_of(space=space, trials=5, search={"kind": kind, "startup": 2})
             before, history = records(url), History(url, config.space)
-            known = [trial for trial in history.trials() if trial.result is not None]
+            known = ended(history.trials())
             assert known == [
-                trial for trial in History(url).trials() if trial.number == 0 or is_in(config.space, trial.begun.params)
+                trial for trial in History(url).trials() if trial.number == 0 or is_in(config.space, trial.params)
             ]
             by_proposals(config, history, tuning_trials.parabola)
             after = records(url)
             assert {name: after[name] for name in before} == before
             assert len(after) - len(before) == 2 * max(0, 5 - len(known))
             assert all(tuning_trials.attempts(history.folder(n)) == 1 for n in range(len(after) // 2))
-            proposed = [trial.begun.params for trial in history.trials()[1:]]
+            proposed = [trial.params for trial in history.trials()[1:]]
             assert all(is_in(config.space, params) for params in proposed)
             assert len({configs.digest(params) for params in proposed}) == len(proposed)
 
@@ -150,7 +148,7 @@ def test_the_sampler_knows_the_trials_of_an_earlier_space(tmp_path: Path) -> Non
     config = search_of(space=wide, trials=9, search={"startup": 2, "seed": 5})
     proposals = Proposals(config, history, history.trials(), given=None, same=configs.digest)
     assert [trial.value for trial in proposals._study.trials] == [
-        trial.result.value for trial in history.trials() if trial.result
+        trial.result.value for trial in ended(history.trials())
     ]
     sampled = {proposals.suggest(str(n))["params"]["c"] for n in range(30)}
     assert sampled == {"a", "b", "c"}
@@ -214,12 +212,12 @@ def running(number: int) -> Any:
 
 def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given() -> None:
     past = [
-        TrialRecord(Begun(number=n, params={}), Result(state="complete", value=n, curve=((2, n), (4, n))))
-        for n in range(4)
+        Trial(number=n, params={}, result=Result(state="complete", value=n, curve=((2, n), (4, n)))) for n in range(4)
     ]
 
-    def decision(past: list[TrialRecord], number: int, value: float) -> str:
+    def decision(past: list[Trial], number: int, value: float) -> str:
         asha, trial = Asha(AshaConfig(grace=2, reduction=2), past), running(number)
+        asha.on_trial_add(None, trial)
         assert asha.on_trial_result(None, trial, {"step": 1, "value": value}) == "CONTINUE"
         return asha.on_trial_result(None, trial, {"step": 2, "value": value})
 
@@ -229,42 +227,14 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     assert decision(past, 0, 1.0) == "CONTINUE"
 
 
-@hypothesis.given(
-    st.integers(1, 5),
-    st.floats(1.1, 4),
-    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(-3, 3), st.booleans()), max_size=60),
-)
-def test_asha_decides_like_that_of_ray_tune(
-    grace: int, reduction: float, results: list[tuple[int, int, int, bool]]
-) -> None:
-    ours = Asha(AshaConfig(grace=grace, reduction=reduction), [])
-    theirs = ASHAScheduler("step", "value", "max", max_t=10**9, grace_period=grace, reduction_factor=reduction)
-    steps, over = dict.fromkeys(range(1, 8), 0), set()
-    for number in steps:
-        theirs.on_trial_add(None, running(number))
-    for place, further, value, completes in results:
-        number = place + 1
-        if number in over:
-            continue
-        steps[number] += further
-        result = {"step": steps[number], "value": float(value)}
-        assert ours.on_trial_result(None, running(number), result) == theirs.on_trial_result(
-            None, running(number), result
-        )
-        if completes:
-            over.add(number)
-            for scheduler in (ours, theirs):
-                scheduler.on_trial_complete(None, running(number), result)
-
-
 def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
-        history.begin(Begun(number=number, params={}))
+        history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
         check_any_complete(history)
-    history.begin(Begun(number=3, params={}))
+    history.begin(Trial(number=3, params={}))
     history.end(3, Result(state="complete", value=1))
     check_any_complete(history)
 
@@ -275,7 +245,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
-Run = Callable[..., list[TrialRecord]]
+Run = Callable[..., list[Trial]]
 
 
 @pytest.fixture
@@ -284,7 +254,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     request.getfixturevalue("cluster")
 
-    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[TrialRecord]:
+    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
         history = History(str(tmp_path))
         run_search(search_of(**values), trial, history, given=given, same=configs.digest, report=lambda _: None)
         return history.trials()
@@ -297,13 +267,13 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 def test_a_search_goes_on_though_trials_fail_and_processes_die(run: Run, tmp_path: Path) -> None:
     choices = ["nothing", "input error", "error", "nan", "dies", "dies once"]
     trials = run(tuning_trials.failing, None, space={"what": {"choices": choices}}, trials=20, concurrent=3)
-    found = {trial.begun.params.get("what", "as given"): trial.result for trial in trials}
+    found = {trial.params.get("what", "as given"): trial.result for trial in trials}
     states = {what: result.state for what, result in found.items() if result}
     good, bad = ("as given", "nothing", "dies once"), ("input error", "error", "nan", "dies")
     assert states == {**dict.fromkeys(good, "complete"), **dict.fromkeys(bad, "failed")}
     assert "its process died" in str(found["dies"])
     attempts = {
-        trial.begun.params.get("what"): tuning_trials.attempts(History(str(tmp_path)).folder(trial.number))
+        trial.params.get("what"): tuning_trials.attempts(History(str(tmp_path)).folder(trial.number))
         for trial in trials
     }
     assert (attempts["dies"], attempts["dies once"], attempts["error"]) == (2, 2, 1)
@@ -314,7 +284,7 @@ def test_a_search_goes_on_though_trials_fail_and_processes_die(run: Run, tmp_pat
 def test_a_search_finds_better_settings_and_a_finished_one_is_not_run_again(run: Run) -> None:
     settings = {"space": SPACE, "trials": 8, "concurrent": 2, "search": {"startup": 3}}
     trials = run(tuning_trials.parabola, {"x": 10, "c": "a"}, **settings)
-    values = [trial.result.value for trial in trials if trial.result and trial.result.value is not None]
+    values = [trial.result.value for trial in trials if trial.result.value is not None]
     assert len(values) == 8
     assert max(values) > values[0] == -7
     assert run(tuning_trials.parabola, {"x": 10, "c": "a"}, **settings) == trials
@@ -331,14 +301,13 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
         concurrent=2,
         asha={"grace": 4, "reduction": 2},
     )
-    states = {trial.begun.params["x"]: trial.result.state for trial in trials if trial.result}
+    states = {trial.params["x"]: trial.result.state for trial in trials}
     assert states[5] == "complete"
     assert "stopped" in states.values()
     for trial in trials:
-        ended = (Path(History(str(tmp_path)).folder(trial.number)) / "ran-to-the-end").exists()
-        assert trial.result is not None
-        assert ended == (trial.result.state == "complete")
-        assert trial.result.value == trial.begun.params["x"]
+        ran_on = (Path(History(str(tmp_path)).folder(trial.number)) / "ran-to-the-end").exists()
+        assert ran_on == (trial.result.state == "complete")
+        assert trial.result.value == trial.params["x"]
 
 
 @pytest.mark.ray
@@ -351,7 +320,7 @@ def test_a_search_that_is_asked_to_stop_goes_on_later_with_more_trials_if_so_wan
     with pytest.raises(Stopped):
         run_search(short, tuning_trials.slow, history, **settings, stopping=lambda: history.result(0) is not None)
     trials = history.trials()
-    assert sum(trial.result is not None for trial in trials) < 4
+    assert len(ended(trials)) < 4
     run_search(longer, tuning_trials.slow, history, **settings)
-    assert [trial.result.state for trial in history.trials() if trial.result] == ["complete"] * 5
+    assert [trial.result.state for trial in ended(history.trials())] == ["complete"] * 5
     assert history.trials()[0] == trials[0]

@@ -27,7 +27,7 @@ from ltrscale.stages.runs import heard_by
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.history import Begun, History, Result
+from ltrscale.tuning.history import History, Result, Trial
 from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
 from ltrscale.tuning.space import Dimension
 from ltrscale.tuning.tune import TuneJob, history_of, write_found
@@ -232,7 +232,7 @@ def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
     )
     history = History(config.out)
     for number, (leaves, value) in enumerate([(31, 0.3), (4, 0.5), (9, None), (30, 0.4), (12, 0.45)]):
-        history.begin(Begun(number=number, params={"gbdt.num_leaves": leaves, "gbdt.learning_rate": 1 / 3}))
+        history.begin(Trial(number=number, params={"gbdt.num_leaves": leaves, "gbdt.learning_rate": 1 / 3}))
         state = "failed" if value is None else "stopped" if number == 4 else "complete"
         history.end(number, Result(state=state, value=value, reason="too many | leaves" if value is None else None))
     return config
@@ -379,7 +379,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
         driver.send_signal(signal.SIGKILL)
     before = records(out)
     add_period(data, "2026-W09", like="2026-W02")  # which no split reads
-    begun = {trial.number: trial.begun for trial in History(str(out)).trials()}
+    begun = {trial.number: trial.params for trial in History(str(out)).trials()}
     done = subprocess.run(
         command(path), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -389,8 +389,8 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     assert {name: after[name] for name in before} == before
     trials = History(str(out)).trials()
     assert [trial.number for trial in trials] == list(range(5))
-    assert {number: trials[number].begun for number in begun} == begun
-    assert len({json.dumps(trial.begun.params) for trial in trials}) == 5
+    assert {number: trials[number].params for number in begun} == begun
+    assert len({json.dumps(trial.params) for trial in trials}) == 5
     for name in before:  # the stage of an ended trial ran once
         log = (out / Path(name).parent / "model" / "run" / "log.txt").read_text()
         assert log.count("train_gbdt: writing") == 1
@@ -398,7 +398,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     assert records(out) == after
     best = configs.load(GBDTJob, str(out / "best.yaml"))
     best.run()
-    values = [trial.result.value for trial in trials if trial.result and trial.result.value is not None]
+    values = [trial.result.value for trial in trials if trial.result.value is not None]
     assert bundle.load(best.out).metrics["validation_ndcg@5"] == max(values)
 
 
@@ -416,16 +416,14 @@ def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset
     history = History(config.out)
     history.open(history_of(config))
     for number, rate in enumerate((1e-3, 1e-7, 3e-3)):
-        history.begin(Begun(number=number, params={"finetune.optimizer.learning_rate": rate}))
+        history.begin(Trial(number=number, params={"finetune.optimizer.learning_rate": rate}))
     history.end(0, Result(state="complete", value=0.44, curve=((1, 0.44),)))
     config.run()
     _, slow, nested = (trial.result for trial in history.trials())
-    assert slow is not None
     assert (slow.state, [step for step, _ in slow.curve]) == ("stopped", [1])
     log = Path(history.folder(1), "model", "run", "log.txt").read_text()
     assert "other trials are better at this step" in log
     assert "Traceback" not in log
-    assert nested is not None
     assert nested.state == "complete", nested
-    one, _ = with_params(config.job.replace(workers=1), config.space, history.trials()[2].begun.params)
+    one, _ = with_params(config.job.replace(workers=1), config.space, history.trials()[2].params)
     assert nested.value == pytest.approx(one.run(str(tmp_path / "one"), lambda *_: None), abs=1e-6)

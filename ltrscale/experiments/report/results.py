@@ -181,22 +181,20 @@ def search(url: str | None) -> Iterator[Block]:
     """The course of a search and its best trials."""
     if url is None:
         raise InputError("no search is named; run jobs.tune and set search=DIR")
-    trials = [(trial, trial.result) for trial in ended(History(url).trials()) if trial.result is not None]
-    valued = [(trial, result.value) for trial, result in trials if result.value is not None]
+    trials = ended(History(url).trials())
+    valued = [(trial, trial.result.value) for trial in trials if trial.result.value is not None]
     if not valued:
         raise InputError(f"{url}: no trial has a value yet; let jobs.tune run on")
     spec = history_chart([trial for trial, _ in valued], "validation metric")
     yield Chart(spec, "The search, trial by trial")
     ranked = sorted(valued, key=lambda pair: -pair[1])[:_TRIALS_SHOWN]
-    keys = list(dict.fromkeys(key for trial, _ in ranked for key in trial.begun.params))
+    keys = list(dict.fromkeys(key for trial, _ in ranked for key in trial.params))
 
     def shown(params: Mapping[str, object], key: str) -> str:
         value = params.get(key)
         return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)
 
-    cells = [
-        [f"{trial.number}", number(value), *(shown(trial.begun.params, key) for key in keys)] for trial, value in ranked
-    ]
+    cells = [[f"{trial.number}", number(value), *(shown(trial.params, key) for key in keys)] for trial, value in ranked]
     caption = f"The best of {len(trials)} trials, by their last value on validation"
     yield Table(["trial", "metric", *keys], cells, caption=caption)
 

@@ -45,7 +45,7 @@ from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.history import Begun, History, Result
+from ltrscale.tuning.history import History, Result, Trial
 
 pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"
@@ -476,7 +476,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     history = History(str(tmp_path / "search"))
     history.open({})
     for number_, value in enumerate((0.3, None, 0.5)):
-        history.begin(Begun(number=number_, params={} if number_ == 0 else {MARKUP: 0.125}))
+        history.begin(Trial(number=number_, params={} if number_ == 0 else {MARKUP: 0.125}))
         state = "complete" if value else "failed"
         history.end(number_, Result(state=state, value=value))
     found = document(places, gate=str(tmp_path / "gate"), search=history.url)
