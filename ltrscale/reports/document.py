@@ -3,10 +3,26 @@
 All texts are plain; each output format escapes them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
-from ltrscale.reports.charts import Spec
+from ltrscale.config import Config
+from ltrscale.reports.charts import Estimated, Spec
+
+
+class Figure(Config):
+    """An estimate with its 95% interval; None where unknown."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+Cell = str | float | Estimated | None
+"""A value of a table: a text, a count, a figure, or an estimate with its interval; None where there is none."""
+Row = dict[str, Cell]
+"""Values by column."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +61,45 @@ class Table:
     folded: bool = False
     """True if the table is collapsed behind its caption."""
 
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, Cell]], caption: str = "", *, form: str = ".4f", folded: bool = False
+    ) -> Self:
+        """A table of rows by column, each value as `cell` shows it; columns are those of all rows in their order.
+
+        Example:
+            >>> found = Table.of([{"method": "gbdt", "MAP": 0.5}, {"method": "mlp", "groups": 1200}])
+            >>> found.header, found.rows
+            (['method', 'MAP', 'groups'], [['gbdt', '0.5000', '-'], ['mlp', '-', '1,200']])
+        """
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        return cls(header, [[cell(row.get(name), form) for name in header] for row in rows], caption, folded=folded)
+
     @property
     def right(self) -> list[bool]:
         """Which columns are aligned right."""
         return [all(is_figure(row[i]) for row in self.rows) for i in range(len(self.header))]
+
+
+def cell(value: Cell, form: str = ".4f") -> str:
+    """A value as text: a figure, and an estimate with its interval if it has one, in this form; a dash for None.
+
+    Example:
+        >>> from ltrscale.evaluation.statistics.crossed import Difference
+        >>> cell(Difference(mean=0.5, low=0.4, high=0.6, p=None), ".2f"), cell(0.5), cell(1200), cell(None)
+        ('0.50 [0.40, 0.60]', '0.5000', '1,200', '-')
+    """
+    match value:
+        case None:
+            return "-"
+        case str():
+            return value
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:{form}}"
+    ends = "" if value.low is None or value.high is None else f" [{value.low:{form}}, {value.high:{form}}]"
+    return cell(value.mean, form) + (ends if value.mean is not None else "")
 
 
 def is_figure(text: str) -> bool:

@@ -8,7 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -53,6 +56,23 @@ def write_report(
     """Write to a commit: results, the document that shows them, and the texts of other files by name."""
     texts = {name: text.encode() for name, text in {**(also or {}), findings.file: findings.to_json()}.items()}
     write_files(commit, texts | files(document))
+
+
+def commit_report(
+    out: str,
+    findings: Findings,
+    document: Document,
+    *,
+    made_by: Mapping[str, Any],
+    tables: Mapping[str, pa.Table] | None = None,
+) -> None:
+    """Commit results and the document that shows them to a directory, with tables in Parquet by file name."""
+    with storage.Commit(out) as commit:
+        for name, rows in (tables or {}).items():
+            with commit.file(name) as path:
+                pq.write_table(rows, path)
+        write_report(commit, findings, document)
+        commit.finish({"made_by": made_by})
 
 
 def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:

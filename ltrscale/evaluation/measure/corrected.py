@@ -27,13 +27,13 @@ from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation.click_log_page import Figure, UnderstoodLog, Way
-from ltrscale.evaluation.pages import against, number
+from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
+from ltrscale.evaluation.pages import against
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
-from ltrscale.reports.document import Points, Table
+from ltrscale.reports.document import Figure, Points, Row, Table
 from ltrscale.storage import read_manifest
 
 
@@ -238,15 +238,18 @@ def summarised(
 
 def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
     """The table at a cut-off beside the raw metric, and the notes on its basis."""
-    header = ["method", f"NDCG@{k}", f"share@{k}", f"share@{k} corrected", "95% interval"]
-    header += [] if baseline is None else [f"corrected - {baseline} [95%]", "p"]
-    rows = []
+    rows: list[Row] = []
     for method in corrected.methods:
-        figure = method.corrected[k]
-        row = [method.name, raw[method.name], number(method.plain[k].mean), number(figure.mean)]
-        row.append(f"[{number(figure.low)}, {number(figure.high)}]")
-        rows.append(row + ([] if baseline is None else against(method.comparisons.get(k))))
-    return Table(header, rows, caption="Corrected for positions"), Points(_what_corrects(corrected, k))
+        row: Row = {
+            "method": method.name,
+            f"NDCG@{k}": raw[method.name],
+            f"share@{k}": method.plain[k].mean,
+        }
+        row[f"share@{k} corrected [95%]"] = method.corrected[k]
+        if baseline is not None:
+            row |= zip((f"corrected - {baseline} [95%]", "p"), against(method.comparisons.get(k)), strict=True)
+        rows.append(row)
+    return Table.of(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
 
 
 def _what_corrects(corrected: Corrected, k: int) -> list[str]:

@@ -10,12 +10,12 @@ from ltrscale.config import Config
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import against, against_header, definitions, how_intervals, number
+from ltrscale.evaluation.pages import against, columns_against, how_to_read
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.document import Chart, Charts, Document, Points, Row, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
@@ -106,23 +106,22 @@ def _side_by_side(distillation: Distillation) -> Table:
     primary = distillation.primary
     cutoffs = [name for name in distillation.methods[0].slices[ALL].summaries if name.startswith("ndcg@")]
     measures = next(list(method.agreement) for method in distillation.methods if method.agreement)
-    header = [
-        "method", *map(metric_label, cutoffs), *against_header(primary, distillation.baseline),
-        f"Outlier-{metric_label(primary)}", *measures, "groups", "MB", "docs/s",
-    ]  # fmt: skip
-    rows = []
+    rows: list[Row] = []
     for method in distillation.methods:
-        row = [method.name, *(number(method.slices[ALL].summaries[name].mean) for name in cutoffs)]
-        row += against(method.slices[ALL].comparisons.get(primary))
-        row.append(number(method.slices[OUTLIERS].summaries[primary].mean))
-        means = [summary.mean if (summary := method.agreement.get(name)) else None for name in measures]
-        row += ["-" if mean is None else f"{mean:.3f}" for mean in means]
-        if (cost := method.cost) is None:
-            rows.append([*row, "-", "-", "-"])
-        else:
-            groups = "-" if cost.trained_on is None else f"{cost.trained_on:,}"
-            rows.append([*row, groups, f"{cost.bytes / 1e6:.2f}", f"{cost.documents_per_second:,.0f}"])
-    return Table(header, rows)
+        scope, cost = method.slices[ALL], method.cost
+        rows.append(
+            {
+                "method": method.name,
+                **{metric_label(name): scope.summaries[name].mean for name in cutoffs},
+                **columns_against(primary, distillation.baseline, scope),
+                f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
+                **{name: cell(s.mean if (s := method.agreement.get(name)) else None, ".3f") for name in measures},
+                "groups": None if cost is None else cost.trained_on,
+                "MB": None if cost is None else f"{cost.bytes / 1e6:.2f}",
+                "docs/s": None if cost is None else f"{cost.documents_per_second:,.0f}",
+            }
+        )
+    return Table.of(rows)
 
 
 def findings(distillation: Distillation) -> Iterator[str]:
@@ -177,7 +176,6 @@ def _agreement(method: DistilledMethod) -> Iterator[str]:
 def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
     """The report; `links` maps descriptions of further reports and files to their places."""
     test, primary = distillation.test, metric_label(distillation.primary)
-    shows = f"{primary}, agreement with the teacher and scoring speed of each method"
     opening = (
         Text(
             f"Test data: {', '.join(test.data)}; {test.groups:,} labelled query groups, {test.documents:,} documents, "
@@ -185,7 +183,7 @@ def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
             f"{distillation.methods[0].slices[ALL].summaries[distillation.primary].groups:,} of the groups."
         ),
         _side_by_side(distillation),
-        Chart(_chart(distillation), shows, "methods"),
+        _charts(distillation),
     )
     sections = (
         Section("Findings", [Points(list(findings(distillation)))]),
@@ -197,14 +195,7 @@ def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
 
 def _how_to_read(distillation: Distillation) -> list[str]:
     return [
-        *definitions(
-            distillation.methods[0].slices[ALL].summaries,
-            distillation.relevant_from,
-            leave_out_constant=distillation.leave_out_constant,
-            stated=distillation.policies,
-        ),
-        "Differences, intervals and p are paired.",
-        *how_intervals((scope for m in distillation.methods for scope in m.slices.values()), distillation.resamples),
+        *how_to_read(distillation, (scope for m in distillation.methods for scope in m.slices.values())),
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "
         f"the mean over those of the {distillation.agreement_groups:,} test groups, with and without labels, that "
         "define it: with an order to compare, or with more than K documents. An overlap is expected over the orders of "
@@ -216,7 +207,7 @@ def _how_to_read(distillation: Distillation) -> list[str]:
     ]
 
 
-def _chart(distillation: Distillation) -> charts.Spec:
+def _charts(distillation: Distillation) -> Charts:
     """A row per method: the primary metric and tau with their 95% intervals, and the scoring speed."""
     kinds = {TEACHER: "teacher", distillation.baseline: "baseline"}
     quality, agreement, speed = [], [], []
@@ -227,11 +218,12 @@ def _chart(distillation: Distillation) -> charts.Spec:
             agreement.append(charts.interval_row(method.name, method.agreement[TAU], **kind))
         if method.cost is not None:
             speed.append({"name": method.name, "mean": method.cost.documents_per_second, **kind})
-    order = ["teacher", "baseline", "method"]
-    parts = [charts.interval_chart(quality, title=metric_label(distillation.primary), order=order)]
+    order, label = ["teacher", "baseline", "method"], metric_label(distillation.primary)
+    drawn = [Chart(charts.interval_chart(quality, title=label, order=order), f"{label} of each method", "methods")]
     if agreement:
-        parts.append(charts.interval_chart(agreement, title="tau with the teacher", order=order))
+        spec = charts.interval_chart(agreement, title="tau with the teacher", order=order)
+        drawn.append(Chart(spec, "agreement with the teacher", "agreement"))
     if speed:
-        title = "documents a second on one thread"
-        parts.append(charts.interval_chart(speed, title=title, order=order, log=True, unit="~s"))
-    return charts.chart_row(*parts)
+        spec = charts.interval_chart(speed, title="documents a second", order=order, log=True, unit="~s")
+        drawn.append(Chart(spec, "documents a second that one thread scores", "speed"))
+    return Charts(drawn)

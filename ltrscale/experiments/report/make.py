@@ -13,6 +13,7 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.opening import best_of, headline, is_shown, opening, rival_of
+from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
@@ -147,7 +148,9 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
     needed = "How many labelled groups does each method need, and where do they cross?"
     return [
         section("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
-        section("Slices", "For which groups is a method better or worse than the baseline?", results.slices(sources)),
+        section(
+            "Slices", "For which groups is a method better or worse than the baseline?", slices(sources.evaluation)
+        ),
         section("Periods", lasting, results.weeks(sources, job.drift)),
         section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
         section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),

@@ -236,7 +236,8 @@ def test_the_result_does_not_depend_on_batches_and_repeats(
 
 def leaders(evaluation: Evaluation) -> str:
     """The table of methods as reports have it."""
-    return table(*leaderboard(evaluation))
+    found = leaderboard(evaluation)
+    return table(found.header, found.rows)
 
 
 def test_directory_reads_back_and_the_report_says_it_all(

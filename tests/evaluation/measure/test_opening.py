@@ -280,15 +280,15 @@ def test_revenue_is_named_where_gains_are_set() -> None:
         "By what documents bring, their gains, gbdt ranks best: Gain-NDCG@5 0.7000 [0.6900, 0.7100], "
         "+0.1000 [+0.0900, +0.1100] over net."
     )
-    header, rows = leaderboard(found)
-    assert header[:3] == ["method", "NDCG@5", "Gain-NDCG@5"]
-    assert [row[:3] for row in rows] == [["net", "0.5500", "0.6000"], ["gbdt", "0.5300", "0.7000"]]
+    table = leaderboard(found)
+    assert table.header[:3] == ["method", "NDCG@5", "Gain-NDCG@5"]
+    assert [row[:3] for row in table.rows] == [["net", "0.5500", "0.6000"], ["gbdt", "0.5300", "0.7000"]]
 
 
 def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
     means = {"as_shown": 0.56, "gbdt": 0.53, "none": None, "net": 0.55}
     found = evaluation(means, {}, baseline="gbdt")
-    assert [row[0] for row in leaderboard(found)[1]] == ["net", "gbdt", "none", "as_shown"]
+    assert [row[0] for row in leaderboard(found).rows] == ["net", "gbdt", "none", "as_shown"]
     chart = leaders_chart(found, ALL)["data"]["values"]
     assert [(row["name"], row["series"]) for row in chart] == [
         ("net", "method"),
@@ -297,8 +297,8 @@ def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
         ("as_shown", "reference"),
     ]
     without = evaluation(means, {}, baseline="gbdt", slices={OUTLIERS: (0, {})})
-    assert "Outlier-NDCG@5 (n=11)" in leaderboard(found)[0]
-    assert not any("Outlier" in text for text in leaderboard(without)[0])
+    assert "Outlier-NDCG@5 (n=11)" in leaderboard(found).header
+    assert not any("Outlier" in text for text in leaderboard(without).header)
 
 
 def test_slices_where_the_best_is_behind_are_named_with_what_is_chance() -> None:
