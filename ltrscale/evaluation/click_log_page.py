@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from ltrscale.config import Config
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, Document, Figure, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Row, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings
 
 
@@ -211,7 +211,7 @@ def document(findings: UnderstoodLog) -> Document:
         *([] if findings.refusal is None else [Text(findings.refusal)]),
         *_trust_text(findings),
         _model_table(findings),
-        _charts(findings),
+        *_charts(findings),
     )
     sections = [
         Section("Do positions overlap?", list(_overlap(findings))),
@@ -295,7 +295,7 @@ def _how_to_read(findings: UnderstoodLog) -> Iterator[str]:
         )
 
 
-def _charts(findings: UnderstoodLog) -> Charts:
+def _charts(findings: UnderstoodLog) -> Iterator[Chart]:
     """By position: clicks and exposure, propensities with intervals, and the perplexity of each click model."""
     e, places = findings.exposure, _places(findings)
     ticks = [p + 1 for p in places]
@@ -317,10 +317,9 @@ def _charts(findings: UnderstoodLog) -> Charts:
         if model.positions and model.positions[p] is not None
     ]
     spec = charts.lines(shares, x="position", y="share of groups", ticks=ticks, zero=True)
-    drawn = [Chart(spec, "what groups show and click, by position", "clicks")]
+    yield Chart(spec, "what groups show and click, by position", "clicks", small=True)
     spec = charts.lines(propensities, x="position", y="propensity", ticks=ticks, zero=True)
-    drawn.append(Chart(spec, "propensities by position, with 95% intervals", "propensities"))
+    yield Chart(spec, "propensities by position, with 95% intervals", "propensities", small=True)
     if judged:
         spec = charts.lines(judged, x="position", y="perplexity", ticks=ticks)
-        drawn.append(Chart(spec, "perplexity of each click model by position", "perplexity"))
-    return Charts(drawn)
+        yield Chart(spec, "perplexity of each click model by position", "perplexity", small=True)

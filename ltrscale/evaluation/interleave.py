@@ -40,7 +40,7 @@ from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Charts, Document, Points, Section, Table, Text, cell
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
@@ -325,7 +325,7 @@ def document(result: Interleaved) -> Document:
             [{"ranker": name, label: result.means.get(name), "from": url} for name, url in result.rankers.items()]
         ),
         _table_of_pairs(result),
-        _charts(result),
+        *_charts(result),
     )
     agreements = [
         {
@@ -371,30 +371,18 @@ def _explanations(result: Interleaved) -> Iterator[str]:
         f"{1 - result.noise:g} times the probability of its grade{user.trusts}."
     )
     yield (
-        "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, so that "
-        "exchanging the rankers negates it. Its interval and p are those of Student's t over query groups: they speak "
-        "of other queries."
+        "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, with an "
+        f"interval over query groups. needed are the impressions that find it with a power of {result.power:.0%}, if "
+        "it is the true one."
     )
     yield (
-        f"needed is the number of impressions until a two-sided test at 5% finds the difference with a power of "
-        f"{result.power:.0%}, if it is the true one; it says little where the interval of the lift includes 0."
-    )
-    yield (
-        "team_draft prefers nobody if users click at random, balanced may. debiased shows the lists of balanced, and "
-        "estimates the clicks on the first documents of each ranker's own list, without bias for users who examine "
-        f"position p with p^-{result.eta:g}{user.beyond_credit}."
-    )
-    yield (
-        "separate shows each user the list of one ranker, as an A/B test does: its lift is the one that the others are "
-        "to predict, and its interval is narrower than an A/B test's, because both lists are shown to the same users."
-    )
-    yield (
-        "The agreement counts the pairs on which metric and lift prefer the same ranker, and the same of those whose "
-        "intervals both exclude 0. The correlation is that of the differences, without centring."
+        "debiased estimates the clicks on each ranker's own list, without bias for users who examine position p with "
+        f"p^-{result.eta:g}{user.beyond_credit}. separate shows each user the list of one ranker, as an A/B test does: "
+        "its lift is the one that the others are to predict. docs/methods.md defines all four."
     )
 
 
-def _charts(result: Interleaved) -> Charts:
+def _charts(result: Interleaved) -> Iterator[Chart]:
     """A row for each pair and method: the lift with its interval, and the impressions needed."""
     lifts, needed = [], []
     for pair in result.pairs:
@@ -404,8 +392,7 @@ def _charts(result: Interleaved) -> Charts:
             if compared.needed:
                 needed.append({"name": name, "series": method, "mean": compared.needed})
     spec = charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")
-    drawn = [Chart(spec, "lift of each pair by each method", "lift")]
+    yield Chart(spec, "lift of each pair by each method", "lift", small=True)
     if needed:
         spec = charts.interval_chart(needed, title="impressions needed", log=True, unit="~s")
-        drawn.append(Chart(spec, f"impressions needed for a power of {result.power:.0%}", "needed"))
-    return Charts(drawn)
+        yield Chart(spec, f"impressions needed for a power of {result.power:.0%}", "needed", small=True)

@@ -43,11 +43,6 @@ LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
-def has_letor(metrics: Iterable[str]) -> bool:
-    """Whether any of these metrics is under LETOR's policy."""
-    return any(metric.startswith(LETOR_PREFIX) for metric in metrics)
-
-
 def definitions(
     metrics: Collection[str],
     relevant_from: float,
@@ -75,32 +70,12 @@ def definitions(
     ]
     if leave_out_constant:
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
-    if has_letor(metrics):
+    if any(metric.startswith(LETOR_PREFIX) for metric in metrics):
         lines.append(
             "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
-
-
-def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:
-    """Two rows for each method, its figures under LETOR's policy and under ours; `cells` is by method and metric.
-
-    Example:
-        >>> found = policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}})
-        >>> for row in (found.header, *found.rows):
-        ...     print(*row)
-        method policy MAP MeanNDCG
-        gbdt letor4 0.41 0.44
-        gbdt expected 0.46 -
-    """
-    rows = []
-    for method, values in cells.items():
-        for policy, prefix in (("letor4", LETOR_PREFIX), ("expected", "")):
-            names = [name.removeprefix(LETOR_PREFIX) for name in values if name.startswith(LETOR_PREFIX)]
-            figures = {metric_label(LETOR_PREFIX + n).removeprefix("LETOR "): values.get(prefix + n) for n in names}
-            rows.append({"method": method, "policy": policy, **figures})
-    return Table.of(rows)
 
 
 def number(value: float | None) -> str:
@@ -111,6 +86,11 @@ def number(value: float | None) -> str:
         ('0.5000', '-')
     """
     return "-" if value is None else f"{value:.4f}"
+
+
+def cutoffs(metrics: Iterable[str]) -> list[str]:
+    """The metrics of a table of methods: NDCG at each cut-off, and all under LETOR's policy."""
+    return [name for name in metrics if name.startswith(("ndcg@", LETOR_PREFIX))]
 
 
 def with_error(mean: float | None, std_error: float | None) -> str:
@@ -224,16 +204,14 @@ def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     if 1 in (*summaries, *compared):
         lines.append(
             f"With one draw of labels, intervals are percentiles of {resamples:,} bootstrap resamples of query groups, "
-            "and p is that of the paired sign-flip test over groups, with as many random patterns, and at least "
-            f"{PATTERNS} for each comparison it is adjusted with; with fewer than about 30 groups both say little. "
-            "They speak of these labels only: other labels may give another order of the methods."
+            f"and p is that of the paired sign-flip test with as many patterns, at least {PATTERNS} a comparison "
+            "it is adjusted with; below about 30 groups both say little. They speak of these labels only."
         )
     if any(draws > 1 for draws in (*summaries, *compared)):
         lines.append(
-            "With several draws of labels, every draw is tested on every group, and both count as samples: intervals "
-            "and p are those of Student's t with the crossed variance of draws and groups and Satterthwaite's degrees "
-            f"of freedom. They speak of other labels and other queries. Fewer than {FEWEST_DRAWS} draws know their "
-            "spread too badly to judge a difference. A method of one draw is compared, as it is, with every draw."
+            "With several draws of labels, draws and groups both count as samples: intervals and p are those of "
+            "Student's t with their crossed variance, and speak of other labels and other queries. Fewer than "
+            f"{FEWEST_DRAWS} draws judge nothing. A method of one draw is compared, as it is, with every draw."
         )
     if compared:
         lines.append("p is adjusted for the number of methods by Holm.")

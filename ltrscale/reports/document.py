@@ -3,7 +3,8 @@
 All texts are plain; each output format escapes them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -120,13 +121,8 @@ class Chart:
     shows: str
     name: str = ""
     """Name of its picture, such as `curves`; by default its number in the document."""
-
-
-@dataclass(frozen=True)
-class Charts:
-    """Small charts side by side, as far as there is room."""
-
-    charts: Sequence[Chart]
+    small: bool = False
+    """True for one of several side by side, as far as there is room."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ class LeftOut:
     why: str
 
 
-Block = Text | Command | Points | Table | Chart | Charts | LeftOut
+Block = Text | Command | Points | Table | Chart | LeftOut
 
 
 @dataclass(frozen=True)
@@ -174,38 +170,15 @@ class Document:
     @property
     def charts(self) -> dict[str, Chart]:
         """All charts in order, by the file name of their picture."""
-        charts = [
-            *_charts_in(self.opening),
-            *(chart for section in self.sections for chart in _charts_in(section.blocks)),
-        ]
+        blocks = itertools.chain(self.opening, *(section.blocks for section in self.sections))
+        charts = [block for block in blocks if isinstance(block, Chart)]
         return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(charts)}
 
     def with_charts(self, made: Callable[[Chart], Chart | LeftOut]) -> "Document":
         """The document with each chart replaced."""
-        sections = [replace(section, blocks=_with_charts(section.blocks, made)) for section in self.sections]
-        return replace(self, opening=_with_charts(self.opening, made), sections=sections)
 
+        def replaced(blocks: Sequence[Block]) -> list[Block]:
+            return [made(block) if isinstance(block, Chart) else block for block in blocks]
 
-def _with_charts(blocks: Sequence[Block], made: Callable[[Chart], Chart | LeftOut]) -> list[Block]:
-    replaced: list[Block] = []
-    for block in blocks:
-        match block:
-            case Chart():
-                replaced.append(made(block))
-            case Charts(every):
-                new = [made(chart) for chart in every]
-                drawn = [chart for chart in new if isinstance(chart, Chart)]
-                replaced += [Charts(drawn)] if drawn else []
-                replaced += [each for each in new if isinstance(each, LeftOut)]
-            case _:
-                replaced.append(block)
-    return replaced
-
-
-def _charts_in(blocks: Sequence[Block]) -> Iterator[Chart]:
-    for block in blocks:
-        match block:
-            case Chart():
-                yield block
-            case Charts(charts):
-                yield from charts
+        sections = [replace(section, blocks=replaced(section.blocks)) for section in self.sections]
+        return replace(self, opening=replaced(self.opening), sections=sections)

@@ -19,7 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.markdown import escape, one_line
 from ltrscale.progress import log
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, Command, Document, LeftOut, Points, Table, Text, is_figure
+from ltrscale.reports.document import Block, Chart, Command, Document, LeftOut, Points, Table, Text, is_figure
 from ltrscale.reports.drawing import drawable
 from ltrscale.reports.drawing import pictures as pictures_of
 
@@ -139,10 +139,8 @@ def _markdown(blocks: Iterable[Block], pictures: Mapping[int, str]) -> Iterator[
                 yield _list(texts, escape)
             case Table(header, rows):
                 yield table(header, rows)
-            case Chart(_, shows):
+            case Chart(shows=shows):
                 yield f"![{escape(shows)}]({pictures[id(block)]})"
-            case Charts(every):
-                yield from _markdown(every, pictures)
             case LeftOut(why):
                 yield f"*Left out: {escape(why)}*"
 

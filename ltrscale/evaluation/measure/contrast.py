@@ -264,13 +264,12 @@ def document(result: Contrast) -> Document:
 
 
 _HOW_TO_READ = (
-    "Each row has one feature permuted among the documents that are told apart, in one of the two views; the other "
-    "view and all other features stay as in training. The permutation is the same for all features.",
-    "loss is the mean over documents, rise its difference from the loss as trained. found is the share of the "
-    "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
+    "Each row has one feature permuted among the documents that are told apart, in one of the two views. loss is the "
+    "mean over documents, rise its difference from the loss as trained, found the share of the documents whose other "
+    "view is the closest, masked the rate at which the views hide the feature.",
     "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "
-    "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound.",
-    "SimSiam has no contrast: its projections are judged by the loss of SimCLR-Rank.",
+    "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound. SimSiam, which has "
+    "none, is judged by the loss of SimCLR-Rank.",
 )
 
 

@@ -258,15 +258,11 @@ def _what_corrects(corrected: Corrected, k: int) -> list[str]:
     curve = ", ".join("-" if value is None else f"{value:.2f}" for value in corrected.propensities)
     lines = [
         f"share@{k} is the part of the gain (2^y - 1) of all relevant documents that stands in the first {k} ranks, "
-        "each discounted as in DCG, over all groups together. Corrected, each document counts by the inverse of the "
-        "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
-        "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
+        "each discounted as in DCG. Corrected, each document counts by the inverse of the propensity of the position "
+        "at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and Joachims 2015).",
         f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
-        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {weighted:,}.",
-        f"The effective sample is {corrected.effective:,.0f} documents of {weighted:,} with a label above 0: uneven "
-        "weights make figures less sure, and the intervals wider.",
-        "Intervals take the propensities as known. They are wrong where labels do not come from this order, or where "
-        "users trust the top (its report has a sign of that).",
+        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {weighted:,}. Intervals take them as known.",
+        f"The effective sample is {corrected.effective:,.0f} documents of {weighted:,} with a label above 0.",
     ]
     if corrected.unknown:
         lines.append(

@@ -166,7 +166,7 @@ class Explained(Findings):
 def document(found: Explained) -> Document:
     """The report: the parts of a single explanation, or for several what drives the first rank on average."""
     first, *others = found.explanations
-    sections = [Section("How to read the figures", [Points(_HOW_TO_READ)])]
+    sections = [Section("How to read the figures", [Text(_HOW_TO_READ)])]
     if not others:
         rows: list[Row] = [
             {"feature": p.feature, "value": p.value, "against": p.against, "adds": f"{p.adds:+.4f}"}
@@ -183,12 +183,9 @@ def document(found: Explained) -> Document:
 
 
 _HOW_TO_READ = (
-    "A score has no unit of its own: figures are parts of the difference of two scores, and add up to it.",
-    "Of several other items, the column against has the median of their values, or the most frequent of the other "
-    "categories; figures are means over them.",
-    "A part says what the model does with a feature, not what the feature does to shoppers: of two features that say "
-    "the same, a model may use either.",
-    "docs/methods.md defines the parts of trees, networks and blends.",
+    "Figures are parts of the difference of two scores, and add up to it; against several items they are means, beside "
+    "the median of their values. They say what the model does with a feature, not what the feature does to shoppers. "
+    "docs/methods.md defines them."
 )
 
 

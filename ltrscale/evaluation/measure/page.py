@@ -2,13 +2,13 @@
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
 from ltrscale.evaluation.measure.opening import FEW_GROUPS, gain_metric, headline, opening
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, OutlierDetector
-from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
@@ -16,9 +16,8 @@ from ltrscale.evaluation.pages import (
     all_comparisons,
     all_summaries,
     columns_against,
-    has_letor,
+    cutoffs,
     how_to_read,
-    policies,
     verdicts,
     with_error,
 )
@@ -26,15 +25,10 @@ from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.progress import called
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, Command, Document, Points, Row, Section, Table, Text
+from ltrscale.reports.document import Block, Chart, Command, Document, Points, Row, Section, Table, Text
 from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
-_FAVOURED = (
-    f"`{AS_SHOWN}` is the order in which the lists were shown, by the column `{POSITIONS}`. Labels of people who saw "
-    "it, such as clicks and purchases, favour it: what stands on top is looked at most, whatever it is worth. A ranker "
-    "that is level with it may well be better."
-)
 
 
 def document(evaluation: Evaluation, out: str) -> Document:
@@ -54,15 +48,14 @@ def document(evaluation: Evaluation, out: str) -> Document:
         Section("Outliers", list(outlier_rules(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
-    texts = [f"{headline(evaluation)}.", " ".join(opening(evaluation)), _test_data(evaluation)]
+    texts = [f"{headline(evaluation)}.", " ".join(opening(evaluation)), " ".join(_test_data(evaluation.test))]
     return Document("Evaluation", [*map(Text, texts), *results(evaluation)], sections)
 
 
 _CALIBRATION = (
-    "Probabilities are sigmoids of the scores of methods that were trained with the pointwise sigmoid loss; label 1 is "
-    "a click. The log loss is the mean over documents. The calibration error is the mean distance of probability and "
-    "share of clicks over ten bins of equal count. Beside it stands what it would be on average if all probabilities "
-    "were right: clicks are few, so that it is never 0. Several trials enter with their mean."
+    "Probabilities are sigmoids of the scores of methods trained with the pointwise sigmoid loss; label 1 is a click. "
+    "The calibration error is the mean distance of probability and share of clicks over ten bins of equal count; "
+    "beside it stands what it would be on average if all probabilities were right. Trials enter with their mean."
 )
 
 
@@ -80,12 +73,12 @@ def _calibrations(evaluation: Evaluation) -> list[Row]:
 
 def _charts(evaluation: Evaluation) -> Iterator[Chart]:
     """The primary metric of each method with its 95% interval; on outlier groups too, if there are any."""
-    label = metric_label(evaluation.primary)
+    label, first = metric_label(evaluation.primary), evaluation.methods[0]
+    groups = {name: first.slices[name].summaries[evaluation.primary].groups for name in (ALL, OUTLIERS)}
     for title, name, file in ((label, ALL, "ndcg"), (f"Outlier-{label}", OUTLIERS, "ndcg-outliers")):
-        groups = evaluation.methods[0].slices[name].summaries[evaluation.primary].groups
-        if groups or name == ALL:
-            shows = f"{title} of each method with its 95% interval, {groups:,} groups"
-            yield Chart(leaders_chart(evaluation, name), shows, file)
+        if groups[name] or name == ALL:
+            shows = f"{title} of each method with its 95% interval, {groups[name]:,} groups"
+            yield Chart(leaders_chart(evaluation, name), shows, file, small=groups[OUTLIERS] > 0)
 
 
 def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
@@ -99,20 +92,15 @@ def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
-def _test_data(evaluation: Evaluation) -> str:
-    test = evaluation.test
-    first, last = test.periods[0], test.periods[-1]
-    periods = f"period {first}" if first == last else f"{len(test.periods)} periods, {first} to {last}"
-    text = (
-        f"Test data: {', '.join(test.data)}, {periods}; {test.groups:,} labelled query groups, "
-        f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups (selection {test.hash[:12]})."
-    )
-    if test.judged is None:
-        return text
-    return (
-        f"{text} Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
-        f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
-    )
+def _test_data(test: EvaluatedData) -> Iterator[str]:
+    yield test.described
+    if test.unshown:
+        yield f"{test.unshown:,} documents have no position (`{POSITIONS}`): in {AS_SHOWN} they are last, in any order."
+    if test.judged is not None:
+        yield (
+            f"Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
+            f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
+        )
 
 
 def leaderboard(evaluation: Evaluation) -> Table:
@@ -121,13 +109,13 @@ def leaderboard(evaluation: Evaluation) -> Table:
     The columns are NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
     """
     primary, rows = evaluation.primary, []
-    also = (gain_metric(evaluation), f"click_{primary}")
-    cutoffs = [name for name in _metric_names(evaluation) if name.startswith("ndcg@") or name in also]
+    metrics = _metric_names(evaluation)
+    names = [*cutoffs(metrics), *(name for name in (gain_metric(evaluation), f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     for method in evaluation.ranked:
         scope = method.slices[ALL]
         row: Row = {"method": method.name}
-        row |= {metric_label(name): _mean(scope.summaries[name]) for name in cutoffs}
+        row |= {metric_label(name): _mean(scope.summaries[name]) for name in names}
         if n_outliers:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
             row[label] = _mean(method.slices[OUTLIERS].summaries[primary])
@@ -140,40 +128,25 @@ def leaderboard(evaluation: Evaluation) -> Table:
 def results(evaluation: Evaluation) -> Iterator[Block]:
     """The methods in a chart and a table, a table of both policies, and what the comparisons can show."""
     primary = evaluation.primary
-    yield Charts(list(_charts(evaluation)))
-    summaries = {method.name: method.slices[ALL].summaries for method in evaluation.methods}
+    yield from _charts(evaluation)
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield leaderboard(evaluation)
-    if has_letor(_metric_names(evaluation)):
-        yield policies(
-            {name: {metric: _mean(s) for metric, s in of_method.items()} for name, of_method in summaries.items()}
-        )
     if lines := verdicts(compared, primary):
         yield Points(lines)
-    if AS_SHOWN in summaries:
-        test = evaluation.test
-        last = f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
-        yield Text(_FAVOURED + (last if test.unshown else ""))
-    figures = {name: {metric_label(primary): of_method[primary].mean} for name, of_method in summaries.items()}
     if evaluation.corrected is not None:
         k = int(primary.rpartition("@")[2])
-        raw = {name: _mean(of_method[primary]) for name, of_method in summaries.items()}
+        raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
-        for method in evaluation.corrected.methods:
-            figures[method.name][f"share@{k} corrected"] = method.corrected[k].mean
     with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
-    if lines := debiasing(with_bundles, figures, shown=AS_SHOWN in summaries):
+    if lines := debiasing(with_bundles, shown=AS_SHOWN in compared):
         yield Points(lines)
 
 
-def debiasing(
-    methods: Sequence[MethodResult], figures: Mapping[str, Mapping[str, float | None]], *, shown: bool
-) -> list[str]:
-    """Which trainings corrected for positions, and its effect for methods with and without it.
+def debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
+    """Which trainings corrected for positions, and which methods differ in that alone.
 
     Args:
         methods: those with bundles.
-        figures: of each method, by their names in the report.
         shown: whether the order that was shown is known; if not, and no training corrected for it, the result is empty.
     """
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
@@ -183,16 +156,13 @@ def debiasing(
         return [line] if shown and methods else []
     names = ", ".join(f"{method.name} ({how[method.name]})" for method in corrected)
     others = ", ".join(method.name for method in uncorrected) or "none"
-    lines = [f"Trained with a correction for positions: {names}; without: {others}."]
-    for one, other in itertools.product(corrected, uncorrected):
-        if one.otherwise == other.otherwise and all(one.debiased):
-            pairs = ((name, mean, figures[other.name][name]) for name, mean in figures[one.name].items())
-            changes = ", ".join(f"{name} {a - b:+.4f}" for name, a, b in pairs if a is not None and b is not None)
-            lines.append(
-                f"{one.name} has the settings of {other.name}, and the correction: {changes}. Raw figures reward the "
-                "order that was shown, so a correction that works may lower them."
-            )
-    return lines
+    twins = [
+        f"{one.name} has the settings of {other.name}, and the correction; raw figures reward the order that was "
+        "shown, so a correction that works may lower them."
+        for one, other in itertools.product(corrected, uncorrected)
+        if one.otherwise == other.otherwise and all(one.debiased)
+    ]
+    return [f"Trained with a correction for positions: {names}; without: {others}.", *twins]
 
 
 def _metric_names(evaluation: Evaluation) -> list[str]:
@@ -211,23 +181,6 @@ def _trials(evaluation: Evaluation) -> Iterator[str]:
         yield "± is the standard error of the mean over trials, one for each bundle; intervals are wider."
     if any(None in method.labels for method in several):
         yield "Bundles that do not state their labels count as trained on the same ones."
-    yield from _selected_on(evaluation)
-
-
-def _selected_on(evaluation: Evaluation) -> list[str]:
-    """The number of labelled validation groups that the models were selected on, as far as they state it."""
-    n_groups = evaluation.validation_groups
-    counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
-    if not counts:
-        return []
-    if counts == [n_groups]:
-        return [f"Models were selected on all {n_groups:,} labelled groups of the validation split: fully labelled."]
-    used = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    share = f"{counts[0] / n_groups:.1%}" if len(counts) == 1 else f"{counts[0] / n_groups:.1%} and more"
-    return [
-        f"Models were selected on {used} of the {n_groups:,} labelled groups of the validation split ({share}): a "
-        "sample, as the training labels are."
-    ]
 
 
 def _both_scopes(evaluation: Evaluation) -> Scopes:

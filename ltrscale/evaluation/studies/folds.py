@@ -23,9 +23,8 @@ from ltrscale.evaluation.pages import (
     all_comparisons,
     all_summaries,
     columns_against,
-    has_letor,
+    cutoffs,
     how_to_read,
-    policies,
     verdicts,
     with_error,
 )
@@ -195,20 +194,17 @@ def document(crossval: Crossval) -> Document:
 
 
 def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
-    """The table of methods, a table of both policies if the folds have both, and what the comparisons can show."""
-    cutoffs = [metric for metric in crossval.methods[0].folds if metric.startswith("ndcg@")]
+    """The table of methods, and what the comparisons can show."""
     yield Table.of(
         [
             {
                 "method": method.name,
-                **{metric_label(metric): _mean(method.folds[metric]) for metric in cutoffs},
+                **{metric_label(metric): _mean(method.folds[metric]) for metric in cutoffs(method.folds)},
                 **columns_against(crossval.primary, crossval.baseline, method.pooled),
             }
             for method in crossval.methods
         ]
     )
-    if has_letor(crossval.methods[0].folds):
-        yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in crossval.methods})
     compared = {method.name: method.pooled.comparisons.get(crossval.primary) for method in crossval.methods}
     if shown := verdicts(compared, crossval.primary):
         yield Points(shown)

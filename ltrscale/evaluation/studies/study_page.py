@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from ltrscale.evaluation.measure.slices import OUTLIERS
 from ltrscale.evaluation.pages import definitions, number, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Crossover, MeanEstimate
 from ltrscale.evaluation.studies.study import Family, MethodTraits, ScopeName, Study, Versus
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, Document, Figure, Points, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, Text, cell
 
 _BESIDE, _FALL = 1.035, 2.0
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
@@ -116,7 +115,7 @@ def document(study: Study) -> Document:
         Text(_about_data(study)),
         *_means(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
         *([Points(undecided, _UNDECIDED)] if undecided else []),
-        curves(study),
+        *curves(study),
     )
     sections = []
     for other in study.opponents:
@@ -139,7 +138,6 @@ def _progress(study: Study) -> Iterator[Block]:
 
 
 def _about_data(study: Study) -> str:
-    test = study.test
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
     counted = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
@@ -151,12 +149,10 @@ def _about_data(study: Study) -> str:
     else:
         validation = "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
     drawn = " to ".join(map(str, dict.fromkeys([draws[0], draws[-1]])))
-    periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
         f"{counted}: {counts}; draws of each number: {drawn}{_pretrainings(study)}; {validation}. "
-        f"Test data: {', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
-        f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
+        f"{study.test.described} {defined:,} groups have a relevant document."
     )
 
 
@@ -221,7 +217,7 @@ def _against(study: Study, other: str) -> Iterator[Block]:
                 yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
             yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
     if other == study.opponents[0]:
-        yield curves(study, other)
+        yield from curves(study, other)
 
 
 _UNDECIDED = "What would decide the open differences, if they are in truth as found"
@@ -334,29 +330,21 @@ ABOUT_COSTS: Final = (
 )
 """How to read `costs`."""
 
-_ONE_ENCODER = (
-    "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder: how much another "
-    "pretraining would differ is not in them, and pretraining's own share has no verdict. Leave out pretrainings: 1 "
-    "to give each draw its own."
-)
-
 
 def _how_to_read(study: Study) -> list[str]:
-    one_encoder = any(e.pretrainings == 1 for p in study.points for e in p.estimates["all"].values())
     metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
-    return [
+    lines = [
         "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
-        "hold for other draws, pretrainings and test groups: all are samples, every draw is tested on every group, and "
-        "the variances of all enter (Student's t with Satterthwaite's degrees of freedom, and Hall's "
-        "transformation for draws that are skewed). Differences are of the draws that both methods have.",
-        f"Fewer than {FEWEST_DRAWS} draws judge nothing. Intervals are for one comparison at a time.",
+        "hold for other draws, pretrainings and test groups, for one comparison at a time. Differences are of the "
+        f"draws that both methods have; fewer than {FEWEST_DRAWS} judge nothing. docs/study.md has the method.",
         *skewed_draws(_skewed(study)),
-        *([_ONE_ENCODER] if one_encoder else []),
-        "The advice speaks of the method that validation chooses at each number of labelled groups.",
-        "A crossover is where the difference, interpolated in the logarithm of the number of labelled groups, is 0; "
-        "its interval are the numbers around it at which 0 is not rejected.",
-        *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant),
     ]
+    if any(e.pretrainings == 1 for p in study.points for e in p.estimates["all"].values()):
+        lines.append(
+            "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder, and "
+            "pretraining's own share has no verdict. Leave out pretrainings: 1 to give each draw its own."
+        )
+    return [*lines, *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant)]
 
 
 def _skewed(study: Study) -> dict[str, bool]:
@@ -370,11 +358,10 @@ def _skewed(study: Study) -> dict[str, bool]:
     }
 
 
-def curves(study: Study, against: str | None = None) -> Charts:
+def curves(study: Study, against: str | None = None) -> Iterator[Chart]:
     """The metric by the number of labelled groups, or the differences from a method with marks at the crossovers."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
     what = metric_label(study.primary) if against is None else f"{metric_label(study.primary)} - {against}"
-    drawn = []
     for groups in _reported_scopes(study):
         versus = {} if against is None else study.against(against, groups)
         rows, middle = [], (len(study.methods) - 1) / 2
@@ -395,5 +382,4 @@ def curves(study: Study, against: str | None = None) -> Charts:
         )
         crosses = "; a cross marks where a method falls behind or overtakes it" if against else ""
         file = f"{'differences' if against else 'curves'}{'' if groups == 'all' else f'-{groups}'}"
-        drawn.append(Chart(spec, f"{what} by the number of labelled groups, {titles[groups]}{crosses}", file))
-    return Charts(drawn)
+        yield Chart(spec, f"{what} by the number of labelled groups, {titles[groups]}{crosses}", file, small=True)

@@ -34,7 +34,7 @@ from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Row, Table, Text
+from ltrscale.reports.document import Block, Chart, LeftOut, Row, Table, Text
 
 _HISTOGRAMS = 12
 
@@ -131,7 +131,7 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
             shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
         except InputError as error:
             yield LeftOut(f"{title}: {error}")
-    yield Charts(shown)
+    yield from shown
     yield Text(
         f"t-SNE (van der Maaten and Hinton 2008) of the {len(labels_N):,} documents of "
         f"{sum(groups.n_groups for groups in batches):,} test groups with a relevant document, drawn with seed "
@@ -190,7 +190,9 @@ def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.fl
         for (x, y), label in zip(places_N2[order], labels_N[order], strict=True)
     ]
     levels = sorted(set(labels_N.tolist()))
-    return Chart(charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label")
+    return Chart(
+        charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label", small=True
+    )
 
 
 def labels_in(groups: QueryGroups) -> Tensor:
@@ -253,8 +255,8 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
                 below=rule.below,
                 at_least=rule.at_least,
             )
-            shown.append(Chart(spec, f"{name}: documents by value; outliers are red"))
-    yield Charts(shown)
+            shown.append(Chart(spec, f"{name}: documents by value; outliers are red", small=True))
+    yield from shown
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
     limit = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
     yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")

@@ -108,12 +108,7 @@ def make_document(job: ReportJob) -> Document:
         InputError: there is no evaluation, or it lacks a method in `compare`.
     """
     sources = Sources.open(job.evaluation, job.compare)
-    test = sources.evaluation.test
-    made_from = (
-        f"{', '.join(test.data)}: periods {test.periods[0]} to {test.periods[-1]}, {test.groups:,} labelled groups, "
-        f"{test.documents:,} documents (selection {test.hash[:12]}).",
-        f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}.",
-    )
+    of_methods = f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}."
     all_sections = _sections(job, sources)
     lines = [
         f"{section.name}: {block.why}"
@@ -126,7 +121,9 @@ def make_document(job: ReportJob) -> Document:
     if lines:
         sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
     texts = paragraphs(sources, gate=job.gate, drift=job.drift)
-    return Document(headline(sources.evaluation), texts, tuple(sections), made_from)
+    return Document(
+        headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
+    )
 
 
 def _sections(job: ReportJob, sources: Sources) -> list[Section]:

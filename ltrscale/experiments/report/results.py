@@ -18,7 +18,7 @@ from ltrscale.evaluation.weeks.verdict import Verdict, importances_of, verdict_b
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Points, Row, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Row, Table, Text, cell
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, ended, history_chart
 from ltrscale.tuning.space import label
@@ -82,7 +82,8 @@ def study(url: str | None) -> Iterator[Block]:
         raise InputError("no study is named; run jobs.study and set study=DIR")
     found = Study.read(join(url, SUMMARY))
     yield from studied(found).opening
-    yield from (curves(found, other) for other in found.opponents[:1])
+    for other in found.opponents[:1]:
+        yield from curves(found, other)
 
 
 def search(url: str | None) -> Iterator[Block]:
@@ -129,10 +130,11 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
         across = "trees" if title.startswith("trees") else "step"
         y = title.partition(": ")[2]
         few = max(map(len, by_method.values())) <= _POINTS // 2
-        shown.append(Chart(charts.lines(rows, x=across, y=y, dots=few, order=sources.methods), f"{title}, by {across}"))
+        spec = charts.lines(rows, x=across, y=y, dots=few, order=sources.methods)
+        shown.append(Chart(spec, f"{title}, by {across}", small=True))
     if not shown:
         raise InputError("no bundle has a run record with a loss or a validation metric; keep run/ beside bundles")
-    yield Charts(shown)
+    yield from shown
     yield Text(
         f"A curve is that of the first bundle of its method; of more than {_POINTS} points, means of runs are drawn. "
         "Losses of different kinds, and of different pretext tasks, are not comparable."
