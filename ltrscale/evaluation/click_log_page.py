@@ -273,9 +273,13 @@ def _how_to_read(findings: UnderstoodLog) -> Iterator[str]:
     if findings.propensities.harvested:
         yield (
             "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
-            "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment. EM "
-            f"needs documents shown at least {findings.impressions_per_pair} times; where it differs from harvesting, "
-            "trust that."
+            "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
+        )
+        shown = f"documents that link positions were shown {findings.impressions_per_pair} times"
+        yield (
+            "Where EM differs, trust harvesting."
+            if findings.propensities.em
+            else f"There are none by EM: too few {shown}."
         )
     if findings.trust:
         yield (

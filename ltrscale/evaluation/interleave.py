@@ -40,7 +40,7 @@ from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
@@ -315,7 +315,7 @@ def _group_rows(measured: _Measured, result: Interleaved) -> pa.Table:
 def document(result: Interleaved) -> Document:
     """The report: a row for each pair and method, and how far the methods agree with the metric."""
     label = metric_label(result.metric)
-    opening = (
+    opening: tuple[Block, ...] = (
         Text(
             f"Test data: {', '.join(result.data)}; {result.groups:,} labelled query groups, {result.documents:,} "
             f"documents, {result.impressions:,} impressions for each pair and method. {label} is defined in "

@@ -215,7 +215,7 @@ def test_the_last_fifth_of_the_periods_is_held_out_unless_a_split_is(
     assert (read.held_out_S.sum(), read.in_log_S.sum()) == (450, 1800)
     only = {"log": {"data": data, "periods": "a"}}
     assert not read_log(config(data, **only)).held_out_S.any()
-    assert "Nothing is held out" in page(understand(config(data, **only)))
+    assert "No click model is judged" in page(understand(config(data, **only)))
     apart = read_log(config(data, **only, held_out={"data": data, "periods": ["b", "c"]}))
     assert (apart.in_log_S.sum(), apart.held_out_S.sum()) == (450, 900)
     assert not (apart.in_log_S & apart.held_out_S).any()

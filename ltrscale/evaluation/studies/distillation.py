@@ -15,7 +15,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Points, Row, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
@@ -127,7 +127,7 @@ def _side_by_side(distillation: Distillation) -> Table:
 def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
     """The report; `links` maps descriptions of further reports and files to their places."""
     test, primary = distillation.test, metric_label(distillation.primary)
-    opening = (
+    opening: tuple[Block, ...] = (
         Text(
             f"{test.described} {primary} is defined in "
             f"{distillation.methods[0].slices[ALL].summaries[distillation.primary].groups:,} of the groups."

@@ -667,8 +667,8 @@ class TestWithoutCharts:
         out = tmp_path / "out"
         found = evaluate(config, str(out), made_by={"stage": "evaluate"}, report=lambda _: None)
         assert Evaluation.read(str(out)) == found
-        assert sum("cannot be drawn" in message for message in caplog.messages) == 1
+        assert sum("cannot be drawn" in message for message in caplog.messages) == 2
         report = (out / "report.md").read_text()
-        assert report.count("*Left out: the chart of ") == 1
+        assert report.count("*Left out: the chart of ") == 2
         assert "![" not in report
         assert [path.name for path in out.glob("*.png")] == []
