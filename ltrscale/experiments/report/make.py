@@ -186,17 +186,12 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
     step, command = next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
-        texts += [*recognised([*sources.memorised])]
+        if named := [*sources.memorised]:
+            more = f" and {len(named) - _FEATURES_ASKED} more" if len(named) > _FEATURES_ASKED else ""
+            names = ", ".join(named[:_FEATURES_ASKED])
+            texts.append(f"Probably memorised, for alone they rank like chance: {names}{more} (see section Features).")
     texts += [*leaks([*open_questions.values()]), step]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
-
-
-def recognised(features: Sequence[str]) -> Iterator[str]:
-    """The paragraph on features that trees probably memorised."""
-    if features:
-        more = f" and {len(features) - _FEATURES_ASKED} more" if len(features) > _FEATURES_ASKED else ""
-        named = ", ".join(features[:_FEATURES_ASKED])
-        yield f"Probably memorised, for alone they rank like chance: {named}{more}. Section Features has their shares."
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:
