@@ -204,8 +204,8 @@ def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     if 1 in (*summaries, *compared):
         lines.append(
             f"With one draw of labels, intervals are percentiles of {resamples:,} bootstrap resamples of query groups, "
-            f"and p is that of the paired sign-flip test with as many patterns, at least {PATTERNS} a comparison "
-            "it is adjusted with; below about 30 groups both say little. They speak of these labels only."
+            f"and p is that of the paired sign-flip test with as many patterns, at least {PATTERNS} for each "
+            "comparison it is adjusted with; below about 30 groups both say little. They speak of these labels only."
         )
     if any(draws > 1 for draws in (*summaries, *compared)):
         lines.append(

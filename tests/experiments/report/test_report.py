@@ -185,8 +185,8 @@ def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> 
         assert number(summary.mean) == page.cells[at + 2]
         if c := method.slices[ALL].comparisons.get(evaluation.primary):
             assert f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]" in page.cells[at : at + 8]
-    differences = page.data["specifications"][1]["data"]["values"]
-    hostile = next(row for row in differences if (row["name"], row["series"]) == (MARKUP, METHODS[1]))
+    rows = [row for spec in page.data["specifications"] for row in spec["data"]["values"]]
+    hostile = next(row for row in rows if (row.get("name"), row.get("series")) == (MARKUP, METHODS[1]))
     assert hostile["mean"] == evaluation.methods[1].slices[MARKUP].comparisons[evaluation.primary].difference
 
 
@@ -280,7 +280,7 @@ def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -
         assert not table.folded
         assert len(table.rows) == len(METHODS)
         mean = number(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
-        assert mean in table.rows[0]
+        assert any(cell.startswith(mean) for cell in table.rows[0])
 
 
 def test_specifications_follow_the_schema(page: Read) -> None:
