@@ -321,9 +321,9 @@ def _charts(findings: UnderstoodLog) -> Iterator[Chart]:
         if model.positions and model.positions[p] is not None
     ]
     spec = charts.lines(shares, x="position", y="share of groups", ticks=ticks, zero=True)
-    yield Chart(spec, "what groups show and click, by position", "clicks", small=True)
+    yield Chart(spec, "what groups show and click, by position", "clicks")
     spec = charts.lines(propensities, x="position", y="propensity", ticks=ticks, zero=True)
-    yield Chart(spec, "propensities by position, with 95% intervals", "propensities", small=True)
+    yield Chart(spec, "propensities by position, with 95% intervals", "propensities")
     if judged:
         spec = charts.lines(judged, x="position", y="perplexity", ticks=ticks)
-        yield Chart(spec, "perplexity of each click model by position", "perplexity", small=True)
+        yield Chart(spec, "perplexity of each click model by position", "perplexity")

@@ -392,7 +392,7 @@ def _charts(result: Interleaved) -> Iterator[Chart]:
             if compared.needed:
                 needed.append({"name": name, "series": method, "mean": compared.needed})
     spec = charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")
-    yield Chart(spec, "lift of each pair by each method", "lift", small=True)
+    yield Chart(spec, "lift of each pair by each method", "lift")
     if needed:
         spec = charts.interval_chart(needed, title="impressions needed", log=True, unit="~s")
-        yield Chart(spec, f"impressions needed for a power of {result.power:.0%}", "needed", small=True)
+        yield Chart(spec, f"impressions needed for a power of {result.power:.0%}", "needed")

@@ -78,7 +78,7 @@ def _charts(evaluation: Evaluation) -> Iterator[Chart]:
     for title, name, file in ((label, ALL, "ndcg"), (f"Outlier-{label}", OUTLIERS, "ndcg-outliers")):
         if groups[name] or name == ALL:
             shows = f"{title} of each method with its 95% interval, {groups[name]:,} groups"
-            yield Chart(leaders_chart(evaluation, name), shows, file, small=groups[OUTLIERS] > 0)
+            yield Chart(leaders_chart(evaluation, name), shows, file)
 
 
 def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:

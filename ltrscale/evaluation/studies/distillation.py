@@ -165,10 +165,10 @@ def _charts(distillation: Distillation) -> Iterator[Chart]:
             speed.append({"name": method.name, "mean": method.cost.documents_per_second, **kind})
     order, label = ["teacher", "baseline", "method"], metric_label(distillation.primary)
     spec = charts.interval_chart(quality, title=label, order=order)
-    yield Chart(spec, f"{label} of each method", "methods", small=True)
+    yield Chart(spec, f"{label} of each method", "methods")
     if agreement:
         spec = charts.interval_chart(agreement, title="tau with the teacher", order=order)
-        yield Chart(spec, "agreement with the teacher", "agreement", small=True)
+        yield Chart(spec, "agreement with the teacher", "agreement")
     if speed:
         spec = charts.interval_chart(speed, title="documents a second", order=order, log=True, unit="~s")
-        yield Chart(spec, "documents a second that one thread scores", "speed", small=True)
+        yield Chart(spec, "documents a second that one thread scores", "speed")

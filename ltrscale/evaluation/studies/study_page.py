@@ -382,4 +382,4 @@ def curves(study: Study, against: str | None = None) -> Iterator[Chart]:
         )
         crosses = "; a cross marks where a method falls behind or overtakes it" if against else ""
         file = f"{'differences' if against else 'curves'}{'' if groups == 'all' else f'-{groups}'}"
-        yield Chart(spec, f"{what} by the number of labelled groups, {titles[groups]}{crosses}", file, small=True)
+        yield Chart(spec, f"{what} by the number of labelled groups, {titles[groups]}{crosses}", file)
