@@ -10,18 +10,14 @@ def every_kind(text: str) -> dict[str, Spec]:
     curve = [{"x": x, "y": 1.0 / x, "low": 0.1, "high": 1.0, "series": s} for x in (1, 10) for s in (text, "z")]
     ends = [{"axis": text, "place": place, "shown": text} for place in (0, 1)]
     values = [{"name": text, "value": 0.5, "series": s} for s in (text, "z")]
-    one, other = charts.bars(values, title=text), charts.bars(values, title="b")
     return {
         "intervals": charts.interval_chart(dots, title=text, at=0.5, order=["z", text]),
         "intervals on a logarithmic scale": charts.interval_chart(dots[:1], title=text, log=True, unit="~s"),
         "lines": charts.lines(curve, x=text, y=text, order=["z", text]),
         "lines with marks": charts.lines(curve, x=text, y=text, log=True, ticks=[1, 10], marks=curve[:1], level=0.0),
         "lines over names": charts.lines([{**row, "x": text} for row in curve], x=text, y=text, ordinal=True),
-        "bars": one,
+        "bars": charts.bars(values, title=text),
         "histogram": charts.histogram([5, 0, 1], [0, 1, 2, 3], title=text, below=None, at_least=1.5),
         "scatter": charts.scatter([{"x": 0, "y": 0, "label": 0.0}], title=text, labels=[0.0, 2.0]),
-        "heatmap": charts.heatmap([{"one": text, "other": text, "value": 1.0}], title=text),
         "parallel": charts.parallel([{**end, "line": 1, "value": 0.5} for end in ends], ends, title=text),
-        "beside": charts.chart_row(one, charts.titled(other, text)),
-        "above": charts.above(one, other),
     }

@@ -16,9 +16,10 @@ AGREED = {
     "ltrscale/experiments/methods/trees.py": "a preset reads settings before they are validated; HOU24's grid is one",
     "ltrscale/experiments/methods/neural.py": "a network has students of its own settings, trees have others",
     "ltrscale/experiments/report/make.py": "a report that lacks a part says so in a section of its own",
+    "ltrscale/experiments/report/results.py": "a page of a single period keeps its tables and leaves out its charts",
     "ltrscale/runtime/under_ray.py": "messages are data that cross processes, and the driver alone acts on them",
     "ltrscale/ranking/libraries.py": "rules of other programs are known for a few metrics, and differ between these",
-    "ltrscale/reports/findings.py": "blocks are data; Markdown and the terminal each write every block",
+    "ltrscale/reports/findings.py": "blocks are data; one function writes them as Markdown and for the terminal",
     "ltrscale/training/combine.py": "rankers that are combined already have no single architecture",
     "ltrscale/training/network.py": "models read no files, so what the encoder of text needs of them is found here",
 }

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from ltrscale import storage
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
@@ -44,7 +43,6 @@ from ltrscale.config import Operational
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.click_log_page import (
     Exposure,
-    Figure,
     Links,
     ModelResult,
     Propensities,
@@ -55,7 +53,8 @@ from ltrscale.evaluation.click_log_page import (
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
-from ltrscale.reports.findings import print_report, write_report
+from ltrscale.reports.document import Figure
+from ltrscale.reports.findings import commit_report, print_report
 from ltrscale.stages.stage import Origin, Stage
 
 _FOLDS = 10
@@ -88,9 +87,7 @@ class ClicksJob(LogSettings, Stage):
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
         findings = understand(self)
-        with storage.Commit(self.out) as commit:
-            write_report(commit, findings, document(findings))
-            commit.finish({"made_by": origin})
+        commit_report(self.out, findings, document(findings), made_by=origin)
         for model in findings.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
 

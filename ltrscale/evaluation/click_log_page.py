@@ -4,19 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from ltrscale.config import Config
-from ltrscale.evaluation.pages import estimated, number
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Row, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings
-
-
-class Figure(Config):
-    """An estimate with its 95% interval; None where unknown."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
 
 
 class Exposure(Config):
@@ -169,144 +160,97 @@ def _range(part: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _exposure_table(findings: UnderstoodLog) -> Table:
-    """A row for each position: shown, clicked, ratio, last clicks."""
-    e = findings.exposure
-    last = max(sum(e.last), 1)
-    rows = [
-        [f"{p + 1}", f"{shown:,}", f"{clicked:,}", f"{clicked / shown:.2%}", f"{e.last[p] / last:.1%}"]
-        for p, (shown, clicked) in enumerate(zip(e.shown, e.clicked, strict=True))
-        if shown
-    ]
-    return Table(["position", "shown", "clicked", "click ratio", "last click"], rows, "Clicks and exposure")
-
-
 def _by_way(findings: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
     p = findings.propensities
     series = {"click ratio": p.ratio, "harvested": p.harvested, "EM of a PBM": p.em}
     return {name: figures for name, figures in series.items() if figures is not None}
 
 
-def _propensity_table(findings: UnderstoodLog) -> Table:
-    """A row for each position, a column for each way."""
-    series = _by_way(findings)
-    rows = [
-        [f"{p + 1}", *(estimated(figures[p], ".3f") for figures in series.values())]
-        for p, shown in enumerate(findings.exposure.shown)
-        if shown
+def _places(findings: UnderstoodLog) -> list[int]:
+    """The positions at which anything was shown, from 0."""
+    return [p for p, shown in enumerate(findings.exposure.shown) if shown]
+
+
+def _by_position(findings: UnderstoodLog) -> Table:
+    """A row for each position: shown, clicked, last clicks, and the propensity by each way."""
+    e, series = findings.exposure, _by_way(findings)
+    rows: list[Row] = [
+        {
+            "position": f"{p + 1}",
+            "shown": e.shown[p],
+            "clicked": e.clicked[p],
+            "clicked of shown": f"{e.clicked[p] / e.shown[p]:.2%}",
+            "last click": f"{e.last[p] / max(sum(e.last), 1):.1%}",
+            **{f"propensity: {name} [95%]": figures[p] for name, figures in series.items()},
+        }
+        for p in _places(findings)
     ]
-    return Table(["position", *(f"{name} [95%]" for name in series)], rows, "Propensities")
+    return Table.of(rows, "Clicks, exposure and propensities", form=".3f")
 
 
 def _model_table(findings: UnderstoodLog) -> Table:
     """A row for each click model: perplexities beside the NDCG of expert labels."""
-    header = ["click model", "perplexity", "given clicks above"]
-    if findings.labels:
-        header.append(f"NDCG@{findings.ndcg_at} of {findings.labels} [95%]")
-    rows = []
-    for model in findings.models:
-        row = [model.name, number(model.perplexity), number(model.conditional)]
-        rows.append([*row, *(["-" if model.ndcg is None else estimated(model.ndcg, ".3f")] if findings.labels else [])])
-    return Table(header, rows, "Click models")
+    ndcg = f"NDCG@{findings.ndcg_at} of {findings.labels} [95%]"
+    rows: list[Row] = [
+        {
+            "click model": model.name,
+            "perplexity": model.perplexity,
+            "given clicks above": model.conditional,
+            **({ndcg: model.ndcg} if findings.labels else {}),
+        }
+        for model in findings.models
+    ]
+    return Table.of(rows, "Click models")
 
 
 def document(findings: UnderstoodLog) -> Document:
     """The report: what is shown and clicked by position, propensities, and click models."""
-    shows = "by position: clicks and exposure, propensities, perplexity of each click model"
     opening: tuple[Block, ...] = (
         Text(_about_log(findings)),
-        _exposure_table(findings),
+        _by_position(findings),
         *([] if findings.refusal is None else [Text(findings.refusal)]),
-        _propensity_table(findings),
         *_trust_text(findings),
         _model_table(findings),
-        Chart(_chart(findings), shows, "clicks"),
+        *_charts(findings),
     )
     sections = [
-        Section("How to read clicks and exposure", [Points(list(_habits(findings)))]),
         Section("Do positions overlap?", list(_overlap(findings))),
-        Section("How to read propensities", [Points(list(_about_propensities(findings)))]),
-        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if findings.trust else []),
-        Section("How to read click models", [Points(list(_about_models(findings)))]),
+        Section("How to read the figures", [Points(list(_how_to_read(findings)))]),
     ]
-    if findings.held_out:
-        models = [model for model in findings.models if model.positions]
-        places = [p for p, shown in enumerate(findings.exposure.shown) if shown]
-        rows = [[f"{p + 1}", *(number(model.positions[p]) for model in models)] for p in places]
-        header = ["position", *(model.name for model in models)]
-        sections.append(Section("Perplexity by position", [Table(header, rows)]))
     return Document("Click log", opening, sections)
 
 
 def _about_log(findings: UnderstoodLog) -> str:
     sampled = "all of their queries" if findings.share >= 1 else f"a sample of {findings.share:.1%} of their queries"
+    e = findings.exposure
+    none, one, *more = (n / max(e.groups - e.unusable, 1) for n in e.clicks)
+    judged = f"Click models are judged on {findings.held_out:,} groups that they were not fitted on."
+    if not findings.held_out:
+        judged = "No click model is judged: name later groups under held_out."
+    left_out = f" {e.unusable:,} have no positions, clicks or document ids, and are left out." if e.unusable else ""
+    doubled = f" {e.doubled:,} have two documents at one position, and are in these counts only." if e.doubled else ""
+    below = f" {e.below:,} documents were shown below, with {e.clicked_below:,} clicks." if e.below else ""
     return (
-        f"Log: {', '.join(findings.data)}; {findings.exposure.groups:,} groups. Counts by position are over all "
-        f"of them, everything else over {findings.sessions:,} groups of {findings.queries:,} queries, {sampled}. "
-        f"Click models are judged on {findings.held_out:,} groups that they were not fitted on."
+        f"Log: {', '.join(findings.data)}; {e.groups:,} groups, of which {none:.1%} have no click, {one:.1%} one, "
+        f"{sum(more):.1%} several.{left_out}{doubled}{below} Counts by position are over all groups, everything else "
+        f"over {findings.sessions:,} groups of {findings.queries:,} queries, {sampled}. {judged}"
     )
 
 
-def _habits(findings: UnderstoodLog) -> Iterator[str]:
-    e = findings.exposure
-    usable = max(e.groups - e.unusable, 1)
-    none, one, *more = e.clicks
-    yield f"{none / usable:.1%} of the groups have no click, {one / usable:.1%} one, {sum(more) / usable:.1%} several."
-    if sum(e.last):
-        mean = sum((p + 1) * n for p, n in enumerate(e.last)) / sum(e.last)
-        yield f"The last click is at position {mean:.1f} on average; below it, nobody knows what was seen."
-    if e.below:
-        yield f"{e.below:,} documents were shown below, with {e.clicked_below:,} clicks."
-    if e.unusable:
-        yield f"{e.unusable:,} groups have no positions, clicks or document ids, and are left out."
-    if e.doubled:
-        yield f"{e.doubled:,} groups have two documents at one position, and are in these counts only."
-
-
 def _overlap(findings: UnderstoodLog) -> Iterator[Block]:
-    links = findings.links
-    positions = [p for p, shown in enumerate(findings.exposure.shown) if shown]
-    rows = [
-        [f"{p + 1}", *(f"{links.links[p][other]:,}" if other != p else "-" for other in positions)] for p in positions
-    ]
+    links, places = findings.links, _places(findings)
     connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
     yield Text(
         f"Of {links.pairs:,} documents of a query, {links.several:,} ({links.several / max(links.pairs, 1):.1%}) were "
         f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "
         f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them."
     )
-    yield Table(["position", *(f"{p + 1}" for p in positions)], rows)
-
-
-def _about_propensities(findings: UnderstoodLog) -> Iterator[str]:
-    yield "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries."
-    yield (
-        "The click ratio takes relevance for examination: where a ranker puts good documents on top, it falls faster "
-        "than examination does."
+    yield Table.of(
+        [
+            {"position": f"{p + 1}", **{f"{q + 1}": links.links[p][q] if p != q else None for q in places}}
+            for p in places
+        ]
     )
-    if findings.propensities.harvested:
-        yield (
-            "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
-            "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
-        )
-    if findings.propensities.em:
-        yield (
-            f"EM uses documents shown at least {findings.impressions_per_pair} times, and is corrected for the bias "
-            "that few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, "
-            "trust that."
-        )
-    elif findings.propensities.harvested:
-        yield (
-            f"There are none by EM: too few documents that link positions were shown {findings.impressions_per_pair} "
-            "times, and with few impressions EM is biased."
-        )
-
-
-_ABOUT_TRUST = (
-    "With position bias alone, clicks on good and on poor documents fall by the same factors. The slope is that of the "
-    "logarithm of their ratio, poor over good, over the logarithm of the position. Where users trust the order, no "
-    "propensity is right: clicks are an affine function of relevance, not a multiple of it (Vardasbi et al. 2020)."
-)
 
 
 def _trust_text(findings: UnderstoodLog) -> Iterator[Text]:
@@ -318,64 +262,68 @@ def _trust_text(findings: UnderstoodLog) -> Iterator[Text]:
     curves = "harvested curves" if trust.harvested else "click ratios, which mix order and examination"
     yield Text(
         f"Trust, from {curves} of {trust.good:,} good and {trust.poor:,} poor documents (by {judged}): slope "
-        f"{estimated(trust.slope, '.3f')}, {trust.verdict}."
+        f"{cell(trust.slope, '.3f')}, {trust.verdict}."
     )
 
 
-def _about_models(findings: UnderstoodLog) -> Iterator[str]:
-    if not findings.held_out:
-        yield "Nothing is held out, for the log has one period: name later groups under held_out."
-    else:
+def _how_to_read(findings: UnderstoodLog) -> Iterator[str]:
+    """What the figures mean; docs/clicks.md has the methods."""
+    yield "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries."
+    yield "The click ratio takes relevance for examination: below good rankers it falls faster than examination does."
+    if findings.propensities.harvested:
         yield (
-            "Perplexity is 2^-mean log2 P of what happened on each document shown, over all of them (PyClick and CLAX "
-            "average the perplexities of positions instead, another figure): 1 is perfect, 2 a coin. The ratio "
-            "of the position is the baseline: a model above it knows less than the mean of all documents."
+            "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
+            "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
         )
+        shown = f"documents that link positions were shown {findings.impressions_per_pair} times"
         yield (
-            "PBM and UBM take low positions for less examined than they are, because smoothing draws the poor "
-            "documents there up to the mean. They predict clicks well so; their examinations are no propensities."
+            "Where EM differs, trust harvesting."
+            if findings.propensities.em
+            else f"There are none by EM: too few {shown}."
         )
+    if findings.trust:
         yield (
-            "The second perplexity is given the clicks above. UBM, DBN and SDBN use them; to predict a list that "
-            "nobody has seen yet, the first counts."
+            "The slope of trust is that of the logarithm of clicks on poor over good documents, over the logarithm of "
+            "the position. Where users trust the order, no propensity is right (Vardasbi et al. 2020)."
         )
+    if findings.held_out:
+        yield (
+            "Perplexity is 2^-mean log2 P of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
+            "of the position is the baseline. The second one is given the clicks above, which UBM, DBN and SDBN use."
+        )
+        yield "PBM and UBM smooth low positions: they predict clicks well, but their examinations are no propensities."
     if findings.labels:
         yield (
-            f"NDCG is that of the expert labels in {findings.labels} over the documents of a query that were shown, in "
-            "the order of each model; as shown is that of their mean position. Clicks well predicted are not "
-            "relevance well found: the two part ways on real logs (Hager et al. 2024), so choose by what you need."
+            f"NDCG is that of the expert labels in {findings.labels}, in the order of each model; as shown is that of "
+            "the mean position. Clicks well predicted are not relevance well found (Hager et al. 2024)."
         )
 
 
-def _chart(findings: UnderstoodLog) -> charts.Spec:
+def _charts(findings: UnderstoodLog) -> Iterator[Chart]:
     """By position: clicks and exposure, propensities with intervals, and the perplexity of each click model."""
-    e = findings.exposure
-    places = [p + 1 for p, shown in enumerate(e.shown) if shown]
-    counts = {
-        "groups that show it": e.shown,
-        "groups that click it": e.clicked,
-        "groups whose last click it is": e.last,
-    }
-    position_rows = [
-        {"x": p, "y": values[p - 1] / max(e.groups - e.unusable, 1), "series": name}
+    e, places = findings.exposure, _places(findings)
+    ticks = [p + 1 for p in places]
+    counts = {"shown": e.shown, "clicked": e.clicked, "last click": e.last}
+    shares = [
+        {"x": p + 1, "y": values[p] / max(e.groups - e.unusable, 1), "series": name}
         for name, values in counts.items()
         for p in places
     ]
     propensities = [
-        {"x": p, "y": values[p - 1].mean, "low": values[p - 1].low, "high": values[p - 1].high, "series": name}
-        for name, values in _by_way(findings).items()
-        for p in places
-        if values[p - 1].mean is not None
+        row
+        for name, figures in _by_way(findings).items()
+        for row in charts.curve_rows(name, {p + 1: figures[p] for p in places})
     ]
     judged = [
-        {"x": p, "y": model.positions[p - 1], "series": model.name}
+        {"x": p + 1, "y": model.positions[p], "series": model.name}
         for model in findings.models
         for p in places
-        if model.positions and model.positions[p - 1] is not None
+        if model.positions and model.positions[p] is not None
     ]
-    parts = [
-        charts.lines(position_rows, x="position", y="share of groups", ticks=places, zero=True),
-        charts.lines(propensities, x="position", y="propensity", ticks=places, zero=True),
-        *([charts.lines(judged, x="position", y="perplexity", ticks=places)] if judged else []),
-    ]
-    return charts.above(*parts, alike=False)
+    spec = charts.lines(shares, x="position", y="share of groups", ticks=ticks, zero=True)
+    yield Chart(spec, "what groups show and click, by position", "clicks")
+    spec = charts.lines(propensities, x="position", y="propensity", ticks=ticks, zero=True)
+    yield Chart(spec, "propensities by position, with 95% intervals", "propensities")
+    if judged:
+        spec = charts.lines(judged, x="position", y="perplexity", ticks=ticks)
+        yield Chart(spec, "perplexity of each click model by position", "perplexity")

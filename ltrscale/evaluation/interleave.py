@@ -9,11 +9,9 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from pydantic import Field, model_validator
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, scorers_of, with_tokens_of
@@ -38,13 +36,12 @@ from ltrscale.evaluation.impressions import (
 from ltrscale.evaluation.measure.parts import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.pages import estimated, number
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
+from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
 
@@ -143,11 +140,8 @@ class InterleaveJob(Stage):
         """
         shown = _simulated(self)
         result = _compared_rankers(shown, self)
-        with storage.Commit(self.out) as commit:
-            with commit.file(GROUPS) as path:
-                pq.write_table(_group_rows(shown, result), path)
-            write_report(commit, result, document(result))
-            commit.finish({"made_by": origin})
+        tables = {GROUPS: _group_rows(shown, result)}
+        commit_report(self.out, result, document(result), made_by=origin, tables=tables)
         for pair in result.pairs:
             lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
             report({"one": pair.one, "other": pair.other, self.metric: pair.metric.mean, **lifts})
@@ -321,44 +315,52 @@ def _group_rows(measured: _Measured, result: Interleaved) -> pa.Table:
 def document(result: Interleaved) -> Document:
     """The report: a row for each pair and method, and how far the methods agree with the metric."""
     label = metric_label(result.metric)
-    opening = (
+    opening: tuple[Block, ...] = (
         Text(
             f"Test data: {', '.join(result.data)}; {result.groups:,} labelled query groups, {result.documents:,} "
             f"documents, {result.impressions:,} impressions for each pair and method. {label} is defined in "
             f"{result.defined:,} of the groups."
         ),
-        Table(["ranker", label, "from"], [[n, number(result.means.get(n)), url] for n, url in result.rankers.items()]),
+        Table.of(
+            [{"ranker": name, label: result.means.get(name), "from": url} for name, url in result.rankers.items()]
+        ),
         _table_of_pairs(result),
-        Chart(lift_chart(result), "lift of each pair by each method, and impressions needed", "lift"),
+        *_charts(result),
     )
-    header = ["method", "pairs", "same ranker", "both significant", "same ranker of these", "correlation"]
     agreements = [
-        [method, *map(str, (a.pairs, a.same, a.significant, a.significant_same)), number(a.correlation)]
+        {
+            "method": method,
+            "pairs": a.pairs,
+            "same ranker": a.same,
+            "both significant": a.significant,
+            "same ranker of these": a.significant_same,
+            "correlation": a.correlation,
+        }
         for method, a in result.agreement.items()
     ]
     sections = (
-        Section(f"Agreement of {label} with the lift", [Table(header, agreements)]),
+        Section(f"Agreement of {label} with the lift", [Table.of(agreements)]),
         Section("How to read the tables", [Points(list(_explanations(result)))]),
     )
     return Document("Interleaving", opening, sections)
 
 
 def _table_of_pairs(result: Interleaved) -> Table:
-    header = ["pair", f"{metric_label(result.metric)} [95%]", "method", "credit", "lift [95%]", "p", "needed"]
-    rows = [
+    return Table.of(
         [
-            f"{pair.one} - {pair.other}",
-            estimated(pair.metric, "+.4f"),
-            method,
-            " : ".join(f"{credit:.4f}" for credit in compared.credit),
-            estimated(compared.lift, "+.1%"),
-            number(compared.lift.p),
-            "-" if compared.needed is None else f"{compared.needed:,.0f}",
+            {
+                "pair": f"{pair.one} - {pair.other}",
+                f"{metric_label(result.metric)} [95%]": cell(pair.metric, "+.4f"),
+                "method": method,
+                "credit": " : ".join(map(cell, compared.credit)),
+                "lift [95%]": cell(compared.lift, "+.1%"),
+                "p": compared.lift.p,
+                "needed": cell(compared.needed, ",.0f"),
+            }
+            for pair in result.pairs
+            for method, compared in pair.methods.items()
         ]
-        for pair in result.pairs
-        for method, compared in pair.methods.items()
-    ]
-    return Table(header, rows)
+    )
 
 
 def _explanations(result: Interleaved) -> Iterator[str]:
@@ -369,40 +371,28 @@ def _explanations(result: Interleaved) -> Iterator[str]:
         f"{1 - result.noise:g} times the probability of its grade{user.trusts}."
     )
     yield (
-        "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, so that "
-        "exchanging the rankers negates it. Its interval and p are those of Student's t over query groups: they speak "
-        "of other queries."
+        "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, with an "
+        f"interval over query groups. needed are the impressions that find it with a power of {result.power:.0%}, if "
+        "it is the true one."
     )
     yield (
-        f"needed is the number of impressions until a two-sided test at 5% finds the difference with a power of "
-        f"{result.power:.0%}, if it is the true one; it says little where the interval of the lift includes 0."
-    )
-    yield (
-        "team_draft prefers nobody if users click at random, balanced may. debiased shows the lists of balanced, and "
-        "estimates the clicks on the first documents of each ranker's own list, without bias for users who examine "
-        f"position p with p^-{result.eta:g}{user.beyond_credit}."
-    )
-    yield (
-        "separate shows each user the list of one ranker, as an A/B test does: its lift is the one that the others are "
-        "to predict, and its interval is narrower than an A/B test's, because both lists are shown to the same users."
-    )
-    yield (
-        "The agreement counts the pairs on which metric and lift prefer the same ranker, and the same of those whose "
-        "intervals both exclude 0. The correlation is that of the differences, without centring."
+        "debiased estimates the clicks on each ranker's own list, without bias for users who examine position p with "
+        f"p^-{result.eta:g}{user.beyond_credit}. separate shows each user the list of one ranker, as an A/B test does: "
+        "its lift is the one that the others are to predict. docs/methods.md defines all four."
     )
 
 
-def lift_chart(result: Interleaved) -> charts.Spec:
+def _charts(result: Interleaved) -> Iterator[Chart]:
     """A row for each pair and method: the lift with its interval, and the impressions needed."""
     lifts, needed = [], []
     for pair in result.pairs:
         for method, compared in pair.methods.items():
-            row = {"name": f"{pair.one} - {pair.other}: {method}", "series": method}
-            lifts.append(charts.interval_row(row["name"], compared.lift, series=method))
+            name = f"{pair.one} - {pair.other}: {method}"
+            lifts.append(charts.interval_row(name, compared.lift, series=method))
             if compared.needed:
-                needed.append({**row, "mean": compared.needed})
-    parts = [charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")]
+                needed.append({"name": name, "series": method, "mean": compared.needed})
+    spec = charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")
+    yield Chart(spec, "lift of each pair by each method", "lift")
     if needed:
-        title = f"impressions needed for a power of {result.power:.0%}"
-        parts.append(charts.interval_chart(needed, title=title, log=True, unit="~s"))
-    return charts.chart_row(*parts)
+        spec = charts.interval_chart(needed, title="impressions needed", log=True, unit="~s")
+        yield Chart(spec, f"impressions needed for a power of {result.power:.0%}", "needed")

@@ -1,6 +1,7 @@
 """Metrics in words and tables, in the same form for all reports."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from scipy.special import bdtrc
 
@@ -8,23 +9,38 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
-from ltrscale.reports.charts import Estimated
-from ltrscale.reports.document import Table
+from ltrscale.reports.document import Row, Table
 
 TableCells = tuple[list[str], list[list[str]]]
 """Header and rows of a table."""
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
+
+class Judged(Protocol):
+    """Findings with metrics, as far as it matters for how they are read."""
+
+    @property
+    def relevant_from(self) -> float:
+        """Lowest label of a relevant document."""
+
+    @property
+    def leave_out_constant(self) -> bool:
+        """Whether groups of equal labels are left out."""
+
+    @property
+    def policies(self) -> Mapping[str, str]:
+        """The policy of each metric."""
+
+    @property
+    def resamples(self) -> int:
+        """Bootstrap resamples of intervals."""
+
+
 _SKEWED = 5
 """Number of skewed differences that a report names."""
 LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
-
-
-def has_letor(metrics: Iterable[str]) -> bool:
-    """Whether any of these metrics is under LETOR's policy."""
-    return any(metric.startswith(LETOR_PREFIX) for metric in metrics)
 
 
 def definitions(
@@ -54,33 +70,12 @@ def definitions(
     ]
     if leave_out_constant:
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
-    if has_letor(metrics):
+    if any(metric.startswith(LETOR_PREFIX) for metric in metrics):
         lines.append(
             "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
-
-
-def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:
-    """Two rows for each method, its figures under LETOR's policy and under ours; `cells` is by method and metric.
-
-    Example:
-        >>> found = policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}})
-        >>> for row in (found.header, *found.rows):
-        ...     print(*row)
-        method policy MAP MeanNDCG
-        gbdt letor4 0.41 0.44
-        gbdt expected 0.46 -
-    """
-    names = [name.removeprefix(LETOR_PREFIX) for name in next(iter(cells.values())) if name.startswith(LETOR_PREFIX)]
-    rows = []
-    for method, values in cells.items():
-        rows.append([method, "letor4", *(values[LETOR_PREFIX + name] for name in names)])
-        rows.append([method, "expected", *(values.get(name, "-") for name in names)])
-    return Table(
-        ["method", "policy", *(metric_label(LETOR_PREFIX + name).removeprefix("LETOR ") for name in names)], rows
-    )
 
 
 def number(value: float | None) -> str:
@@ -93,18 +88,9 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def estimated(estimate: Estimated, form: str) -> str:
-    """An estimate with its interval if it has one, each in this form; a dash for None.
-
-    Example:
-        >>> from ltrscale.evaluation.statistics.crossed import Difference
-        >>> estimated(Difference(mean=0.5, low=0.4, high=0.6, p=None), ".2f")
-        '0.50 [0.40, 0.60]'
-    """
-    if estimate.mean is None:
-        return "-"
-    ends = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:{form}}, {estimate.high:{form}}]"
-    return f"{estimate.mean:{form}}{ends}"
+def cutoffs(metrics: Iterable[str]) -> list[str]:
+    """The metrics of a table of methods: NDCG at each cut-off, and all under LETOR's policy."""
+    return [name for name in metrics if name.startswith(("ndcg@", LETOR_PREFIX))]
 
 
 def with_error(mean: float | None, std_error: float | None) -> str:
@@ -137,6 +123,11 @@ def against(comparison: Comparison | None) -> list[str]:
     if c.low is None or c.high is None:
         return [f"{c.difference:+.4f} (cannot judge)", number(c.p_holm)]
     return [f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]", number(c.p_holm)]
+
+
+def columns_against(metric: str, baseline: str | None, scope: Scope) -> dict[str, str]:
+    """The difference from the baseline and its p value, by column; none without a baseline."""
+    return dict(zip(against_header(metric, baseline), against(scope.comparisons.get(metric)), strict=False))
 
 
 def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
@@ -192,6 +183,18 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     ]
 
 
+def how_to_read(judged: Judged, scopes: Iterable[Scope]) -> list[str]:
+    """Definitions of the metrics of these scopes, and how their intervals and p values were made."""
+    scopes = list(scopes)
+    stated = definitions(
+        scopes[0].summaries,
+        judged.relevant_from,
+        leave_out_constant=judged.leave_out_constant,
+        stated=judged.policies,
+    )
+    return [*stated, *how_intervals(scopes, judged.resamples)]
+
+
 def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     """How intervals and p values were made, for the kinds that occur, and what they generalise to."""
     scopes = list(scopes)
@@ -201,16 +204,14 @@ def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     if 1 in (*summaries, *compared):
         lines.append(
             f"With one draw of labels, intervals are percentiles of {resamples:,} bootstrap resamples of query groups, "
-            "and p is that of the paired sign-flip test over groups, with as many random patterns, and at least "
-            f"{PATTERNS} for each comparison it is adjusted with; with fewer than about 30 groups both say little. "
-            "They speak of these labels only: other labels may give another order of the methods."
+            f"and p is that of the paired sign-flip test with as many patterns, at least {PATTERNS} for each "
+            "comparison it is adjusted with; below about 30 groups both say little. They speak of these labels only."
         )
     if any(draws > 1 for draws in (*summaries, *compared)):
         lines.append(
-            "With several draws of labels, every draw is tested on every group, and both count as samples: intervals "
-            "and p are those of Student's t with the crossed variance of draws and groups and Satterthwaite's degrees "
-            f"of freedom. They speak of other labels and other queries. Fewer than {FEWEST_DRAWS} draws know their "
-            "spread too badly to judge a difference. A method of one draw is compared, as it is, with every draw."
+            "With several draws of labels, draws and groups both count as samples: intervals and p are those of "
+            "Student's t with their crossed variance, and speak of other labels and other queries. Fewer than "
+            f"{FEWEST_DRAWS} draws judge nothing. A method of one draw is compared, as it is, with every draw."
         )
     if compared:
         lines.append("p is adjusted for the number of methods by Holm.")
@@ -219,30 +220,35 @@ def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
 
 def all_summaries(scopes: Scopes) -> Table:
     """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
-    rows = []
-    for groups, metric, method, scope in _each(scopes):
-        s = scope.summaries[metric]
-        figures = [with_error(s.mean, s.std_error), f"[{number(s.low)}, {number(s.high)}]"]
-        best = s.as_one if metric_class(metric).normalised else None
-        counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(best)]
-        rows.append([groups, metric_label(metric), method, *figures, f"{s.draws}", *counts])
-    header = ["groups", "metric", "method", "mean", "95% interval", "draws", "defined", "undefined", "with 0", "with 1"]
-    return Table(header, rows)
+    rows: list[Row] = []
+    for groups, of_methods in scopes.items():
+        for metric in next(iter(of_methods.values())).summaries:
+            for method, scope in of_methods.items():
+                s = scope.summaries[metric]
+                row: Row = {"groups": groups, "metric": metric_label(metric), "method": method, "mean [95%]": s}
+                row |= {"std. error": s.std_error, "draws": s.draws, "defined": s.groups, "undefined": s.undefined}
+                best = s.as_one if metric_class(metric).normalised else None
+                rows.append({**row, "with 0": s.as_zero, "with 1": best})
+    return Table.of(rows)
 
 
 def all_comparisons(scopes: Scopes) -> Table:
     """A row for each metric of each method, except the baseline."""
-    rows = []
-    for groups, metric, method, scope in _each(scopes):
-        if c := scope.comparisons.get(metric):
-            figures = [against(c)[0], number(c.p), number(c.p_holm), f"{c.draws}", number(c.detectable)]
-            rows.append([groups, metric_label(metric), method, *figures])
-    header = ["groups", "metric", "method", "difference [95%]", "p", "p (Holm)", "draws", "detectable"]
-    return Table(header, rows)
-
-
-def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
-    for groups, of_methods in scopes.items():
-        for metric in next(iter(of_methods.values())).summaries:
-            for method, scope in of_methods.items():
-                yield groups, metric, method, scope
+    return Table.of(
+        [
+            {
+                "groups": groups,
+                "metric": metric_label(metric),
+                "method": method,
+                "difference [95%]": against(c)[0],
+                "p": c.p,
+                "p (Holm)": c.p_holm,
+                "draws": c.draws,
+                "detectable": c.detectable,
+            }
+            for groups, of_methods in scopes.items()
+            for metric in next(iter(of_methods.values())).summaries
+            for method, scope in of_methods.items()
+            if (c := scope.comparisons.get(metric))
+        ]
+    )

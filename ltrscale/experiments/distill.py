@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
@@ -38,7 +37,7 @@ from ltrscale.models.ranker import HeadConfig
 from ltrscale.processor import cpu_seconds
 from ltrscale.progress import Report, log
 from ltrscale.ranking.loss import SquaredErrorConfig
-from ltrscale.reports.findings import REPORT, print_report, write_report
+from ltrscale.reports.findings import REPORT, commit_report, print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
@@ -247,9 +246,7 @@ class DistillJob(Config):
             return Distillation.read(self.out)
         costs = measure_costs(measured, self._splits.test, self.speed)
         comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
-        with storage.Commit(self.out) as commit:
-            write_report(commit, comparison, document(comparison, self._links()))
-            commit.finish({"made_by": origin})
+        commit_report(self.out, comparison, document(comparison, self._links()), made_by=origin)
         return comparison
 
     def _links(self) -> dict[str, str]:

@@ -19,9 +19,10 @@ from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
 from ltrscale.evaluation.studies.study import Design, Model, study_of
-from ltrscale.evaluation.studies.study_page import write_study
+from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.progress import Report
+from ltrscale.reports.findings import commit_report
 from ltrscale.runtime.workers import ONE
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import (
@@ -165,7 +166,8 @@ class StudySummary(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Summarise, and commit the report."""
-        write_study(study_of(self.summarised.design, self.summarised.models, self.test), self.out, made_by=origin)
+        study = study_of(self.summarised.design, self.summarised.models, self.test)
+        commit_report(self.out, study, document(study), made_by=origin)
 
 
 class Spent(Config):

@@ -19,8 +19,6 @@ _VEGA_LITE = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 WIDTH: Final = 640
 """Width of a chart in a picture, in pixels; in a page it takes the width of its container."""
-_NARROW = 420
-"""Width of one of several charts in a picture, in pixels."""
 _LIMIT = 150
 """Maximum width of a label, in pixels; a longer one is cut, with its full text in the tooltip."""
 _SLANTED = 6
@@ -104,6 +102,18 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
 def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
     """A row of `interval_chart`: a mean and its interval, null if undefined."""
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
+
+
+def curve_rows(name: str, estimates: Mapping[Any, Estimated], *, shift: float = 1.0) -> list[dict[str, Any]]:
+    """Rows of `lines` for the series `name`: estimates by `x`, which is multiplied by `shift`; undefined ones left out.
+
+    Series that are shifted differently do not hide each other.
+    """
+    return [
+        {"x": x if shift == 1.0 else x * shift, "y": e.mean, "low": e.low, "high": e.high, "series": name}
+        for x, e in estimates.items()
+        if e.mean is not None
+    ]
 
 
 def interval_chart(
@@ -269,20 +279,6 @@ def shade(label: float, highest: float) -> int:
     return max(1, min(4, round(4 * label / highest)))
 
 
-def heatmap(rows: ChartRows, *, title: str) -> Spec:
-    """A matrix with the values in its cells; the rows have `one`, `other` and `value`, from -1 to 1."""
-    names = _in_order(rows, "one")
-    cell = {"x": _of("one", "nominal", sort=names, axis=_named(names)), "y": _of("other", "nominal", sort=names)}
-    pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
-    shades = _of("value", "quantitative", title, legend=None, scale=pale)
-    figures = _of("value", "quantitative", format=".2f")
-    layers = [
-        {"mark": {"type": "rect"}, "encoding": {**cell, "color": shades}},
-        {"mark": {"type": "text", "color": "#20242b"}, "encoding": {**cell, "text": figures}},
-    ]
-    return _chart_of(rows, height=30 * len(names), title=title, layer=layers)
-
-
 def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
     """Parallel coordinates: a line for each setting, coloured by its value.
 
@@ -303,24 +299,3 @@ def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
         {"data": {"values": list(ends)}, "mark": text, "encoding": {**across, **up, "text": _of("shown", "nominal")}},
     ]
     return _chart_of(rows, height=260, layer=layers)
-
-
-def titled(spec: Spec, title: str) -> Spec:
-    """The chart under a title."""
-    return {**spec, "title": title}
-
-
-def chart_row(*specs: Spec) -> Spec:
-    """Charts side by side in one picture."""
-    return {"$schema": _VEGA_LITE, "hconcat": [_part(spec) for spec in specs]}
-
-
-def above(*specs: Spec, alike: bool = True) -> Spec:
-    """Stacked charts in one picture; without `alike` each has its own series and legend."""
-    resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
-    return {"$schema": _VEGA_LITE, "vconcat": [_part(spec) for spec in specs], **resolve}
-
-
-def _part(spec: Spec) -> Spec:
-    """A chart for a picture of several, where it has no container."""
-    return {key: value for key, value in spec.items() if key not in ("$schema", "autosize")} | {"width": _NARROW}

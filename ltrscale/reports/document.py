@@ -3,10 +3,27 @@
 All texts are plain; each output format escapes them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
-from ltrscale.reports.charts import Spec
+from ltrscale.config import Config
+from ltrscale.reports.charts import Estimated, Spec
+
+
+class Figure(Config):
+    """An estimate with its 95% interval; None where unknown."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+Cell = str | float | Estimated | None
+"""A value of a table: a text, a count, a figure, or an estimate with its interval; None where there is none."""
+Row = dict[str, Cell]
+"""Values by column."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +62,45 @@ class Table:
     folded: bool = False
     """True if the table is collapsed behind its caption."""
 
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, Cell]], caption: str = "", *, form: str = ".4f", folded: bool = False
+    ) -> Self:
+        """A table of rows by column, each value as `cell` shows it; columns are those of all rows in their order.
+
+        Example:
+            >>> found = Table.of([{"method": "gbdt", "MAP": 0.5}, {"method": "mlp", "groups": 1200}])
+            >>> found.header, found.rows
+            (['method', 'MAP', 'groups'], [['gbdt', '0.5000', '-'], ['mlp', '-', '1,200']])
+        """
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        return cls(header, [[cell(row.get(name), form) for name in header] for row in rows], caption, folded=folded)
+
     @property
     def right(self) -> list[bool]:
         """Which columns are aligned right."""
         return [all(is_figure(row[i]) for row in self.rows) for i in range(len(self.header))]
+
+
+def cell(value: Cell, form: str = ".4f") -> str:
+    """A value as text: a figure, and an estimate with its interval if it has one, in this form; a dash for None.
+
+    Example:
+        >>> from ltrscale.evaluation.statistics.crossed import Difference
+        >>> cell(Difference(mean=0.5, low=0.4, high=0.6, p=None), ".2f"), cell(0.5), cell(1200), cell(None)
+        ('0.50 [0.40, 0.60]', '0.5000', '1,200', '-')
+    """
+    match value:
+        case None:
+            return "-"
+        case str():
+            return value
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:{form}}"
+    ends = "" if value.low is None or value.high is None else f" [{value.low:{form}}, {value.high:{form}}]"
+    return cell(value.mean, form) + (ends if value.mean is not None else "")
 
 
 def is_figure(text: str) -> bool:
@@ -69,13 +121,8 @@ class Chart:
     shows: str
     name: str = ""
     """Name of its picture, such as `curves`; by default its number in the document."""
-
-
-@dataclass(frozen=True)
-class Charts:
-    """Small charts side by side, as far as there is room."""
-
-    charts: Sequence[Chart]
+    small: bool = False
+    """True for one of several side by side, as far as there is room."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +132,7 @@ class LeftOut:
     why: str
 
 
-Block = Text | Command | Points | Table | Chart | Charts | LeftOut
+Block = Text | Command | Points | Table | Chart | LeftOut
 
 
 @dataclass(frozen=True)
@@ -123,38 +170,15 @@ class Document:
     @property
     def charts(self) -> dict[str, Chart]:
         """All charts in order, by the file name of their picture."""
-        charts = [
-            *_charts_in(self.opening),
-            *(chart for section in self.sections for chart in _charts_in(section.blocks)),
-        ]
+        blocks = itertools.chain(self.opening, *(section.blocks for section in self.sections))
+        charts = [block for block in blocks if isinstance(block, Chart)]
         return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(charts)}
 
     def with_charts(self, made: Callable[[Chart], Chart | LeftOut]) -> "Document":
         """The document with each chart replaced."""
-        sections = [replace(section, blocks=_with_charts(section.blocks, made)) for section in self.sections]
-        return replace(self, opening=_with_charts(self.opening, made), sections=sections)
 
+        def replaced(blocks: Sequence[Block]) -> list[Block]:
+            return [made(block) if isinstance(block, Chart) else block for block in blocks]
 
-def _with_charts(blocks: Sequence[Block], made: Callable[[Chart], Chart | LeftOut]) -> list[Block]:
-    replaced: list[Block] = []
-    for block in blocks:
-        match block:
-            case Chart():
-                replaced.append(made(block))
-            case Charts(every):
-                new = [made(chart) for chart in every]
-                drawn = [chart for chart in new if isinstance(chart, Chart)]
-                replaced += [Charts(drawn)] if drawn else []
-                replaced += [each for each in new if isinstance(each, LeftOut)]
-            case _:
-                replaced.append(block)
-    return replaced
-
-
-def _charts_in(blocks: Sequence[Block]) -> Iterator[Chart]:
-    for block in blocks:
-        match block:
-            case Chart():
-                yield block
-            case Charts(charts):
-                yield from charts
+        sections = [replace(section, blocks=replaced(section.blocks)) for section in self.sections]
+        return replace(self, opening=replaced(self.opening), sections=sections)

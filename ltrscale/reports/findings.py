@@ -8,7 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -16,7 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.markdown import escape, one_line
 from ltrscale.progress import log
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, Command, Document, LeftOut, Points, Table, Text, is_figure
+from ltrscale.reports.document import Block, Chart, Command, Document, LeftOut, Points, Table, Text, is_figure
 from ltrscale.reports.drawing import drawable
 from ltrscale.reports.drawing import pictures as pictures_of
 
@@ -53,6 +56,23 @@ def write_report(
     """Write to a commit: results, the document that shows them, and the texts of other files by name."""
     texts = {name: text.encode() for name, text in {**(also or {}), findings.file: findings.to_json()}.items()}
     write_files(commit, texts | files(document))
+
+
+def commit_report(
+    out: str,
+    findings: Findings,
+    document: Document,
+    *,
+    made_by: Mapping[str, Any],
+    tables: Mapping[str, pa.Table] | None = None,
+) -> None:
+    """Commit results and the document that shows them to a directory, with tables in Parquet by file name."""
+    with storage.Commit(out) as commit:
+        for name, rows in (tables or {}).items():
+            with commit.file(name) as path:
+                pq.write_table(rows, path)
+        write_report(commit, findings, document)
+        commit.finish({"made_by": made_by})
 
 
 def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:
@@ -99,57 +119,43 @@ def _drawn(document: Document) -> tuple[Document, dict[int, bytes]]:
 def markdown(document: Document) -> str:
     """The document in Markdown, with links to the picture files."""
     pictures = {id(chart): name for name, chart in document.charts.items()}
-    parts = [f"# {escape(document.title)}", *_markdown(document.opening, pictures), *map(escape, document.made_from)]
+    parts = [
+        f"# {escape(document.title)}",
+        *_texts(document.opening, escape, pictures),
+        *map(escape, document.made_from),
+    ]
     for section in document.sections:
         question = [f"**{escape(section.question)}**"] if section.question else []
-        parts += [f"## {escape(section.name)}", *question, *_markdown(section.blocks, pictures)]
+        parts += [f"## {escape(section.name)}", *question, *_texts(section.blocks, escape, pictures)]
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown(blocks: Iterable[Block], pictures: Mapping[int, str]) -> Iterator[str]:
-    for block in blocks:
-        if isinstance(block, Points | Table) and block.caption:
-            yield f"*{escape(block.caption)}*"
-        match block:
-            case Text(text):
-                yield escape(text)
-            case Command(line):
-                yield f"```sh\n{line}\n```"
-            case Points(texts):
-                yield _list(texts, escape)
-            case Table(header, rows):
-                yield table(header, rows)
-            case Chart(_, shows):
-                yield f"![{escape(shows)}]({pictures[id(block)]})"
-            case Charts(every):
-                yield from _markdown(every, pictures)
-            case LeftOut(why):
-                yield f"*Left out: {escape(why)}*"
 
 
 def terminal(document: Document) -> str:
     """The opening of the document, without charts."""
-    return "\n\n".join(_plain(document.opening))
+    return "\n\n".join(_texts(document.opening, one_line))
 
 
-def _plain(blocks: Iterable[Block]) -> Iterator[str]:
+def _texts(
+    blocks: Iterable[Block], plain: Callable[[str], str], pictures: Mapping[int, str] | None = None
+) -> Iterator[str]:
+    """The blocks as Markdown with links to pictures; for a terminal, without pictures, as plain text."""
     for block in blocks:
-        caption = f"{one_line(block.caption)}:\n" if isinstance(block, Points | Table) and block.caption else ""
+        caption = plain(block.caption) if isinstance(block, Points | Table) and block.caption else ""
+        above = (f"{caption}:\n" if pictures is None else f"*{caption}*\n\n") if caption else ""
         match block:
             case Text(text):
-                yield one_line(text)
+                yield plain(text)
             case Command(line):
-                yield line
+                yield line if pictures is None else f"```sh\n{line}\n```"
             case Points(texts):
-                yield caption + _list(texts, one_line)
+                yield above + "\n".join(f"- {plain(text)}" for text in texts)
             case Table(header, rows):
-                yield caption + table(header, rows, one_line)
+                yield above + table(header, rows, plain)
+            case Chart(shows=shows) if pictures is not None:
+                yield f"![{plain(shows)}]({pictures[id(block)]})"
             case LeftOut(why):
-                yield f"Left out: {one_line(why)}"
-
-
-def _list(texts: Iterable[str], plain: Callable[[str], str]) -> str:
-    return "\n".join(f"- {plain(text)}" for text in texts)
+                why = f"Left out: {plain(why)}"
+                yield why if pictures is None else f"*{why}*"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], plain: Callable[[str], str] = escape) -> str:

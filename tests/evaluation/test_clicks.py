@@ -151,7 +151,7 @@ def test_it_refuses_where_no_document_moves(rows: list[Row], tmp_path: Path) -> 
     assert Text(refusal) in document(found).opening
     assert found.trust is not None
     assert not found.trust.harvested
-    assert "harvested" not in page(found).partition("*Propensities*")[2].partition("*Click models*")[0]
+    assert "harvested" not in page(found).partition("*Click models*")[0]
 
 
 def test_it_refuses_positions_that_nothing_links_and_names_the_depth_that_would_do(
@@ -215,7 +215,7 @@ def test_the_last_fifth_of_the_periods_is_held_out_unless_a_split_is(
     assert (read.held_out_S.sum(), read.in_log_S.sum()) == (450, 1800)
     only = {"log": {"data": data, "periods": "a"}}
     assert not read_log(config(data, **only)).held_out_S.any()
-    assert "Nothing is held out" in page(understand(config(data, **only)))
+    assert "No click model is judged" in page(understand(config(data, **only)))
     apart = read_log(config(data, **only, held_out={"data": data, "periods": ["b", "c"]}))
     assert (apart.in_log_S.sum(), apart.held_out_S.sum()) == (450, 900)
     assert not (apart.in_log_S & apart.held_out_S).any()
@@ -267,7 +267,7 @@ def test_the_job_reports_and_is_done_once(data: str, tmp_path: Path, capsys: pyt
     assert (tmp_path / "report" / "clicks.png").stat().st_size > 1000
     text = (tmp_path / "report" / "report.md").read_text()
     assert "their examinations are no propensities" in text
-    for title in ("Clicks and exposure", "Do positions overlap?", "Propensities", "Trust", "Click models"):
+    for title in ("Clicks, exposure and propensities", "Do positions overlap?", "Trust", "Click models"):
         assert title in text
     assert json.loads((tmp_path / "report" / "metrics.json").read_text())["exposure"]["groups"] == 900
     manifest = storage.read_manifest(out)

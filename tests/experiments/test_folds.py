@@ -180,7 +180,7 @@ def test_the_report_says_it_all(done: tuple[Path, Crossval, list[str]], capsys: 
     written_directories(config(folder))
     printed = capsys.readouterr().out
     assert printed.rstrip().endswith("summary/report.md")
-    assert "letor4" in printed
+    assert "LETOR MeanNDCG" in printed
 
 
 @pytest.mark.slow

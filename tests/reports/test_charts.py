@@ -32,15 +32,10 @@ def crowded() -> dict[str, charts.Spec]:
     """Charts with more names and numbers on an axis than a telephone has room for."""
     weeks = [{"x": f"2026-W{i:02d}", "y": i, "series": "a"} for i in range(1, 53)]
     numbers = [{"x": x, "y": x, "series": "a"} for x in (10, 12, 15, 20, 30, 1000)]
-    methods = [f"method {i} of a long name" for i in range(14)]
     axes = [{"line": 0, "axis": f"finetune.key_{i}", "place": 0.5, "shown": "x", "value": 1.0} for i in range(10)]
     return {
         "weeks": charts.lines(weeks, x="period", y="PSI", ordinal=True),
         "numbers": charts.lines(numbers, x="groups", y="y", log=True, ticks=[row["x"] for row in numbers]),
-        "agreement": charts.heatmap([{"one": a, "other": b, "value": 0.5} for a in methods for b in methods], title=""),
-        "few": charts.heatmap(
-            [{"one": a, "other": b, "value": 0.5} for a in methods[:6] for b in methods[:6]], title=""
-        ),
         "search": charts.parallel(axes, [], title="value"),
         "counts": charts.histogram([10**9, 5], [-1e-7, 0.0, 1e-7], title="x", below=None, at_least=None),
     }

@@ -11,7 +11,7 @@ from nightly import nightly
 
 from ltrscale.markdown import escape
 from ltrscale.reports import charts, drawing
-from ltrscale.reports.document import Chart, Charts, Document, Section, Text
+from ltrscale.reports.document import Chart, Document, Section, Text
 from ltrscale.reports.drawing import drawable, pictures
 from ltrscale.reports.findings import REPORT, files
 
@@ -104,8 +104,8 @@ def test_a_short_address_space_ends_only_the_drawing() -> None:
 
 
 def test_a_chart_that_cannot_be_drawn_is_a_line_of_the_report(caplog: pytest.LogCaptureFixture) -> None:
-    small = Charts([Chart(GOOD, "small"), Chart(TALL, "a | tall one", "tall")])
-    document = Document("t", [Chart(NO_DATA, "first"), Text("x")], [Section("s", [small, Chart(GOOD, "last", "end")])])
+    small = [Chart(GOOD, "small", small=True), Chart(TALL, "a | tall one", "tall", small=True)]
+    document = Document("t", [Chart(NO_DATA, "first"), Text("x")], [Section("s", [*small, Chart(GOOD, "last", "end")])])
     made = files(document, page="page.html")
     page, report = made.pop("page.html").decode(), made.pop(REPORT).decode()
     assert [*made] == ["chart-00.png", "end.png"]

@@ -14,7 +14,7 @@ from ltrscale.bundle.files import bundle_card
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import as_code, escape
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Charts, Command, Document, LeftOut, Points, Section, Table, Text
+from ltrscale.reports.document import Chart, Command, Document, LeftOut, Points, Section, Table, Text
 from ltrscale.reports.findings import REPORT, files, html, markdown, table, terminal
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",
@@ -80,7 +80,7 @@ OPENING = (
     Chart(CHART, "a curve", "curve"),
     LeftOut("nothing is there"),
 )
-SECTION = Section("All of it", [Charts([Chart(CHART, "small"), Chart(CHART, "other")])], "What is there?")
+SECTION = Section("All of it", [Chart(CHART, "small", small=True), Chart(CHART, "other", small=True)], "What is there?")
 FOUND = Document("A title", OPENING, [SECTION, Section("More", [Text("last")])], ["Made from data."])
 OPENED = "first <b> | text", "python -m jobs.evaluate", "a `point`", "another", "points", "one|two", "nothing is there"
 BELOW = ("A title", "a curve", "small", "All of it", "What is there?", "More", "last", "Made from data.")

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale import bundle, storage
+from ltrscale import bundle
 from ltrscale.batch import group_index
 from ltrscale.bundle.opened import fitting
 from ltrscale.config import Config, Operational, validate
@@ -31,8 +31,8 @@ from ltrscale.pretext.siamese import Siamese, each_member, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.reports.document import Chart, Document, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _AT_ONCE = 512
@@ -83,9 +83,7 @@ class ContrastJob(Stage):
                 features.
         """
         contrast = self._contrast()
-        with storage.Commit(self.out) as commit:
-            write_report(commit, contrast, document(contrast))
-            commit.finish({"made_by": origin})
+        commit_report(self.out, contrast, document(contrast), made_by=origin)
         report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
 
     def _contrast(self) -> "Contrast":
@@ -236,9 +234,15 @@ def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
 
 def document(result: Contrast) -> Document:
     """The report, with the features that raise the loss most first."""
-    header = ["permuted feature", "kind", "masked", "loss", "rise", "found"]
-    rows = [
-        [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - result.loss:+.4f}", _share_text(f.accuracy)]
+    rows: list[Row] = [
+        {
+            "permuted feature": f.name,
+            "kind": f.kind,
+            "masked": f"{f.masked:g}",
+            "loss": f.loss,
+            "rise": f"{f.loss - result.loss:+.4f}",
+            "found": cell(f.accuracy, ".1%"),
+        }
         for f in result.features
     ]
     opening = (
@@ -248,25 +252,24 @@ def document(result: Contrast) -> Document:
         Text(
             f"The loss of {result.method} is {result.loss:.4f}, which is "
             f"{result.loss / max(result.uninformed, 1e-9):.0%} of {result.uninformed:.4f}, the loss without any "
-            f"knowledge; the other view is found for {_share_text(result.accuracy)} of documents."
+            f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
-        Table(header, rows[:_ROWS_SHOWN]),
+        Table.of(rows[:_ROWS_SHOWN]),
         Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
-        sections.append(Section("All features", [Table(header, rows)]))
+        sections.append(Section("All features", [Table.of(rows)]))
     return Document("Contrast", opening, sections)
 
 
 _HOW_TO_READ = (
-    "Each row has one feature permuted among the documents that are told apart, in one of the two views; the other "
-    "view and all other features stay as in training. The permutation is the same for all features.",
-    "loss is the mean over documents, rise its difference from the loss as trained. found is the share of the "
-    "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
+    "Each row has one feature permuted among the documents that are told apart, in one of the two views. loss is the "
+    "mean over documents, rise its difference from the loss as trained, found the share of the documents whose other "
+    "view is the closest, masked the rate at which the views hide the feature.",
     "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "
-    "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound.",
-    "SimSiam has no contrast: its projections are judged by the loss of SimCLR-Rank.",
+    "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound. SimSiam, which has "
+    "none, is judged by the loss of SimCLR-Rank.",
 )
 
 
@@ -277,7 +280,3 @@ def contrast_chart(result: Contrast) -> charts.Spec:
         for f in result.features[:_ROWS_SHOWN]
     ]
     return charts.bars(rows, title=f"rise of the loss ({result.loss:.2f} as trained)", unit="")
-
-
-def _share_text(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

@@ -27,13 +27,13 @@ from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation.click_log_page import Figure, UnderstoodLog, Way
-from ltrscale.evaluation.pages import against, number
+from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
+from ltrscale.evaluation.pages import against
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
-from ltrscale.reports.document import Points, Table
+from ltrscale.reports.document import Figure, Points, Row, Table
 from ltrscale.storage import read_manifest
 
 
@@ -238,15 +238,18 @@ def summarised(
 
 def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
     """The table at a cut-off beside the raw metric, and the notes on its basis."""
-    header = ["method", f"NDCG@{k}", f"share@{k}", f"share@{k} corrected", "95% interval"]
-    header += [] if baseline is None else [f"corrected - {baseline} [95%]", "p"]
-    rows = []
+    rows: list[Row] = []
     for method in corrected.methods:
-        figure = method.corrected[k]
-        row = [method.name, raw[method.name], number(method.plain[k].mean), number(figure.mean)]
-        row.append(f"[{number(figure.low)}, {number(figure.high)}]")
-        rows.append(row + ([] if baseline is None else against(method.comparisons.get(k))))
-    return Table(header, rows, caption="Corrected for positions"), Points(_what_corrects(corrected, k))
+        row: Row = {
+            "method": method.name,
+            f"NDCG@{k}": raw[method.name],
+            f"share@{k}": method.plain[k].mean,
+        }
+        row[f"share@{k} corrected [95%]"] = method.corrected[k]
+        if baseline is not None:
+            row |= zip((f"corrected - {baseline} [95%]", "p"), against(method.comparisons.get(k)), strict=True)
+        rows.append(row)
+    return Table.of(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
 
 
 def _what_corrects(corrected: Corrected, k: int) -> list[str]:
@@ -255,15 +258,11 @@ def _what_corrects(corrected: Corrected, k: int) -> list[str]:
     curve = ", ".join("-" if value is None else f"{value:.2f}" for value in corrected.propensities)
     lines = [
         f"share@{k} is the part of the gain (2^y - 1) of all relevant documents that stands in the first {k} ranks, "
-        "each discounted as in DCG, over all groups together. Corrected, each document counts by the inverse of the "
-        "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
-        "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
+        "each discounted as in DCG. Corrected, each document counts by the inverse of the propensity of the position "
+        "at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and Joachims 2015).",
         f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
-        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {weighted:,}.",
-        f"The effective sample is {corrected.effective:,.0f} documents of {weighted:,} with a label above 0: uneven "
-        "weights make figures less sure, and the intervals wider.",
-        "Intervals take the propensities as known. They are wrong where labels do not come from this order, or where "
-        "users trust the top (its report has a sign of that).",
+        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {weighted:,}. Intervals take them as known.",
+        f"The effective sample is {corrected.effective:,.0f} documents of {weighted:,} with a label above 0.",
     ]
     if corrected.unknown:
         lines.append(

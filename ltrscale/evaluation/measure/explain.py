@@ -6,11 +6,10 @@ Shapes: Q groups, M chosen groups.
 from typing import ClassVar, Self
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale import bundle, storage
+from ltrscale import bundle
 from ltrscale.bundle.explanations import Driver, Explanation, Reasoner, as_table, drivers_of
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
@@ -24,8 +23,8 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.slices import ConditionText, Slicer
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.reports.document import Block, Chart, Document, Points, Row, Section, Table, Text
+from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 TABLE = "explanations.parquet"
@@ -109,11 +108,7 @@ class ExplainJob(Stage):
             drivers=drivers_of(explanations),
             explanations=tuple(explanations[:_LISTED]),
         )
-        with storage.Commit(self.out) as commit:
-            with commit.file(TABLE) as path:
-                pq.write_table(as_table(explanations), path)
-            write_report(commit, found, document(found))
-            commit.finish({"made_by": origin})
+        commit_report(self.out, found, document(found), made_by=origin, tables={TABLE: as_table(explanations)})
         report({"queries": len(explanations), **{driver.feature: driver.share for driver in found.drivers[:_SHOWN]}})
 
     def _chosen(self, selection: Selection) -> NDArray[np.int64]:
@@ -171,27 +166,26 @@ class Explained(Findings):
 def document(found: Explained) -> Document:
     """The report: the parts of a single explanation, or for several what drives the first rank on average."""
     first, *others = found.explanations
-    sections = [Section("How to read the figures", [Points(_HOW_TO_READ)])]
+    sections = [Section("How to read the figures", [Text(_HOW_TO_READ)])]
     if not others:
-        rows = [[part.feature, part.value, part.against, f"{part.adds:+.4f}"] for part in first.reasons]
+        rows: list[Row] = [
+            {"feature": p.feature, "value": p.value, "against": p.against, "adds": f"{p.adds:+.4f}"}
+            for p in first.reasons[:_SHOWN]
+        ]
         bars = [{"name": p.feature, "value": p.adds, "series": "adds"} for p in first.reasons[:_SHOWN]]
         chart = Chart(charts.bars(bars, title="adds to the difference", unit=""), "what each feature adds", "parts")
-        header = ["feature", "value", "against", "adds"]
         opening = [Text(first.sentence()), Text(f"The difference of the scores is {first.difference:+.4f}.")]
-        return Document(f"Query {first.query}", [*opening, Table(header, rows[:_SHOWN]), chart], sections)
+        return Document(f"Query {first.query}", [*opening, Table.of(rows), chart], sections)
     chart = Chart(drivers_chart({"": found.drivers}), "what each feature adds to the lead of rank 1", "drivers")
     sentences = Points([f"{each.query}: {each.sentence()}" for each in found.explanations])
-    means: list[Block] = [Text(driven(found.drivers, found.queries)), Table(*driver_rows(found.drivers)), chart]
+    means: list[Block] = [Text(driven(found.drivers, found.queries)), driver_table(found.drivers), chart]
     return Document("What drives rank 1", means, [Section("Queries", [sentences]), *sections])
 
 
 _HOW_TO_READ = (
-    "A score has no unit of its own: figures are parts of the difference of two scores, and add up to it.",
-    "Of several other items, the column against has the median of their values, or the most frequent of the other "
-    "categories; figures are means over them.",
-    "A part says what the model does with a feature, not what the feature does to shoppers: of two features that say "
-    "the same, a model may use either.",
-    "docs/methods.md defines the parts of trees, networks and blends.",
+    "Figures are parts of the difference of two scores, and add up to it; against several items they are means, beside "
+    "the median of their values. They say what the model does with a feature, not what the feature does to shoppers. "
+    "docs/methods.md defines them."
 )
 
 
@@ -203,10 +197,18 @@ def driven(drivers: tuple[Driver, ...], queries: int) -> str:
     return f"Over {queries:,} queries the first item leads by {', '.join(lifting)}."
 
 
-def driver_rows(drivers: tuple[Driver, ...]) -> tuple[list[str], list[list[str]]]:
-    """The header and the first rows of a table of drivers."""
-    rows = [[d.feature, f"{d.adds:+.4f}", f"{d.share:.1%}", f"{d.first:.1%}"] for d in drivers[:_SHOWN]]
-    return ["feature", "adds", "share of the lead", "adds most in"], rows
+def driver_table(drivers: tuple[Driver, ...], caption: str = "") -> Table:
+    """The first drivers; folded behind its caption, if it has one."""
+    rows: list[Row] = [
+        {
+            "feature": d.feature,
+            "adds": f"{d.adds:+.4f}",
+            "share of the lead": f"{d.share:.1%}",
+            "adds most in": f"{d.first:.1%}",
+        }
+        for d in drivers[:_SHOWN]
+    ]
+    return Table.of(rows, caption, folded=bool(caption))
 
 
 def drivers_chart(by_method: dict[str, tuple[Driver, ...]]) -> charts.Spec:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, by_mean
 from ltrscale.evaluation.measure.settings import AS_SHOWN, PRODUCTION
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import against, estimated, number
+from ltrscale.evaluation.pages import against
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import cell
 
 FEW_GROUPS = 100
 """With fewer groups that define the metric, nothing is stated about a slice."""
@@ -36,7 +37,7 @@ def headline(evaluation: Evaluation) -> str:
     if best is None:
         return f"No group defines {metric}"
     if (found := standing(evaluation)) is None:
-        return f"{best.name}, with nothing beside it: {metric} {estimated(overall(evaluation, best), '.4f')}"
+        return f"{best.name}, with nothing beside it: {metric} {cell(overall(evaluation, best))}"
     (serving,) = (method for method in evaluation.methods if method.name == found.serving)
     difference, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
     percent = f" ({difference / base:+.1%})" if base else ""
@@ -140,7 +141,7 @@ def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
     summary, test = overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     basis = f"over {summary.groups:,} query groups of {periods}"
-    figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {basis}"
+    figure = f"{metric_label(evaluation.primary)} {cell(summary)} {basis}"
     if len(evaluation.methods) == 1:
         return f"{best.name} is the only method: {figure}. Alone it is neither good nor bad."
     equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0 and name != AS_SHOWN]
@@ -175,8 +176,8 @@ def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
 
 
 def _figures(lead: Comparison) -> str:
-    ends = "" if lead.low is None or lead.high is None else f" [{number(lead.low)}, {number(lead.high)}]"
-    return f"{number(lead.difference)}{ends}"
+    ends = "" if lead.low is None or lead.high is None else f" [{cell(lead.low)}, {cell(lead.high)}]"
+    return f"{cell(lead.difference)}{ends}"
 
 
 def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
@@ -201,8 +202,8 @@ def _corrected(evaluation: Evaluation) -> Iterator[str]:
     if not shares:
         return
     first = max(shares, key=lambda name: shares[name].mean or 0.0)
-    others = "" if first == AS_SHOWN or AS_SHOWN not in shares else f", what was shown {number(shares[AS_SHOWN].mean)}"
-    yield f"Corrected for positions, {first} is best: share@{k} {estimated(shares[first], '.4f')}{others}."
+    others = "" if first == AS_SHOWN or AS_SHOWN not in shares else f", what was shown {cell(shares[AS_SHOWN].mean)}"
+    yield f"Corrected for positions, {first} is best: share@{k} {cell(shares[first])}{others}."
 
 
 def _sure(evaluation: Evaluation) -> Iterator[str]:
@@ -216,7 +217,7 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
         yield "Its lead over every other method is more than chance."
     elif shown:
         yield f"More than chance is its lead over {_listed(shown)}."
-    if open_ := [f"{name} (p {number(judged[name].p_holm)})" for name in judged if name not in shown]:
+    if open_ := [f"{name} (p {cell(judged[name].p_holm)})" for name in judged if name not in shown]:
         yield f"It cannot be told from {_listed(open_)}: their order may be chance."
     if few := [f"{name}, {lead.draws}" for name, lead in evaluation.leads.items() if lead.p_holm is None]:
         yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({_listed(few, '; ')})."
@@ -239,7 +240,7 @@ def _worth(evaluation: Evaluation) -> Iterator[str]:
     summary, lead = best.slices[ALL].summaries[metric], best.slices[ALL].comparisons.get(metric)
     if summary.mean is not None:
         over = "" if lead is None else f", {against(lead)[0]} over {evaluation.baseline}"
-        figure = f"{metric_label(metric)} {estimated(summary, '.4f')}{over}"
+        figure = f"{metric_label(metric)} {cell(summary)}{over}"
         yield f"By what documents bring, their gains, {best.name} ranks best: {figure}."
 
 

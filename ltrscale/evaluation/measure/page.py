@@ -2,27 +2,22 @@
 
 import itertools
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
-from ltrscale.evaluation.measure.opening import gain_metric, headline, opening
-from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.opening import FEW_GROUPS, gain_metric, headline, opening
+from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, OutlierDetector
+from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
     Scopes,
-    TableCells,
-    against,
-    against_header,
     all_comparisons,
     all_summaries,
-    definitions,
-    has_letor,
-    how_intervals,
-    number,
-    policies,
+    columns_against,
+    cutoffs,
+    how_to_read,
     verdicts,
     with_error,
 )
@@ -30,71 +25,60 @@ from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.progress import called
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
+from ltrscale.reports.document import Block, Chart, Command, Document, Points, Row, Section, Table, Text
 from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
-_FAVOURED = (
-    f"`{AS_SHOWN}` is the order in which the lists were shown, by the column `{POSITIONS}`. Labels of people who saw "
-    "it, such as clicks and purchases, favour it: what stands on top is looked at most, whatever it is worth. A ranker "
-    "that is level with it may well be better."
-)
 
 
 def document(evaluation: Evaluation, out: str) -> Document:
     """The report; `out` is its directory."""
-    scopes, shows = (
-        _both_scopes(evaluation),
-        f"{metric_label(evaluation.primary)} of each method with its interval",
-    )
+    scopes = _both_scopes(evaluation)
     sections = [
-        Section("How to read the tables", [Points(_how_to_read(evaluation))]),
+        Section("How to read the tables", [Points([*how_to_read_it(evaluation), *_trials(evaluation)])]),
         Section("All metrics", [all_summaries(scopes)]),
     ]
     if evaluation.baseline is not None:
         sections.append(Section(f"Against {evaluation.baseline}", [all_comparisons(scopes)]))
     if rows := _calibrations(evaluation):
-        header = ["method", "clicked", "predicted", "log loss", "calibration error", "if right"]
-        sections.append(Section("Calibration", [Text(_CALIBRATION), Table(header, rows)]))
+        sections.append(Section("Calibration", [Text(_CALIBRATION), Table.of(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
-        sections.append(Section("Slices", list(_slice_blocks(evaluation))))
+        sections.append(Section("Slices", list(slices(evaluation))))
     sections += [
-        Section("Outliers", list(_outliers(evaluation.detector))),
+        Section("Outliers", list(outlier_rules(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
-    blocks = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
-    texts = [Text(f"{headline(evaluation)}."), Text(" ".join(opening(evaluation))), Text(_test_data(evaluation))]
-    return Document("Evaluation", [*texts, *blocks], sections)
+    texts = [f"{headline(evaluation)}.", " ".join(opening(evaluation)), " ".join(_test_data(evaluation.test))]
+    return Document("Evaluation", [*map(Text, texts), *results(evaluation)], sections)
 
 
 _CALIBRATION = (
-    "Probabilities are sigmoids of the scores of methods that were trained with the pointwise sigmoid loss; label 1 is "
-    "a click. The log loss is the mean over documents. The calibration error is the mean distance of probability and "
-    "share of clicks over ten bins of equal count. Beside it stands what it would be on average if all probabilities "
-    "were right: clicks are few, so that it is never 0. Several trials enter with their mean."
+    "Probabilities are sigmoids of the scores of methods trained with the pointwise sigmoid loss; label 1 is a click. "
+    "The calibration error is the mean distance of probability and share of clicks over ten bins of equal count; "
+    "beside it stands what it would be on average if all probabilities were right. Trials enter with their mean."
 )
 
 
-def _calibrations(evaluation: Evaluation) -> list[list[str]]:
+def _calibrations(evaluation: Evaluation) -> list[Row]:
     """A row for each method whose scores are logits of clicks, with means over its trials."""
-    rows = []
+    rows: list[Row] = []
     for method in evaluation.methods:
-        if calibrations := [each for each in method.calibration if each is not None]:
-            columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error) for c in calibrations), strict=True)
-            right = [c.reference for c in calibrations if c.reference is not None]
-            of_right = number(sum(right) / len(right) if len(right) == len(calibrations) else None)
-            rows.append([method.name, *(number(sum(column) / len(calibrations)) for column in columns), of_right])
+        if found := [each for each in method.calibration if each is not None]:
+            columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error, c.reference) for c in found), strict=True)
+            means = [None if None in of else sum(filter(None, of)) / len(of) for of in columns]
+            names = ("clicked", "predicted", "log loss", "calibration error", "if right")
+            rows.append({"method": method.name, **dict(zip(names, means, strict=True))})
     return rows
 
 
-def _chart(evaluation: Evaluation) -> charts.Spec:
+def _charts(evaluation: Evaluation) -> Iterator[Chart]:
     """The primary metric of each method with its 95% interval; on outlier groups too, if there are any."""
-    label, parts = metric_label(evaluation.primary), []
-    for title, name in ((label, ALL), (f"Outlier-{label}", OUTLIERS)):
-        groups = evaluation.methods[0].slices[name].summaries[evaluation.primary].groups
-        if groups or name == ALL:
-            parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
-    return charts.chart_row(*parts)
+    label, first = metric_label(evaluation.primary), evaluation.methods[0]
+    groups = {name: first.slices[name].summaries[evaluation.primary].groups for name in (ALL, OUTLIERS)}
+    for title, name, file in ((label, ALL, "ndcg"), (f"Outlier-{label}", OUTLIERS, "ndcg-outliers")):
+        if groups[name] or name == ALL:
+            shows = f"{title} of each method with its 95% interval, {groups[name]:,} groups"
+            yield Chart(leaders_chart(evaluation, name), shows, file)
 
 
 def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
@@ -108,80 +92,61 @@ def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
-def _test_data(evaluation: Evaluation) -> str:
-    test = evaluation.test
-    first, last = test.periods[0], test.periods[-1]
-    periods = f"period {first}" if first == last else f"{len(test.periods)} periods, {first} to {last}"
-    text = (
-        f"Test data: {', '.join(test.data)}, {periods}; {test.groups:,} labelled query groups, "
-        f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups (selection {test.hash[:12]})."
-    )
-    if test.judged is None:
-        return text
-    return (
-        f"{text} Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
-        f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
-    )
+def _test_data(test: EvaluatedData) -> Iterator[str]:
+    yield test.described
+    if test.unshown:
+        yield f"{test.unshown:,} documents have no position (`{POSITIONS}`): in {AS_SHOWN} they are last, in any order."
+    if test.judged is not None:
+        yield (
+            f"Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
+            f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
+        )
 
 
-def leaderboard(evaluation: Evaluation) -> TableCells:
+def leaderboard(evaluation: Evaluation) -> Table:
     """A row for each method, the best first, against the baseline.
 
     The columns are NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
     """
-    primary = evaluation.primary
-    also = (gain_metric(evaluation), f"click_{primary}")
-    cutoffs = [name for name in _metric_names(evaluation) if name.startswith("ndcg@") or name in also]
+    primary, rows = evaluation.primary, []
+    metrics = _metric_names(evaluation)
+    names = [*cutoffs(metrics), *(name for name in (gain_metric(evaluation), f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
-    of_outliers = [f"Outlier-{metric_label(primary)} (n={n_outliers})"] if n_outliers else []
-    header = ["method", *map(metric_label, cutoffs), *of_outliers, *against_header(primary, evaluation.baseline)]
-    rows = []
     for method in evaluation.ranked:
-        summaries = method.slices[ALL].summaries
-        outliers = [_mean(method.slices[OUTLIERS].summaries[primary])] if n_outliers else []
-        row = [method.name, *(_mean(summaries[name]) for name in cutoffs), *outliers]
-        if evaluation.baseline is not None:
-            row += against(method.slices[ALL].comparisons.get(primary))
-        rows.append([*row, f"{summaries[primary].groups:,}", f"{summaries[primary].undefined:,}"])
-    return [*header, "groups", "undefined"], rows
+        scope = method.slices[ALL]
+        row: Row = {"method": method.name}
+        row |= {metric_label(name): _mean(scope.summaries[name]) for name in names}
+        if n_outliers:
+            label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
+            row[label] = _mean(method.slices[OUTLIERS].summaries[primary])
+        row |= columns_against(primary, evaluation.baseline, scope)
+        of_primary = scope.summaries[primary]
+        rows.append({**row, "groups": of_primary.groups, "undefined": of_primary.undefined})
+    return Table.of(rows)
 
 
-def _results(evaluation: Evaluation) -> Iterator[Block]:
-    """The table of methods, a table of both policies if both were evaluated, and what the comparisons can show."""
+def results(evaluation: Evaluation) -> Iterator[Block]:
+    """The methods in a chart and a table, a table of both policies, and what the comparisons can show."""
     primary = evaluation.primary
-    summaries = {method.name: method.slices[ALL].summaries for method in evaluation.methods}
+    yield from _charts(evaluation)
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
-    yield Table(*leaderboard(evaluation))
-    if has_letor(_metric_names(evaluation)):
-        yield policies(
-            {name: {metric: _mean(s) for metric, s in of_method.items()} for name, of_method in summaries.items()}
-        )
+    yield leaderboard(evaluation)
     if lines := verdicts(compared, primary):
         yield Points(lines)
-    if AS_SHOWN in summaries:
-        test = evaluation.test
-        last = f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
-        yield Text(_FAVOURED + (last if test.unshown else ""))
-    figures = {name: {metric_label(primary): of_method[primary].mean} for name, of_method in summaries.items()}
     if evaluation.corrected is not None:
         k = int(primary.rpartition("@")[2])
-        raw = {name: _mean(of_method[primary]) for name, of_method in summaries.items()}
+        raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
-        for method in evaluation.corrected.methods:
-            figures[method.name][f"share@{k} corrected"] = method.corrected[k].mean
     with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
-    if lines := debiasing(with_bundles, figures, shown=AS_SHOWN in summaries):
+    if lines := debiasing(with_bundles, shown=AS_SHOWN in compared):
         yield Points(lines)
 
 
-def debiasing(
-    methods: Sequence[MethodResult], figures: Mapping[str, Mapping[str, float | None]], *, shown: bool
-) -> list[str]:
-    """Which trainings corrected for positions, and its effect for methods with and without it.
+def debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
+    """Which trainings corrected for positions, and which methods differ in that alone.
 
     Args:
         methods: those with bundles.
-        figures: of each method, by their names in the report.
         shown: whether the order that was shown is known; if not, and no training corrected for it, the result is empty.
     """
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
@@ -191,56 +156,31 @@ def debiasing(
         return [line] if shown and methods else []
     names = ", ".join(f"{method.name} ({how[method.name]})" for method in corrected)
     others = ", ".join(method.name for method in uncorrected) or "none"
-    lines = [f"Trained with a correction for positions: {names}; without: {others}."]
-    for one, other in itertools.product(corrected, uncorrected):
-        if one.otherwise == other.otherwise and all(one.debiased):
-            pairs = ((name, mean, figures[other.name][name]) for name, mean in figures[one.name].items())
-            changes = ", ".join(f"{name} {a - b:+.4f}" for name, a, b in pairs if a is not None and b is not None)
-            lines.append(
-                f"{one.name} has the settings of {other.name}, and the correction: {changes}. Raw figures reward the "
-                "order that was shown, so a correction that works may lower them."
-            )
-    return lines
+    twins = [
+        f"{one.name} has the settings of {other.name}, and the correction; raw figures reward the order that was "
+        "shown, so a correction that works may lower them."
+        for one, other in itertools.product(corrected, uncorrected)
+        if one.otherwise == other.otherwise and all(one.debiased)
+    ]
+    return [f"Trained with a correction for positions: {names}; without: {others}.", *twins]
 
 
 def _metric_names(evaluation: Evaluation) -> list[str]:
     return list(evaluation.methods[0].slices[ALL].summaries)
 
 
-def _how_to_read(evaluation: Evaluation) -> list[str]:
-    lines = definitions(
-        _metric_names(evaluation),
-        evaluation.relevant_from,
-        leave_out_constant=evaluation.leave_out_constant,
-        stated=evaluation.policies,
-    )
-    lines.append("The means with 0 and with 1 in place of undefined values stand under All metrics.")
-    if any(len(method.bundles) > 1 for method in evaluation.methods):
-        lines.append(
-            "± is the standard error of the mean over trials, one for each bundle. It leaves out that the test groups "
-            "are a sample, so intervals are wider."
-        )
-    scopes = [scope for method in evaluation.methods for scope in method.slices.values()]
-    lines += how_intervals(scopes, evaluation.resamples)
-    if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
-        lines.append("Bundles that do not state their labels count as trained on the same ones.")
-    return [*lines, *_selected_on(evaluation)]
+def how_to_read_it(evaluation: Evaluation) -> list[str]:
+    """What the metrics, intervals and p values of an evaluation mean."""
+    return how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
 
 
-def _selected_on(evaluation: Evaluation) -> list[str]:
-    """The number of labelled validation groups that the models were selected on, as far as they state it."""
-    n_groups = evaluation.validation_groups
-    counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
-    if not counts:
-        return []
-    if counts == [n_groups]:
-        return [f"Models were selected on all {n_groups:,} labelled groups of the validation split: fully labelled."]
-    used = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    share = f"{counts[0] / n_groups:.1%}" if len(counts) == 1 else f"{counts[0] / n_groups:.1%} and more"
-    return [
-        f"Models were selected on {used} of the {n_groups:,} labelled groups of the validation split ({share}): a "
-        "sample, as the training labels are."
-    ]
+def _trials(evaluation: Evaluation) -> Iterator[str]:
+    """What is a sample besides the groups."""
+    several = [method for method in evaluation.methods if len(method.bundles) > 1]
+    if several:
+        yield "± is the standard error of the mean over trials, one for each bundle; intervals are wider."
+    if any(None in method.labels for method in several):
+        yield "Bundles that do not state their labels count as trained on the same ones."
 
 
 def _both_scopes(evaluation: Evaluation) -> Scopes:
@@ -250,33 +190,54 @@ def _both_scopes(evaluation: Evaluation) -> Scopes:
     return scopes
 
 
-def slice_rows(evaluation: Evaluation) -> TableCells:
-    """The primary metric of each slice and method; `metrics.json` has all metrics."""
-    primary, rows = evaluation.primary, []
+def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[Row]:
+    """The primary metric of each slice, or of the named ones, and method; `metrics.json` has all metrics."""
+    primary = evaluation.primary
+    return [
+        {
+            "slice": name,
+            "groups": evaluation.test.slices[name],
+            "defined": method.slices[name].summaries[primary].groups,
+            "method": method.name,
+            f"{metric_label(primary)} [95%]": method.slices[name].summaries[primary],
+            **columns_against(primary, evaluation.baseline, method.slices[name]),
+        }
+        for name in (evaluation.test.slices if names is None else names)
+        for method in evaluation.methods
+    ]
+
+
+def slices(evaluation: Evaluation) -> Iterator[Block]:
+    """Each method by slice: differences from the baseline, or means without one."""
+    baseline, title, rows = evaluation.baseline, metric_label(evaluation.primary), []
     for name in evaluation.test.slices:
         for method in evaluation.methods:
             scope = method.slices[name]
-            s = scope.summaries[primary]
-            row = [name, f"{evaluation.test.slices[name]:,}", f"{s.groups:,}", method.name, _mean(s)]
-            row.append("-" if s.low is None else f"[{number(s.low)}, {number(s.high)}]")
-            rows.append(row + (against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []))
-    header = ["slice", "groups", "defined", "method", metric_label(primary), "95% interval"]
-    return header + against_header(primary, evaluation.baseline), rows
-
-
-def _slice_blocks(evaluation: Evaluation) -> Iterator[Block]:
+            summary, c = scope.summaries[evaluation.primary], scope.comparisons.get(evaluation.primary)
+            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW_GROUPS)
+            if c is not None:
+                row |= {"mean": c.difference, "low": c.low, "high": c.high}
+            if name[:7] != "period=" and row["mean"] is not None and (c is not None or baseline is None):
+                rows.append(row)
+    if rows:
+        title = title if baseline is None else f"{title} - {baseline}"
+        shows = f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups are faded"
+        at, order = None if baseline is None else 0.0, [method.name for method in evaluation.methods]
+        yield Chart(charts.interval_chart(rows, title=title, at=at, order=order), shows, "slices")
+    yield Table.of(slice_rows(evaluation), "All slices and methods", folded=True)
+    if evaluation.conditions:
+        yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
     yield Text(
         "A group may be in several slices. p is adjusted by Holm for the number of methods over all groups, and "
         "elsewhere for the methods and slices together."
     )
-    if evaluation.conditions:
-        yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
-    yield Table(*slice_rows(evaluation))
 
 
-def _outliers(detector: OutlierDetector) -> Iterator[Block]:
+def outlier_rules(detector: OutlierDetector) -> Iterator[Block]:
     """A summary of the rules; `outliers.json` has all of them."""
-    how = "by the named features only" if detector.gap is None else f"beyond gaps of {detector.gap} of 100 bins"
+    how = (
+        "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {OUTLIER_BINS}"
+    )
     yield Text(
         f"A group with an outlier value is an outlier group. Rules were fitted on the validation split, {how}; "
         f"{detector.share:.2%} of its groups are outliers. {len(detector.rules)} of {len(detector.features)} features "
@@ -284,24 +245,22 @@ def _outliers(detector: OutlierDetector) -> Iterator[Block]:
     )
     lines = []
     for name, rule in list(detector.rules.items())[:_RULES_SHOWN]:
-        conditions = [
-            *([f"< {rule.below:g}"] if rule.below is not None else []),
-            *([f">= {rule.at_least:g}"] if rule.at_least is not None else []),
-            *(["missing"] if rule.missing else []),
-        ]
-        lines.append(f"{name}: {' or '.join(conditions)}")
+        below = [] if rule.below is None else [f"< {rule.below:g}"]
+        above = [] if rule.at_least is None else [f">= {rule.at_least:g}"]
+        lines.append(f"{name}: {' or '.join([*below, *above, *(['missing'] if rule.missing else [])])}")
     if lines:
         are_cut = len(detector.rules) > _RULES_SHOWN
         yield Points(lines, caption=f"The first {_RULES_SHOWN} rules" if are_cut else "The rules")
 
 
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
-    rows = [
-        [m.name, kind, *("-" if n is None else f"{n:,}" for n in counts), url]
-        for m in methods
-        for kind, *counts, url in zip(m.kinds, m.labelled_groups, m.validation_groups, m.bundles, strict=True)
-    ]
-    yield Table(["method", "kind", "labelled groups trained on", "selected on", "bundle"], rows)
+    yield Table.of(
+        [
+            {"method": m.name, "kind": kind, "labelled groups trained on": trained, "selected on": on, "bundle": url}
+            for m in methods
+            for kind, trained, on, url in zip(m.kinds, m.labelled_groups, m.validation_groups, m.bundles, strict=True)
+        ]
+    )
     yield Text(
         "A job leaves its whole configuration in run/config.yaml beside this page. This repeats the evaluation, from "
         "the directory in which it was made, as the configuration may name others relative to that one:"

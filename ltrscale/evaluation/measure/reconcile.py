@@ -32,14 +32,13 @@ from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.parts import look_up
 from ltrscale.evaluation.measure.report import GROUPS
-from ltrscale.evaluation.pages import number
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.ranking.metrics import HIGHEST_LABEL
-from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.reports.document import Block, Document, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _SAME = 1e-12
@@ -276,13 +275,9 @@ class ReconcileJob(Stage):
         unranked = 0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum())
         counts = {"groups": n, "documents": documents, "not_retrieved": unranked, "tied": lists.tied()}
         result = Reconciliation(**counts, metrics=tuple(metrics))
-        with storage.Commit(self.out) as commit:
-            with commit.file(GROUPS) as path:
-                values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
-                lengths = lists.offsets_Q1.diff().numpy()
-                pq.write_table(pa.table({"query": lists.queries, "documents": lengths, **values}), path)
-            write_report(commit, result, document(result))
-            commit.finish({"made_by": origin})
+        values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
+        rows = pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values})
+        commit_report(self.out, result, document(result), made_by=origin, tables={GROUPS: rows})
         for of_metric in result.metrics:
             report({"metric": of_metric.metric, "figure": of_metric.figure})
 
@@ -439,22 +434,23 @@ def document(result: Reconciliation) -> Document:
 
 def _explained(result: Reconciliation) -> Table:
     """A row for each program and metric, with the rules that explain its difference from ours."""
-    rows = []
+    rows: list[Row] = []
     for each in result.metrics:
-        rows.append([metric_label(each.metric), "ours", "-", number(each.figure), "-", "-"])
-        for program in each.programs:
-            difference = "-" if program.difference is None else f"{program.difference:+.4f}"
-            why = [f"{s.rule} {s.theirs} {s.part:+.4f} ({s.groups:,})" for s in program.steps if s.groups]
-            figures = [number(program.figure), difference, ", ".join(why) or "the same rules here"]
-            rows.append([metric_label(each.metric), program.program, program.spelled, *figures])
-    return Table(["metric", "program", "spelled", "figure", "- ours", "explained by"], rows)
+        metric = {"metric": metric_label(each.metric)}
+        rows.append({**metric, "program": "ours", "spelled": None, "figure": each.figure})
+        for p in each.programs:
+            row: Row = {**metric, "program": p.program, "spelled": p.spelled, "figure": p.figure}
+            why = [f"{s.rule} {s.theirs} {s.part:+.4f} ({s.groups:,})" for s in p.steps if s.groups]
+            row |= {"- ours": cell(p.difference, "+.4f"), "explained by": ", ".join(why) or "the same rules here"}
+            rows.append(row)
+    return Table.of(rows)
 
 
 def _changed_groups(program: Reconciled) -> Block:
     """The groups with the largest changes for each rule of a program."""
     lines = []
     for step in program.steps:
-        shown = "; ".join(f"{g.query} {number(g.before)} to {number(g.after)}" for g in step.shown)
+        shown = "; ".join(f"{g.query} {cell(g.before)} to {cell(g.after)}" for g in step.shown)
         if shown:
             lines.append(f"{step.rule}, {step.ours} to {step.theirs}, {step.part:+.4f}: {shown}")
     text = f"{program.program} {program.spelled}: {program.policy}"

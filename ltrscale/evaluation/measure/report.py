@@ -28,7 +28,7 @@ from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.parts import GroupValues, has_positions
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
-from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
@@ -162,6 +162,15 @@ class EvaluatedData(Config):
     """Groups that are queries with judgements and without a list."""
     unshown: int = 0
     """Documents without a position, if the order shown is measured."""
+
+    @property
+    def described(self) -> str:
+        """The data and its size, in one sentence."""
+        periods = " to ".join(dict.fromkeys([self.periods[0], self.periods[-1]]))
+        return (
+            f"Test data: {', '.join(self.data)}, {periods}; {self.groups:,} labelled query groups, {self.documents:,} "
+            f"documents, {self.slices[OUTLIERS]:,} outlier groups (selection {self.hash[:12]})."
+        )
 
 
 class Evaluation(Findings):

@@ -10,12 +10,12 @@ from ltrscale.config import Config
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import against, against_header, definitions, how_intervals, number
+from ltrscale.evaluation.pages import against, columns_against, cutoffs, how_to_read
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.document import Block, Chart, Document, Points, Row, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
@@ -104,91 +104,38 @@ def gather_distillation(
 def _side_by_side(distillation: Distillation) -> Table:
     """One row per method: NDCG, difference from the baseline, outlier groups, agreement, size and speed."""
     primary = distillation.primary
-    cutoffs = [name for name in distillation.methods[0].slices[ALL].summaries if name.startswith("ndcg@")]
     measures = next(list(method.agreement) for method in distillation.methods if method.agreement)
-    header = [
-        "method", *map(metric_label, cutoffs), *against_header(primary, distillation.baseline),
-        f"Outlier-{metric_label(primary)}", *measures, "groups", "MB", "docs/s",
-    ]  # fmt: skip
-    rows = []
+    rows: list[Row] = []
     for method in distillation.methods:
-        row = [method.name, *(number(method.slices[ALL].summaries[name].mean) for name in cutoffs)]
-        row += against(method.slices[ALL].comparisons.get(primary))
-        row.append(number(method.slices[OUTLIERS].summaries[primary].mean))
-        means = [summary.mean if (summary := method.agreement.get(name)) else None for name in measures]
-        row += ["-" if mean is None else f"{mean:.3f}" for mean in means]
-        if (cost := method.cost) is None:
-            rows.append([*row, "-", "-", "-"])
-        else:
-            groups = "-" if cost.trained_on is None else f"{cost.trained_on:,}"
-            rows.append([*row, groups, f"{cost.bytes / 1e6:.2f}", f"{cost.documents_per_second:,.0f}"])
-    return Table(header, rows)
-
-
-def findings(distillation: Distillation) -> Iterator[str]:
-    """One sentence per finding; it states a difference only if the interval excludes 0."""
-    primary = metric_label(distillation.primary)
-    teacher = next(method for method in distillation.methods if method.name == TEACHER)
-    for method in distillation.methods:
-        if method.name != distillation.baseline:
-            yield _compared_with(
-                method.name, distillation.baseline, primary, method.slices[ALL].comparisons.get(distillation.primary)
-            )
-            if distillation.test.slices[OUTLIERS]:
-                comparison = method.slices[OUTLIERS].comparisons.get(distillation.primary)
-                yield f"On outlier groups: {_compared_with(method.name, distillation.baseline, primary, comparison)}"
-        if method.name != TEACHER:
-            if distillation.baseline != TEACHER and method.name != distillation.baseline:
-                yield _compared_with(method.name, TEACHER, primary, method.against_teacher)
-            yield from _agreement(method)
-            if method.cost and teacher.cost:
-                size = method.cost.bytes / teacher.cost.bytes
-                speed = method.cost.documents_per_second / teacher.cost.documents_per_second
-                yield (
-                    f"{method.name} has {size:.2f} times the bytes of the teacher and scores {speed:.2f} times as many "
-                    "documents a second on one thread."
-                )
-
-
-def _compared_with(name: str, other: str, metric: str, comparison: Comparison | None) -> str:
-    if comparison is None:
-        return f"{name} cannot be compared with {other}: no group defines {metric}."
-    figures = against(comparison)[0]
-    if comparison.low is None or comparison.high is None:
-        return f"The draws of labels are too few to judge {name} against {other}: {metric} {figures}."
-    if comparison.low > 0 or comparison.high < 0:
-        return f"{name} ranks {'better' if comparison.low > 0 else 'worse'} than {other}: {metric} {figures}."
-    return f"No difference between {name} and {other} is shown: {metric} {figures} has 0 in its interval."
-
-
-def _agreement(method: DistilledMethod) -> Iterator[str]:
-    tau = method.agreement.get(TAU)
-    if tau is None or tau.mean is None or tau.low is None or tau.high is None:
-        return
-    shares = [
-        f"{summary.mean:.1%} of the first {name.partition('@')[2]}"
-        for name, summary in method.agreement.items()
-        if name != TAU and summary.mean is not None
-    ]
-    in_common = f"; in common they have {', '.join(shares)}" if shares else ""
-    yield f"{method.name} agrees with the teacher to tau = {tau.mean:.3f} [{tau.low:.3f}, {tau.high:.3f}]{in_common}."
+        scope, cost = method.slices[ALL], method.cost
+        rows.append(
+            {
+                "method": method.name,
+                **{metric_label(name): scope.summaries[name].mean for name in cutoffs(scope.summaries)},
+                **columns_against(primary, distillation.baseline, scope),
+                f"{metric_label(primary)} - {TEACHER} [95%]": against(method.against_teacher)[0],
+                f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
+                **{name: cell(s.mean if (s := method.agreement.get(name)) else None, ".3f") for name in measures},
+                "groups": None if cost is None else cost.trained_on,
+                "MB": None if cost is None else f"{cost.bytes / 1e6:.2f}",
+                "docs/s": None if cost is None else f"{cost.documents_per_second:,.0f}",
+            }
+        )
+    return Table.of(rows)
 
 
 def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
     """The report; `links` maps descriptions of further reports and files to their places."""
     test, primary = distillation.test, metric_label(distillation.primary)
-    shows = f"{primary}, agreement with the teacher and scoring speed of each method"
-    opening = (
+    opening: tuple[Block, ...] = (
         Text(
-            f"Test data: {', '.join(test.data)}; {test.groups:,} labelled query groups, {test.documents:,} documents, "
-            f"{test.slices[OUTLIERS]:,} outlier groups. {primary} is defined in "
+            f"{test.described} {primary} is defined in "
             f"{distillation.methods[0].slices[ALL].summaries[distillation.primary].groups:,} of the groups."
         ),
         _side_by_side(distillation),
-        Chart(_chart(distillation), shows, "methods"),
+        *_charts(distillation),
     )
     sections = (
-        Section("Findings", [Points(list(findings(distillation)))]),
         Section("How to read the table", [Points(_how_to_read(distillation))]),
         Section("More", [Points([f"{page}: {link}" for page, link in links.items()])]),
     )
@@ -197,26 +144,15 @@ def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
 
 def _how_to_read(distillation: Distillation) -> list[str]:
     return [
-        *definitions(
-            distillation.methods[0].slices[ALL].summaries,
-            distillation.relevant_from,
-            leave_out_constant=distillation.leave_out_constant,
-            stated=distillation.policies,
-        ),
-        "Differences, intervals and p are paired.",
-        *how_intervals((scope for m in distillation.methods for scope in m.slices.values()), distillation.resamples),
-        f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "
-        f"the mean over those of the {distillation.agreement_groups:,} test groups, with and without labels, that "
-        "define it: with an order to compare, or with more than K documents. An overlap is expected over the orders of "
-        "ties.",
-        "groups are the query groups that a method was trained on: students with the teacher's scores, others with "
-        "labels.",
-        "MB is weights or trees in the bundle, docs/s what one thread scores in a second of processor time; all "
-        "methods took turns in one process on the same documents.",
+        *how_to_read(distillation, (scope for m in distillation.methods for scope in m.slices.values())),
+        f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have: means "
+        f"over those of the {distillation.agreement_groups:,} test groups, labelled or not, that define them.",
+        "groups are the query groups that a method was trained on, students with the teacher's scores. MB is weights "
+        "or trees in the bundle, docs/s what one thread scores in a second of processor time.",
     ]
 
 
-def _chart(distillation: Distillation) -> charts.Spec:
+def _charts(distillation: Distillation) -> Iterator[Chart]:
     """A row per method: the primary metric and tau with their 95% intervals, and the scoring speed."""
     kinds = {TEACHER: "teacher", distillation.baseline: "baseline"}
     quality, agreement, speed = [], [], []
@@ -227,11 +163,12 @@ def _chart(distillation: Distillation) -> charts.Spec:
             agreement.append(charts.interval_row(method.name, method.agreement[TAU], **kind))
         if method.cost is not None:
             speed.append({"name": method.name, "mean": method.cost.documents_per_second, **kind})
-    order = ["teacher", "baseline", "method"]
-    parts = [charts.interval_chart(quality, title=metric_label(distillation.primary), order=order)]
+    order, label = ["teacher", "baseline", "method"], metric_label(distillation.primary)
+    spec = charts.interval_chart(quality, title=label, order=order)
+    yield Chart(spec, f"{label} of each method", "methods")
     if agreement:
-        parts.append(charts.interval_chart(agreement, title="tau with the teacher", order=order))
+        spec = charts.interval_chart(agreement, title="tau with the teacher", order=order)
+        yield Chart(spec, "agreement with the teacher", "agreement")
     if speed:
-        title = "documents a second on one thread"
-        parts.append(charts.interval_chart(speed, title=title, order=order, log=True, unit="~s"))
-    return charts.chart_row(*parts)
+        spec = charts.interval_chart(speed, title="documents a second", order=order, log=True, unit="~s")
+        yield Chart(spec, "documents a second that one thread scores", "speed")

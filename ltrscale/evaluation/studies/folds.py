@@ -14,22 +14,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
-    against,
-    against_header,
     all_comparisons,
     all_summaries,
-    definitions,
-    has_letor,
-    how_intervals,
-    number,
-    policies,
+    columns_against,
+    cutoffs,
+    how_to_read,
     verdicts,
     with_error,
 )
@@ -39,7 +34,7 @@ from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, write_report
+from ltrscale.reports.findings import Findings, commit_report
 
 _OF_EVALUATIONS = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples"}
 """Fields that the summary copies from its evaluations, which agree in them."""
@@ -104,9 +99,7 @@ def summarise_folds(
     evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
     _check_alike(evaluations)
     result = _joint(evaluations, [read_group_metrics(url, evaluations[fold]) for fold, url in folds.items()], seed)
-    with storage.Commit(out) as commit:
-        write_report(commit, result, document(result))
-        commit.finish({"made_by": made_by})
+    commit_report(out, result, document(result), made_by=made_by)
     for method in result.methods:
         report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
     return result
@@ -178,13 +171,19 @@ def document(crossval: Crossval) -> Document:
     shows = f"{metric_label(crossval.primary)} of each method, fold by fold"
     pooled = {"all": {method.name: method.pooled for method in crossval.methods}}
     by_fold = [
-        [metric_label(metric), m.name, *map(number, (*(of := m.folds[metric]).folds, of.mean, of.std_error))]
+        {
+            "metric": metric_label(metric),
+            "method": m.name,
+            **dict(zip(crossval.folds, (of := m.folds[metric]).folds, strict=True)),
+            "mean": of.mean,
+            "std. error": of.std_error,
+        }
         for metric in crossval.methods[0].folds
         for m in crossval.methods
     ]
     sections = [
         Section("How to read the tables", [Points(_how_to_read(crossval))]),
-        Section("Fold by fold", [Table(["metric", "method", *crossval.folds, "mean", "std. error"], by_fold)]),
+        Section("Fold by fold", [Table.of(by_fold)]),
         Section("All test groups together", [all_summaries(pooled)]),
     ]
     if crossval.baseline is not None:
@@ -195,17 +194,17 @@ def document(crossval: Crossval) -> Document:
 
 
 def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
-    """The table of methods, a table of both policies if the folds have both, and what the comparisons can show."""
-    cutoffs = [metric for metric in crossval.methods[0].folds if metric.startswith("ndcg@")]
-    rows = []
-    for method in crossval.methods:
-        row = [method.name, *(_mean(method.folds[metric]) for metric in cutoffs)]
-        if crossval.baseline is not None:
-            row += against(method.pooled.comparisons.get(crossval.primary))
-        rows.append(row)
-    yield Table(["method", *map(metric_label, cutoffs), *against_header(crossval.primary, crossval.baseline)], rows)
-    if has_letor(crossval.methods[0].folds):
-        yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in crossval.methods})
+    """The table of methods, and what the comparisons can show."""
+    yield Table.of(
+        [
+            {
+                "method": method.name,
+                **{metric_label(metric): _mean(method.folds[metric]) for metric in cutoffs(method.folds)},
+                **columns_against(crossval.primary, crossval.baseline, method.pooled),
+            }
+            for method in crossval.methods
+        ]
+    )
     compared = {method.name: method.pooled.comparisons.get(crossval.primary) for method in crossval.methods}
     if shown := verdicts(compared, crossval.primary):
         yield Points(shown)
@@ -225,16 +224,10 @@ def _how_to_read(crossval: Crossval) -> list[str]:
     return [
         "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
         f"{f' and {crossval.trials} trials' if crossval.trials > 1 else ''}.",
-        *definitions(
-            crossval.methods[0].folds,
-            crossval.relevant_from,
-            leave_out_constant=crossval.leave_out_constant,
-            stated=crossval.policies,
-        ),
         "Differences, their intervals and p are over the test groups of all folds together. Draws of labels are "
         "counted within a fold, for each fold draws from its own training groups. Models of different folds share "
         "training queries, which nothing here accounts for.",
-        *how_intervals((method.pooled for method in crossval.methods), crossval.resamples),
+        *how_to_read(crossval, (method.pooled for method in crossval.methods)),
     ]
 
 

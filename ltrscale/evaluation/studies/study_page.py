@@ -7,32 +7,19 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Final
 
-from ltrscale import storage
-from ltrscale.evaluation.measure.slices import OUTLIERS
-from ltrscale.evaluation.pages import TableCells, definitions, estimated, number, skewed_draws, with_error
+from ltrscale.evaluation.pages import definitions, number, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Crossover, MeanEstimate
-from ltrscale.evaluation.studies.study import Family, ScopeName, Study, Versus
+from ltrscale.evaluation.studies.study import Family, MethodTraits, ScopeName, Study, Versus
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import write_report
+from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, Text, cell
 
-CurveRow = dict[str, float | str | None]
-"""A row of `charts.lines`."""
 _BESIDE, _FALL = 1.035, 2.0
-_ACROSS = "labelled groups"
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
 _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
-
-
-def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
-    """Commit `report.md` with its pictures and `metrics.json` to a directory."""
-    with storage.Commit(out) as commit:
-        write_report(commit, study, document(study))
-        commit.finish({"made_by": made_by})
 
 
 def sentences(study: Study) -> list[str]:
@@ -91,15 +78,15 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
         encoder = " for this encoder" if difference.pretrainings == 1 else ""
         match difference.verdict:
             case "above":
-                verdicts.append((n, f"{best} beats {against}{encoder}", _signed(difference)))
+                verdicts.append((n, f"{best} beats {against}{encoder}", cell(difference, "+.4f")))
             case "below":
-                verdicts.append((n, f"{against} beats {best}{encoder}", _signed(difference)))
+                verdicts.append((n, f"{against} beats {best}{encoder}", cell(difference, "+.4f")))
             case "open" if difference.draws < FEWEST_DRAWS:
                 verdicts.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
             case "open" if difference.low is None:
                 verdicts.append((n, f"one encoder cannot judge {best} against {against}", f"{difference.mean:+.4f}"))
             case "open":
-                verdicts.append((n, f"the data cannot tell {best} from {against}{encoder}", _signed(difference)))
+                verdicts.append((n, f"the data cannot tell {best} from {against}{encoder}", cell(difference, "+.4f")))
     points = [point for point in study.points if point.method in pairs]
     if points and all(point.validation is None for point in points):
         return (
@@ -121,15 +108,14 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
 
 def document(study: Study) -> Document:
     """The report: advice, tables in the shape of HOU24's, curves and differences."""
-    curves = _on_each_scope(study, functools.partial(curves_chart, study))
     undecided = [line for other in study.opponents for line in deciding(study, other)]
     opening = (
         *_progress(study),
         *map(Text, sentences(study)),
         Text(_about_data(study)),
-        *_on_both_scopes(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
+        *_means(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
         *([Points(undecided, _UNDECIDED)] if undecided else []),
-        Chart(curves, f"{metric_label(study.primary)} against the number of labelled groups", "curves"),
+        *curves(study),
     )
     sections = []
     for other in study.opponents:
@@ -137,7 +123,7 @@ def document(study: Study) -> Document:
         sections.append(Section(f"Against {other}{clause}", list(_against(study, other))))
     sections += [
         *_tables_of_hou24(study),
-        Section("Time", [Table(*cost_rows(study)), Text(_ABOUT_TIME)]),
+        Section("Time", [costs(study), Text(ABOUT_COSTS)]),
         Section("How to read", [Points(_how_to_read(study))]),
     ]
     return Document("Study", opening, sections)
@@ -152,7 +138,6 @@ def _progress(study: Study) -> Iterator[Block]:
 
 
 def _about_data(study: Study) -> str:
-    test = study.test
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
     counted = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
@@ -164,12 +149,10 @@ def _about_data(study: Study) -> str:
     else:
         validation = "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
     drawn = " to ".join(map(str, dict.fromkeys([draws[0], draws[-1]])))
-    periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
         f"{counted}: {counts}; draws of each number: {drawn}{_pretrainings(study)}; {validation}. "
-        f"Test data: {', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
-        f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
+        f"{study.test.described} {defined:,} groups have a relevant document."
     )
 
 
@@ -194,14 +177,13 @@ def _in_all(study: Study, name: str) -> str:
     return f" ({with_others if trained_on > study.labelled[name] else 'the others are left out'})"
 
 
-def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption: str, header: str = "method") -> Table:
+def _grid(study: Study, rows: Mapping[str, Mapping[str, str]], caption: str, header: str = "method") -> Table:
     """A table with a column for each number of labelled groups; a dash where a row has no value."""
-    cells = [[name, *(text_of(n) or "-" for n in study.labelled)] for name, text_of in rows.items()]
-    return Table([header, *study.labelled], cells, caption)
+    return Table.of([{header: row, **{n: of.get(n) for n in study.labelled}} for row, of in rows.items()], caption)
 
 
-def _estimate(study: Study, method: str, n: str, groups: ScopeName) -> MeanEstimate | None:
-    point = study.find(method, n)
+def _estimate(study: Study, method: str | None, n: str, groups: ScopeName) -> MeanEstimate | None:
+    point = None if method is None else study.find(method, n)
     return None if point is None else point.estimates[groups].get(study.primary)
 
 
@@ -212,35 +194,30 @@ def _reported_scopes(study: Study) -> dict[ScopeName, str]:
     return labels if any(p.estimates["outliers"] for p in study.points) else {"all": label}
 
 
-def _on_both_scopes(
+def _means(
     study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
 ) -> Iterator[Table]:
     """A table for all groups and one for outlier groups: mean and standard error over draws, as in the paper."""
-
-    def cell(of: str | Callable[[str], str | None], groups: ScopeName, n: str) -> str | None:
-        method = of if isinstance(of, str) else of(n)
-        estimate = None if method is None else _estimate(study, method, n, groups)
-        return None if estimate is None else with_error(estimate.mean, estimate.over_draws)
-
     for groups, label in _reported_scopes(study).items():
-        cells = {row: functools.partial(cell, of, groups) for row, of in rows.items()}
-        yield _grid(study, cells, f"{label}{about}", header)
+        means: dict[str, dict[str, str]] = {}
+        for row, of in rows.items():
+            estimates = {n: _estimate(study, of if isinstance(of, str) else of(n), n, groups) for n in study.labelled}
+            means[row] = {n: with_error(e.mean, e.over_draws) for n, e in estimates.items() if e is not None}
+        yield _grid(study, means, f"{label}{about}", header)
 
 
 def _against(study: Study, other: str) -> Iterator[Block]:
     """Differences with crossed intervals, detectable differences, crossovers."""
     for groups, label in _reported_scopes(study).items():
-        versus = study.against(other, groups)
-        if not versus:
-            continue
-        yield _grid(study, _versus_cells(versus, _signed), f"{label}: difference [95% interval]")
-        if groups == "all":
-            cells = _versus_cells(versus, lambda e: number(e.detectable))
-            yield _grid(study, cells, "Smallest difference that this design would see with a power of 80%")
-        yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
+        if versus := study.against(other, groups):
+            signed = {name: {n: cell(e, "+.4f") for n, e in v.estimates.items()} for name, v in versus.items()}
+            yield _grid(study, signed, f"{label}: difference [95% interval]")
+            if groups == "all":
+                seen = {name: {n: cell(e.detectable) for n, e in v.estimates.items()} for name, v in versus.items()}
+                yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
+            yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
     if other == study.opponents[0]:
-        differences = _on_each_scope(study, functools.partial(differences_chart, study, other))
-        yield Chart(differences, "Differences against the number of labelled groups", "differences")
+        yield from curves(study, other)
 
 
 _UNDECIDED = "What would decide the open differences, if they are in truth as found"
@@ -258,17 +235,6 @@ def deciding(study: Study, other: str) -> Iterator[str]:
             ways += [f"{groups * difference.groups:,.0f} test groups"] if groups else []
             enough = " or ".join(ways) or f"no more than {MOST_DRAWS:,} draws, labels or test groups alone"
             yield f"{method} - {other} at {n} ({difference.mean:+.4f}, {difference.draws} draws): {enough}"
-
-
-def _versus_cells(
-    versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]
-) -> dict[str, Callable[[str], str | None]]:
-    texts = {name: {n: shown(estimate) for n, estimate in v.estimates.items()} for name, v in versus.items()}
-    return {name: of_numbers.get for name, of_numbers in texts.items()}
-
-
-def _signed(difference: MeanEstimate) -> str:
-    return estimated(difference, "+.4f")
 
 
 def _crossing(study: Study, versus: Versus) -> str:
@@ -297,98 +263,88 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
     if len(families) > 1:
         best = {title: functools.partial(study.best, names) for title, names in families.items()}
         title = "The best of each family, chosen on validation (HOU24, table 2)"
-        yield Section(title, list(_on_both_scopes(study, best, "family")))
+        yield Section(title, list(_means(study, best, "family")))
     if study.baseline is not None:
         yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent_of(study, study.baseline)))
-    about = study.methods
-    probed = {name: a for name, a in about.items() if a.pretext is not None and a.strategy is not None}
-    if len({a.strategy for a in probed.values()}) > 1:
-        rows = {
-            f"{words}: {name}": name
-            for strategy, words in _STRATEGIES.items()
-            for name in sorted(probed)
-            if probed[name].strategy == strategy
-        }
-        yield Section("Strategies of finetuning (HOU24, table 4)", list(_on_both_scopes(study, rows, "strategy")))
-    full = {name: a for name, a in about.items() if a.pretext is not None and a.strategy == "FF"}
-    for pretext in dict.fromkeys(a.pretext for a in full.values()):
-        same = {name: a for name, a in full.items() if a.pretext == pretext}
-        if len({a.augment for a in same.values()}) > 1:
-            rows = {f"{a.augment}: {name}": name for name, a in same.items()}
-            title = f"Augmentations of {pretext} (HOU24, tables 14 and 15)"
-            yield Section(title, list(_on_both_scopes(study, rows, "augmentation")))
-    trees = {f"{a.unlabelled}: {name}": name for name, a in about.items() if a.unlabelled is not None}
-    if len({a.unlabelled for a in about.values()} - {None}) > 1:
-        title = "Trees with and without unlabelled groups (HOU24, table 16)"
-        yield Section(title, list(_on_both_scopes(study, trees, "unlabelled groups")))
+
+    def strategy(of: MethodTraits) -> str | None:
+        return None if of.pretext is None or of.strategy is None else _STRATEGIES[of.strategy]
+
+    def augmentation(of: MethodTraits, pretext: str) -> str | None:
+        return of.augment if (of.pretext, of.strategy) == (pretext, "FF") else None
+
+    traits: list[tuple[str, str, Callable[[MethodTraits], str | None]]] = [
+        ("strategy", "Strategies of finetuning (HOU24, table 4)", strategy),
+        *(
+            (
+                "augmentation",
+                f"Augmentations of {pretext} (HOU24, tables 14 and 15)",
+                functools.partial(augmentation, pretext=pretext),
+            )
+            for pretext in dict.fromkeys(of.pretext for of in study.methods.values() if of.pretext is not None)
+        ),
+        ("unlabelled groups", "Trees with and without unlabelled groups (HOU24, table 16)", lambda of: of.unlabelled),
+    ]
+    for header, title, trait in traits:
+        found = {name: value for name, of in study.methods.items() if (value := trait(of)) is not None}
+        if len(set(found.values())) > 1:
+            rows = dict(sorted((f"{value}: {name}", name) for name, value in found.items()))
+            yield Section(title, list(_means(study, rows, header)))
 
 
 def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
     """The change against the baseline in percent of its mean, with its interval."""
-
-    def cell(versus: Versus, groups: ScopeName, n: str) -> str | None:
-        base, difference = _estimate(study, baseline, n, groups), versus.estimates.get(n)
-        if base is None or difference is None or not base.mean:
-            return None
-        shown = [difference.mean, difference.low, difference.high]
-        mean, *ends = (f"{100 * value / base.mean:+.2f}%" for value in shown if value is not None)
-        return f"{mean} [{', '.join(ends)}]" if ends else mean
-
     for groups, label in _reported_scopes(study).items():
-        rows = {name: functools.partial(cell, v, groups) for name, v in study.against(baseline, groups).items()}
-        yield _grid(study, {baseline: lambda n: "+0.00%" if study.find(baseline, n) else None, **rows}, label)
+        bases = {n: e.mean for n in study.labelled if (e := _estimate(study, baseline, n, groups)) and e.mean}
+        rows: dict[str, dict[str, str]] = {}
+        for name, versus in study.against(baseline, groups).items():
+            for n, e in versus.estimates.items():
+                if n in bases:
+                    mean, low, high = (None if v is None else v / bases[n] for v in (e.mean, e.low, e.high))
+                    rows.setdefault(name, {})[n] = cell(Figure(mean=mean, low=low, high=high), "+.2%")
+        yield _grid(study, {baseline: dict.fromkeys(bases, "+0.00%"), **rows}, label)
 
 
-def cost_rows(study: Study) -> TableCells:
+def costs(study: Study) -> Table:
     """Minutes and documents per second of each method."""
-    header = ["method", "pretraining, min", "pretraining, documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
     for name, cost in study.costs.items():
-        minutes = [_cell(value, ".2f") for value in (cost.pretraining_minutes, *map(cost.minutes.get, study.labelled))]
-        pretrained, trained, scored = (
-            _cell(value, ",.0f")
-            for value in (cost.pretraining_documents_per_s, cost.documents_per_s, cost.scored_documents_per_s)
+        no_steps = cost.minutes and cost.documents_per_s is None
+        rows.append(
+            {
+                "method": name,
+                "pretraining, min": cell(cost.pretraining_minutes, ".2f"),
+                "pretraining, documents/s": cell(cost.pretraining_documents_per_s, ",.0f"),
+                **{f"{n}, min": cell(cost.minutes.get(n), ".2f") for n in study.labelled},
+                "training, documents/s": "n/a" if no_steps else cell(cost.documents_per_s, ",.0f"),
+                "scoring, documents/s": cell(cost.scored_documents_per_s, ",.0f"),
+            }
         )
-        steps = "n/a" if cost.minutes and cost.documents_per_s is None else trained
-        rows.append([name, minutes[0], pretrained, *minutes[1:], steps, scored])
-    return [*header, "training, documents/s", "scoring, documents/s"], rows
+    return Table.of(rows)
 
 
-_ABOUT_TIME = (
-    "Minutes of training one model, by the number of labelled groups, without its pretraining and without the methods "
-    "that it is built on; those of a tuned method contain all its trials. Documents per second of pretraining, of "
-    "training, and of scoring the test groups, on the CPUs of one model. Documents of training are counted by the "
-    "steps of networks; trees make none, which is n/a."
+ABOUT_COSTS: Final = (
+    "Minutes are of training one model, without its pretraining and the methods it is built on, by the number of "
+    "labelled groups; those of a tuned method contain all its trials. Documents per second are on the CPUs of one "
+    "model; trees train in no steps that count documents (n/a)."
 )
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
-
-
-_ONE_ENCODER = (
-    "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder: how much another "
-    "pretraining would differ is not in them, and pretraining's own share has no verdict. Leave out pretrainings: 1 "
-    "to give each draw its own."
-)
+"""How to read `costs`."""
 
 
 def _how_to_read(study: Study) -> list[str]:
-    one_encoder = any(e.pretrainings == 1 for p in study.points for e in p.estimates["all"].values())
     metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
-    return [
+    lines = [
         "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
-        "hold for other draws, pretrainings and test groups: all are samples, every draw is tested on every group, and "
-        "the variances of all enter (Student's t with Satterthwaite's degrees of freedom, and Hall's "
-        "transformation for draws that are skewed). Differences are of the draws that both methods have.",
-        f"Fewer than {FEWEST_DRAWS} draws judge nothing. Intervals are for one comparison at a time.",
+        "hold for other draws, pretrainings and test groups, for one comparison at a time. Differences are of the "
+        f"draws that both methods have; fewer than {FEWEST_DRAWS} judge nothing. docs/study.md has the method.",
         *skewed_draws(_skewed(study)),
-        *([_ONE_ENCODER] if one_encoder else []),
-        "The advice speaks of the method that validation chooses at each number of labelled groups.",
-        "A crossover is where the difference, interpolated in the logarithm of the number of labelled groups, is 0; "
-        "its interval are the numbers around it at which 0 is not rejected.",
-        *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant),
     ]
+    if any(e.pretrainings == 1 for p in study.points for e in p.estimates["all"].values()):
+        lines.append(
+            "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder, and "
+            "pretraining's own share has no verdict. Leave out pretrainings: 1 to give each draw its own."
+        )
+    return [*lines, *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant)]
 
 
 def _skewed(study: Study) -> dict[str, bool]:
@@ -402,44 +358,28 @@ def _skewed(study: Study) -> dict[str, bool]:
     }
 
 
-def _curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[list[CurveRow], list[CurveRow]]:
-    """The rows of a chart of all methods, or of their differences from one, and the rows of its crossovers."""
-    if against is None:
-        curves = {
-            name: {n: e for n in study.labelled if (e := _estimate(study, name, n, groups)) is not None}
-            for name in study.methods
-        }
-        versus: dict[str, Versus] = {}
-    else:
-        versus = study.against(against, groups)
-        curves = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
-    middle = (len(study.methods) - 1) / 2
-    # dots are shifted sideways so that methods do not hide each other
-    rows: list[CurveRow] = [
-        {"x": study.labelled[n] * _BESIDE ** (i - middle), "y": e.mean, "low": e.low, "high": e.high, "series": name}
-        for i, (name, estimates) in enumerate(curves.items())
-        for n, e in estimates.items()
-    ]
-    marks: list[CurveRow] = [{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers]
-    return rows, marks
-
-
-def curves_chart(study: Study, groups: ScopeName = "all") -> charts.Spec:
-    """The metric of each method against the number of labelled groups."""
-    rows, _ = _curve_rows(study, groups, None)
-    ticks, order = list(study.labelled.values()), list(study.methods)
-    return charts.lines(rows, x=_ACROSS, y=metric_label(study.primary), log=True, ticks=ticks, order=order)
-
-
-def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> charts.Spec:
-    """The difference of each method from another, with marks at the crossovers."""
-    rows, marks = _curve_rows(study, groups, against)
-    ticks, order = list(study.labelled.values()), list(study.methods)
-    label = f"{metric_label(study.primary)} - {against}"
-    return charts.lines(rows, x=_ACROSS, y=label, log=True, ticks=ticks, marks=marks, level=0.0, order=order)
-
-
-def _on_each_scope(study: Study, chart_of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
-    """A chart of all groups and, if there are any, one of outlier groups."""
+def curves(study: Study, against: str | None = None) -> Iterator[Chart]:
+    """The metric by the number of labelled groups, or the differences from a method with marks at the crossovers."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.chart_row(*(charts.titled(chart_of(groups), titles[groups]) for groups in _reported_scopes(study)))
+    what = metric_label(study.primary) if against is None else f"{metric_label(study.primary)} - {against}"
+    for groups in _reported_scopes(study):
+        versus = {} if against is None else study.against(against, groups)
+        rows, middle = [], (len(study.methods) - 1) / 2
+        for i, name in enumerate(study.methods):
+            of_method = {n: _estimate(study, name, n, groups) for n in study.labelled}
+            estimates = of_method if against is None else versus[name].estimates if name in versus else {}
+            points = {study.labelled[n]: e for n, e in estimates.items() if e is not None}
+            rows += charts.curve_rows(name, points, shift=_BESIDE ** (i - middle))
+        spec = charts.lines(
+            rows,
+            x="labelled groups",
+            y=what,
+            log=True,
+            ticks=list(study.labelled.values()),
+            order=list(study.methods),
+            marks=[{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers],
+            level=None if against is None else 0.0,
+        )
+        crosses = "; a cross marks where a method falls behind or overtakes it" if against else ""
+        file = f"{'differences' if against else 'curves'}{'' if groups == 'all' else f'-{groups}'}"
+        yield Chart(spec, f"{what} by the number of labelled groups, {titles[groups]}{crosses}", file)

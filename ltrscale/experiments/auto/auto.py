@@ -32,7 +32,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
+from ltrscale.experiments.auto.page import Board, BoardRow, document
 from ltrscale.experiments.auto.plan import (
     ALL_METHODS,
     FIRST,
@@ -54,7 +54,7 @@ from ltrscale.experiments.refit import RefitJob
 from ltrscale.processor import cores
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.findings import print_report
+from ltrscale.reports.findings import commit_report, print_report
 from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
@@ -380,7 +380,8 @@ class _Auto:
             budget=self.config.minutes,
             minutes=round(self.record.ended or self.kept.spent, 2),
         )
-        write_board(board, self.config.evaluation(), join(self.config.out, _BOARD), made_by={"stage": "auto"})
+        page = document(board, self.config.evaluation())
+        commit_report(join(self.config.out, _BOARD), board, page, made_by={"stage": "auto"})
 
     def row(self, name: str, url: str) -> BoardRow:
         entries = self.record.done(name.removesuffix("_mean"))

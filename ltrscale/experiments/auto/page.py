@@ -1,18 +1,17 @@
 """The leaderboard of `jobs.auto`: the methods with their minutes, the ranker, and what to do next."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
 from pydantic import Field
 
-from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import against, against_header, number
+from ltrscale.evaluation.pages import columns_against
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, write_report
+from ltrscale.reports.document import Block, Document, Points, Row, Section, Table, Text
+from ltrscale.reports.findings import Findings
 
 
 class BoardRow(Config):
@@ -56,18 +55,11 @@ class Board(Findings):
         return next((row.validation for row in self.rows if row.name == name), None)
 
 
-def write_board(board: Board, evaluation: Evaluation | None, out: str, *, made_by: Mapping[str, Any]) -> None:
-    """Commit `report.md` and `metrics.json` to a directory."""
-    with storage.Commit(out) as commit:
-        write_report(commit, board, document(board, evaluation))
-        commit.finish({"made_by": made_by})
-
-
 def document(board: Board, evaluation: Evaluation | None) -> Document:
     """The page."""
     opening: list[Block] = [
         Text(f"The ranker is {board.final}. {_about(board)}"),
-        Table(*_leaderboard(board, evaluation)),
+        _leaderboard(board, evaluation),
         Text(advised(board)),
     ]
     return Document("Leaderboard", opening, [Section("How to read", [Points(list(_how_to_read(board, evaluation)))])])
@@ -81,26 +73,19 @@ def _about(board: Board) -> str:
     return f"{what}{learnt}. {board.minutes:.1f} of {board.budget:g} minutes."
 
 
-def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the methods, sorted by test, or by validation if there is no test."""
-    header = ["method", "what", "minutes", f"validation {metric_label(board.metric)}"]
-    if evaluation is None:
-        rows = sorted(board.rows, key=lambda row: -(row.validation or 0.0))
-        return header, [[row.name, row.says, f"{row.minutes:.1f}", number(row.validation)] for row in rows]
-    primary = evaluation.primary
-    of_test = {method.name: method.slices[ALL] for method in evaluation.methods}
-
-    def tested(name: str) -> float:
-        mean = of_test[name].summaries[primary].mean
-        return float("-inf") if mean is None else mean
-
-    cells = []
-    for row in sorted(board.rows, key=lambda row: -tested(row.name)):
-        scope = of_test[row.name]
-        difference = against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []
-        mean = scope.summaries[primary].mean
-        cells.append([row.name, row.says, f"{row.minutes:.1f}", number(row.validation), number(mean), *difference])
-    return [*header, metric_label(primary), *against_header(primary, evaluation.baseline)], cells
+def _leaderboard(board: Board, evaluation: Evaluation | None) -> Table:
+    """A row for each method, sorted by test, or by validation if there is no test."""
+    of_test = {m.name: m.slices[ALL] for m in evaluation.methods} if evaluation is not None else {}
+    rows: list[tuple[float, Row]] = []
+    for each in board.rows:
+        row: Row = {"method": each.name, "what": each.says, "minutes": f"{each.minutes:.1f}"}
+        row[f"validation {metric_label(board.metric)}"] = mean = each.validation
+        if evaluation is not None:
+            scope = of_test[each.name]
+            row[metric_label(evaluation.primary)] = mean = scope.summaries[evaluation.primary].mean
+            row |= columns_against(evaluation.primary, evaluation.baseline, scope)
+        rows.append((float("-inf") if mean is None else mean, row))
+    return Table.of([row for _, row in sorted(rows, key=lambda pair: -pair[0])])
 
 
 def advised(board: Board) -> str:

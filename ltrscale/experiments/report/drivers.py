@@ -9,10 +9,10 @@ from ltrscale.bundle.explanations import Driver, Explanation, Reasoner, drivers_
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.named import read_named
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.explain import driven, driver_rows, drivers_chart
+from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
 from ltrscale.experiments.report.groups import chosen_groups
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, Text
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Text
 
 _METHODS, _DEPTH, _SENTENCES = 2, 5, 3
 
@@ -39,7 +39,7 @@ def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
         raise InputError("no method with a bundle tells the documents of a test group apart; evaluate one that does")
     yield Chart(drivers_chart(by_method), "the share of the lead of rank 1 that each feature adds", "drivers")
     for name, drivers in by_method.items():
-        yield Table(*driver_rows(drivers), caption=name, folded=True)
+        yield driver_table(drivers, name)
     yield Text(
         f"The document of rank 1 against those of ranks 2 to {_DEPTH}, in {min(most, groups):,} of {groups:,} test "
         "groups drawn at random: what each feature adds to the difference of their scores. docs/methods.md defines it; "

@@ -27,13 +27,14 @@ from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
-from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
+from ltrscale.evaluation.measure.outliers import histograms
+from ltrscale.evaluation.measure.page import outlier_rules
 from ltrscale.evaluation.measure.parts import look_up, order_shown
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
+from ltrscale.reports.document import Block, Chart, LeftOut, Row, Table, Text
 
 _HISTOGRAMS = 12
 
@@ -130,7 +131,7 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
             shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
         except InputError as error:
             yield LeftOut(f"{title}: {error}")
-    yield Charts(shown)
+    yield from shown
     yield Text(
         f"t-SNE (van der Maaten and Hinton 2008) of the {len(labels_N):,} documents of "
         f"{sum(groups.n_groups for groups in batches):,} test groups with a relevant document, drawn with seed "
@@ -189,7 +190,9 @@ def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.fl
         for (x, y), label in zip(places_N2[order], labels_N[order], strict=True)
     ]
     levels = sorted(set(labels_N.tolist()))
-    return Chart(charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label")
+    return Chart(
+        charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label", small=True
+    )
 
 
 def labels_in(groups: QueryGroups) -> Tensor:
@@ -215,17 +218,16 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
             scores = part.scores[first], part.scores[second]
             taus[first, second].append(kendall_tau(*scores, offsets_Q1))
             shared[first, second].append(top_overlap(*scores, offsets_Q1, k=_OVERLAP_AT))
-    means = {pair: float(torch.cat(taus_of_pair).nanmean()) for pair, taus_of_pair in taus.items()}
-    square = [(first, second) for first in names for second in names]
-    cells = {(first, second): means.get((first, second), means.get((second, first), 1.0)) for first, second in square}
-    rows = [{"one": first, "other": second, "value": cells[first, second]} for first, second in square]
-    caption = f"Kendall's tau-b between methods, the mean over {size:,} of {groups:,} test groups"
-    yield Chart(charts.heatmap(rows, title="tau"), caption)
-    table = [
-        [first, second, f"{means[first, second]:.3f}", f"{float(torch.cat(shared[first, second]).nanmean()):.1%}"]
+    rows: list[Row] = [
+        {
+            "method": first,
+            "other": second,
+            "Kendall's tau-b": f"{float(torch.cat(taus[first, second]).nanmean()):.3f}",
+            f"first {_OVERLAP_AT} in common": f"{float(torch.cat(shared[first, second]).nanmean()):.1%}",
+        }
         for first, second in pairs
     ]
-    yield Table(["method", "other", "tau", f"first {_OVERLAP_AT} in common"], table)
+    yield Table.of(rows, f"Means over {size:,} of {groups:,} test groups")
     yield Text(
         "1 is the same order, 0 none in common, -1 the opposite. Groups were drawn at random, labels play no part."
     )
@@ -234,21 +236,9 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
 def outliers(sources: Sources, documents: int) -> Iterator[Block]:
     """The evaluation's outlier rules, over histograms of the validation split."""
     detector = sources.evaluation.detector
-    how = (
-        "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {OUTLIER_BINS}"
-    )
-    yield Text(
-        f"{len(detector.rules)} of {len(detector.features)} features have a rule, {how}; {detector.share:.2%} of the "
-        "validation groups have a value beyond one and are outlier groups."
-    )
+    yield from outlier_rules(detector)
     if not detector.rules:
         return
-    rows = [
-        [name, _shown(rule.below), _shown(rule.at_least), "yes" if rule.missing else "no"]
-        for name, rule in detector.rules.items()
-    ]
-    header = ["feature", "outlier below", "outlier from", "missing is one"]
-    yield Table(header, rows, caption="The rules", folded=len(rows) > _HISTOGRAMS)
     whole = select(sources.evaluated.splits.validation, labelled=False)
     sample = spread(whole, documents=documents)
     ruled = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
@@ -265,8 +255,8 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
                 below=rule.below,
                 at_least=rule.at_least,
             )
-            shown.append(Chart(spec, f"{name}: documents by value; outliers are red"))
-    yield Charts(shown)
+            shown.append(Chart(spec, f"{name}: documents by value; outliers are red", small=True))
+    yield from shown
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
     limit = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
     yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")
@@ -275,27 +265,19 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
 def quarantine(sources: Sources) -> Iterator[Block]:
     """Rows and groups read, kept and rejected per data set, the rules that rejected them, and losses of texts."""
     splits = sources.evaluated.splits.by_name.values()
-    rows, rules, texts = [], [], []
+    rows, rules, texts = list[Row](), list[Row](), list[Row]()
     for url in dict.fromkeys(url for split in splits for url in split.data):
         manifest = open_dataset(url).manifest
         a = manifest.accounting
-        counts = (a.rows_in, a.rows_kept, a.rows_rejected, a.rows_merged, a.groups_in, a.groups_kept, a.groups_rejected)
-        rows.append([url, *(f"{n:,}" for n in counts), f"{len(manifest.quarantine)}"])
-        rules += [[url, rule, f"{n:,}"] for rule, n in a.rules.items()]
-        for column, summary in manifest.token_summaries.items():
-            of_texts = [summary.lists, summary.empty, summary.tokens, summary.longest]
-            of_texts += [summary.cut_lists, summary.cut_tokens]
-            texts.append([url, column, *(f"{n:,}" for n in of_texts)])
-    header = ["data set", "rows", "kept", "rejected", "merged", "groups", "kept groups", "rejected groups", "files"]
-    yield Table(header, rows, caption="Rows are kept, rejected, or merged with another row of their document")
-    if rules:
-        yield Table(["data set", "rule", "rows"], rules, caption="Why rows were rejected")
-    else:
-        yield Text("No rule has rejected a row.")
+        of_rows = {"rows": a.rows_in, "kept": a.rows_kept, "rejected": a.rows_rejected, "merged": a.rows_merged}
+        of_groups = {"groups": a.groups_in, "kept groups": a.groups_kept, "rejected groups": a.groups_rejected}
+        rows.append({"data set": url, **of_rows, **of_groups, "files": len(manifest.quarantine)})
+        rules += [{"data set": url, "rule": rule, "rows": n} for rule, n in a.rules.items()]
+        for column, s in manifest.token_summaries.items():
+            counts = {"texts": s.lists, "empty": s.empty, "tokens kept": s.tokens, "longest": s.longest}
+            cuts = {"texts cut": s.cut_lists, "tokens cut": s.cut_tokens}
+            texts.append({"data set": url, "tokens": column, **counts, **cuts})
+    yield Table.of(rows, "Rows are kept, rejected, or merged with another row of their document")
+    yield Table.of(rules, "Why rows were rejected") if rules else Text("No rule has rejected a row.")
     if texts:
-        header = ["data set", "tokens", "texts", "empty", "tokens kept", "longest", "texts cut", "tokens cut"]
-        yield Table(header, texts, caption="Texts of queries and documents")
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+        yield Table.of(texts, "Texts of queries and documents")

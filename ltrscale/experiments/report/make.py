@@ -13,6 +13,7 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.opening import best_of, headline, is_shown, opening, rival_of
+from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
@@ -107,12 +108,7 @@ def make_document(job: ReportJob) -> Document:
         InputError: there is no evaluation, or it lacks a method in `compare`.
     """
     sources = Sources.open(job.evaluation, job.compare)
-    test = sources.evaluation.test
-    made_from = (
-        f"{', '.join(test.data)}: periods {test.periods[0]} to {test.periods[-1]}, {test.groups:,} labelled groups, "
-        f"{test.documents:,} documents (selection {test.hash[:12]}).",
-        f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}.",
-    )
+    of_methods = f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}."
     all_sections = _sections(job, sources)
     lines = [
         f"{section.name}: {block.why}"
@@ -125,7 +121,9 @@ def make_document(job: ReportJob) -> Document:
     if lines:
         sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
     texts = paragraphs(sources, gate=job.gate, drift=job.drift)
-    return Document(headline(sources.evaluation), texts, tuple(sections), made_from)
+    return Document(
+        headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
+    )
 
 
 def _sections(job: ReportJob, sources: Sources) -> list[Section]:
@@ -147,7 +145,9 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
     needed = "How many labelled groups does each method need, and where do they cross?"
     return [
         section("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
-        section("Slices", "For which groups is a method better or worse than the baseline?", results.slices(sources)),
+        section(
+            "Slices", "For which groups is a method better or worse than the baseline?", slices(sources.evaluation)
+        ),
         section("Periods", lasting, results.weeks(sources, job.drift)),
         section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
         section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
@@ -186,17 +186,12 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
     step, command = next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
-        texts += [*recognised([*sources.memorised])]
+        if named := [*sources.memorised]:
+            more = f" and {len(named) - _FEATURES_ASKED} more" if len(named) > _FEATURES_ASKED else ""
+            names = ", ".join(named[:_FEATURES_ASKED])
+            texts.append(f"Probably memorised, for alone they rank like chance: {names}{more} (see section Features).")
     texts += [*leaks([*open_questions.values()]), step]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
-
-
-def recognised(features: Sequence[str]) -> Iterator[str]:
-    """The paragraph on features that trees probably memorised."""
-    if features:
-        more = f" and {len(features) - _FEATURES_ASKED} more" if len(features) > _FEATURES_ASKED else ""
-        named = ", ".join(features[:_FEATURES_ASKED])
-        yield f"Probably memorised, for alone they rank like chance: {named}{more}. Section Features has their shares."
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:

@@ -7,19 +7,18 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.opening import FEW_GROUPS
-from ltrscale.evaluation.measure.page import leaderboard, leaders_chart, slice_rows
-from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import definitions, how_intervals, number, verdicts
+from ltrscale.evaluation.measure.page import how_to_read_it, results, slice_rows
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
-from ltrscale.evaluation.weeks.decay import Decay, curves, drift_rows, drifted, fell, metric_rows
+from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
+from ltrscale.evaluation.studies.study_page import document as studied
+from ltrscale.evaluation.weeks.decay import Decay
+from ltrscale.evaluation.weeks.decay import document as decayed
 from ltrscale.evaluation.weeks.falls import falls_said
 from ltrscale.evaluation.weeks.verdict import Verdict, importances_of, verdict_blocks
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Points, Table, Text
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Row, Table, Text, cell
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, ended, history_chart
 from ltrscale.tuning.space import label
@@ -36,99 +35,35 @@ _TRIALS_SHOWN = 10
 
 def leaders(sources: Sources) -> Iterator[Block]:
     """The methods by the primary metric."""
-    evaluation, primary = sources.evaluation, sources.primary
-    defined = evaluation.methods[0].slices[ALL].summaries[primary].groups
-    of_all = f"{defined:,} of {evaluation.test.groups:,} test groups, which have a relevant document,"
-    caption = f"{metric_label(primary)}: means over {of_all} and their 95% intervals"
-    yield Chart(leaders_chart(evaluation, ALL), caption)
-    yield Table(*leaderboard(evaluation))
-    compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
-    lines = verdicts(compared, primary)
-    names = evaluation.methods[0].slices[ALL].summaries
-    left_out, policies = evaluation.leave_out_constant, evaluation.policies
-    lines += definitions(names, evaluation.relevant_from, leave_out_constant=left_out, stated=policies)
-    lines += how_intervals([method.slices[ALL] for method in evaluation.methods], evaluation.resamples)
-    yield Points(lines, caption="How to read the figures", folded=True)
-
-
-def slices(sources: Sources) -> Iterator[Block]:
-    """Differences from the baseline by slice, or means without a baseline."""
-    evaluation, primary = sources.evaluation, sources.primary
-    shown = [name for name in evaluation.test.slices if not name.startswith("period=")]
-    rows = []
-    for name in shown:
-        for method in sources.others:
-            scope = method.slices[name]
-            summary, compared = scope.summaries[primary], scope.comparisons.get(primary)
-            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW_GROUPS)
-            if evaluation.baseline is not None:
-                ends = (None, None, None) if compared is None else (compared.difference, compared.low, compared.high)
-                row |= dict(zip(("mean", "low", "high"), ends, strict=True))
-            if row["mean"] is not None:
-                rows.append(row)
-    title = metric_label(primary)
-    if evaluation.baseline is not None:
-        title = f"{title} - {evaluation.baseline}"
-    if rows:
-        caption = (
-            f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups with the metric are faded"
-        )
-        at = None if evaluation.baseline is None else 0.0
-        yield Chart(charts.interval_chart(rows, title=title, at=at, order=sources.methods), caption)
-    yield Table(*slice_rows(evaluation), caption="All slices and methods", folded=True)
-    if evaluation.conditions:
-        yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
-    yield Text(
-        "A group may be in several slices. p is adjusted by Holm over methods and slices together, and over methods "
-        "for all groups."
-    )
+    evaluation = sources.evaluation
+    yield from results(evaluation)
+    yield Points(how_to_read_it(evaluation), caption="How to read the figures", folded=True)
 
 
 def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
     """The metric by period, and drift if a drift report is given."""
     if drift is not None:
-        yield from _decay(Decay.read(drift))
+        decay = Decay.read(drift)
+        shown = decayed(decay, sources.url).opening
+        yield from (block for block in shown if len(decay.drift.periods) > 1 or not isinstance(block, Chart))
         return
     evaluation, primary = sources.evaluation, sources.primary
-    metric = metric_label(primary)
-    periods = [name for name in evaluation.test.slices if name.startswith("period=")]
+    periods = {name.removeprefix("period="): name for name in evaluation.test.slices if name.startswith("period=")}
     if not periods:
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
-    if len(periods) == 1:
-        header, table = slice_rows(evaluation)  # a curve has at least two periods
-        caption = f"{metric} in the only period, {periods[0].removeprefix('period=')}"
-        yield Table(header[1:], [row[1:] for row in table if row[0] == periods[0]], caption=caption)
-        yield LeftOut(_NO_DRIFT)
-        return
-    rows = []
-    for method in evaluation.methods:
-        for name in periods:
-            summary = method.slices[name].summaries[primary]
-            ends = {"y": summary.mean, "low": summary.low, "high": summary.high}
-            rows.append({"x": name.removeprefix("period="), "series": method.name, **ends})
-    by_method = {
-        method.name: {name.removeprefix("period="): method.slices[name].summaries[primary] for name in periods}
-        for method in evaluation.methods
-    }
-    yield from map(Text, falls_said(by_method, primary))
-    spec = charts.lines(rows, x="period", y=metric, ordinal=True, order=sources.methods)
-    yield Chart(spec, f"{metric} by period, with 95% intervals")
-    yield LeftOut(_NO_DRIFT)
-
-
-_NO_DRIFT = "drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR"
-
-
-def _decay(decay: Decay) -> Iterator[Block]:
-    yield Text(drifted(decay.drift))
-    if len(decay.drift.periods) == 1:  # a curve has at least two
-        yield Table(*metric_rows(decay), caption="By method, in the only period")
-        yield Table(*drift_rows(decay), caption="Drift of features, lists, labels and scores, in the only period")
-        return
-    yield from fell(decay)
-    yield from curves(decay)
-    yield Table(*metric_rows(decay), caption="By method and period", folded=True)
-    yield Table(*drift_rows(decay), caption="Drift of features, lists, labels and scores", folded=True)
+    if len(periods) == 1:  # a curve has at least two
+        yield Table.of(slice_rows(evaluation, periods.values()))
+    else:
+        curves = {
+            method.name: {period: method.slices[name].summaries[primary] for period, name in periods.items()}
+            for method in evaluation.methods
+        }
+        yield from map(Text, falls_said(curves, primary))
+        rows = [row for name, curve in curves.items() for row in charts.curve_rows(name, curve)]
+        metric = metric_label(primary)
+        spec = charts.lines(rows, x="period", y=metric, ordinal=True, order=sources.methods)
+        yield Chart(spec, f"{metric} by period, with 95% intervals")
+    yield LeftOut("drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR")
 
 
 def gate(url: str | None) -> Iterator[Block]:
@@ -142,39 +77,13 @@ def gate(url: str | None) -> Iterator[Block]:
 
 
 def study(url: str | None) -> Iterator[Block]:
-    """The curves of a study by the number of labelled groups, with crossovers."""
-    results = _study(url)
-    metric = metric_label(results.primary)
-    yield from map(Text, sentences(results))
-    yield Chart(
-        curves_chart(results), f"{metric} by the number of labelled groups; dots side by side belong to one number"
-    )
-    if results.opponents:
-        against = results.opponents[0]
-        caption = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
-        yield Chart(differences_chart(results, against), caption)
-    means = [
-        [name, *(number(p.estimates["all"][results.primary].mean) if p else "-" for p in points)]
-        for name in results.methods
-        if any(points := [results.find(name, n) for n in results.labelled])
-    ]
-    yield Table(["method", *results.labelled], means, caption=f"{metric} by the number of labelled groups")
-
-
-def _study(url: str | None) -> Study:
+    """The opening of a study's page, and the differences from its first opponent."""
     if url is None:
         raise InputError("no study is named; run jobs.study and set study=DIR")
-    return Study.read(join(url, SUMMARY))
-
-
-def study_costs(url: str | None) -> Iterator[Block]:
-    """The cost of a study's methods."""
-    if url is not None:
-        caption = (
-            "Minutes of training one model by the number of labelled groups, and documents a second, in the study; n/a "
-            "for trees, which train in no steps that count documents"
-        )
-        yield Table(*cost_rows(_study(url)), caption=caption)
+    found = Study.read(join(url, SUMMARY))
+    yield from studied(found).opening
+    for other in found.opponents[:1]:
+        yield from curves(found, other)
 
 
 def search(url: str | None) -> Iterator[Block]:
@@ -194,9 +103,11 @@ def search(url: str | None) -> Iterator[Block]:
         value = params.get(key)
         return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)
 
-    cells = [[f"{trial.number}", number(value), *(shown(trial.params, key) for key in keys)] for trial, value in ranked]
-    caption = f"The best of {len(trials)} trials, by their last value on validation"
-    yield Table(["trial", "metric", *keys], cells, caption=caption)
+    rows: list[Row] = [
+        {"trial": f"{trial.number}", "metric": value, **{key: shown(trial.params, key) for key in keys}}
+        for trial, value in ranked
+    ]
+    yield Table.of(rows, f"The best of {len(trials)} trials, by their last value on validation")
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:
@@ -219,10 +130,11 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
         across = "trees" if title.startswith("trees") else "step"
         y = title.partition(": ")[2]
         few = max(map(len, by_method.values())) <= _POINTS // 2
-        shown.append(Chart(charts.lines(rows, x=across, y=y, dots=few, order=sources.methods), f"{title}, by {across}"))
+        spec = charts.lines(rows, x=across, y=y, dots=few, order=sources.methods)
+        shown.append(Chart(spec, f"{title}, by {across}", small=True))
     if not shown:
         raise InputError("no bundle has a run record with a loss or a validation metric; keep run/ beside bundles")
-    yield Charts(shown)
+    yield from shown
     yield Text(
         f"A curve is that of the first bundle of its method; of more than {_POINTS} points, means of runs are drawn. "
         "Losses of different kinds, and of different pretext tasks, are not comparable."
@@ -327,21 +239,17 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
             "which is worth nothing for new ones, unless it matters beside another feature only: leave it out "
             "(leave_out of a method) and see whether anything is lost."
         )
-    rows = [
-        [
-            feature.name,
-            f"{feature.ndcg:.3f}",
-            *(
-                f"{importances[feature.name]:.1%}" if feature.name in importances else "-"
-                for importances in of_methods.values()
-            ),
-            "-" if feature.there is None else feature.there.stated,
-        ]
+    rows: list[Row] = [
+        {
+            "feature": feature.name,
+            f"NDCG@{feature.k} alone": f"{feature.ndcg:.3f}",
+            **{f"importance to {method}": cell(of.get(feature.name), ".1%") for method, of in of_methods.items()},
+            "there": None if feature.there is None else feature.there.stated,
+        }
         for feature in features[:_MOST_FEATURES]
     ]
-    header = ["feature", f"NDCG@{features[0].k} alone", *(f"importance to {method}" for method in of_methods), "there"]
     caption = f"Features that rank best alone, in the better direction; a random order has {features[0].random:.3f}"
-    yield Table(header, rows, caption=f"{caption}, on {features[0].lists:,} test lists with a relevant document")
+    yield Table.of(rows, f"{caption}, on {features[0].lists:,} test lists with a relevant document")
 
 
 def _missing_values(sources: Sources) -> Iterator[Block]:
@@ -370,20 +278,22 @@ def cost(sources: Sources, study: str | None) -> Iterator[Block]:
     for name, url in sources.bundles():
         try:
             before = pretrained_for(sources.opened(url))
-            rows.append([name, *_spent(url), *(("-", "-") if before is None else _spent(before))])
+            of_runs = {**_spent(url, "training"), **({} if before is None else _spent(before, "pretraining"))}
+            rows.append({"method": name, **of_runs})
         except InputError as error:
             yield LeftOut(f"{name}: {error}")
     if rows:
-        header = ["method", "training, min", "documents/s", "pretraining, min", "documents/s of pretraining"]
-        yield Table(header, rows)
+        yield Table.of(rows)
         yield Text(
             "Of the first bundle of each method, as its run recorded it, on the machine of that run: the median "
             "documents/s over epochs, and the time of the last run, which is a part for one that was interrupted."
         )
-    yield from study_costs(study)
+    if study is not None:
+        yield costs(Study.read(join(study, SUMMARY)))
+        yield Text(ABOUT_COSTS)
 
 
-def _spent(url: str) -> tuple[str, str]:
-    spent = minutes(url)
+def _spent(url: str, what: str) -> dict[str, str]:
     rates = [line["documents_per_s"] for line in records(url) if "documents_per_s" in line]
-    return "-" if spent is None else f"{spent:.2f}", f"{statistics.median(rates):,.0f}" if rates else "-"
+    rate = cell(statistics.median(rates) if rates else None, ",.0f")
+    return {f"{what}, min": cell(minutes(url), ".2f"), f"{what}, documents/s": rate}

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.weeks.verdict import importances_of, leaning
 from ltrscale.ingest.outcome import category_names, look_alone, questions
@@ -65,11 +65,6 @@ class Sources:
     def methods(self) -> list[str]:
         """Method names, in the order of the evaluation."""
         return [method.name for method in self.evaluation.methods]
-
-    @property
-    def others(self) -> list[MethodResult]:
-        """The methods other than the baseline."""
-        return [method for method in self.evaluation.methods if method.name != self.evaluation.baseline]
 
     def compared(self) -> tuple[str, str]:
         """The two methods to list groups of; by default the baseline and the best other one."""

@@ -289,7 +289,7 @@ def test_counts_add_up() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_says_which_trainings_corrected_for_positions_and_what_that_did(log: Log, tmp_path: Path) -> None:
+def test_the_page_says_which_trainings_corrected_for_positions(log: Log, tmp_path: Path) -> None:
     models, splits = {}, log.config().splits
     for name, unbiased in (("plain", False), ("unbiased", True)):
         models[name] = [str(tmp_path / name)]
@@ -298,13 +298,9 @@ def test_the_page_says_which_trainings_corrected_for_positions_and_what_that_did
     out = tmp_path / "both"
     both = evaluate(log.config(models=models), str(out), made_by={}, report=lambda _: None)
     assert [method.debiased for method in both.methods] == [(None,), ("unbiased",), (None,)]
-    assert both.corrected is not None
-    plain, unbiased_ = (method.slices["all"].summaries["ndcg@5"].mean or 0 for method in both.methods[:2])
-    of_plain, of_unbiased = (method.corrected[5].mean or 0 for method in both.corrected.methods[:2])
     text = (out / "report.md").read_text()
     assert "Trained with a correction for positions: unbiased (unbiased); without: plain." in text
-    figures = f"NDCG@5 {unbiased_ - plain:+.4f}, share@5 corrected {of_unbiased - of_plain:+.4f}"
-    assert f"unbiased has the settings of plain, and the correction: {figures}." in text
+    assert "unbiased has the settings of plain, and the correction;" in text
     alone = evaluate(log.config(models={"plain": models["plain"]}), str(tmp_path / "one"), made_by={}, report=print)
     assert [method.debiased for method in alone.methods] == [(None,), (None,)]
     assert "No training corrected for positions" in (tmp_path / "one" / "report.md").read_text()
@@ -330,8 +326,8 @@ def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
         MethodResult.model_construct(name=name, debiased=(how,), otherwise=(settings,))
         for name, how, settings in (("a", "dla", "x"), ("b", None, "x"), ("c", None, "y"))
     ]
-    lines = debiasing(methods, {"a": {"NDCG@5": 0.5}, "b": {"NDCG@5": 0.4}, "c": {"NDCG@5": 0.3}}, shown=True)
+    lines = debiasing(methods, shown=True)
     assert otherwise(other) != otherwise(of_plain)
     assert lines[0] == "Trained with a correction for positions: a (dla); without: b, c."
     assert len(lines) == 2
-    assert "a has the settings of b, and the correction: NDCG@5 +0.1000." in lines[1]
+    assert lines[1].startswith("a has the settings of b, and the correction;")

@@ -138,8 +138,8 @@ def test_it_is_a_baseline_like_any_and_the_page_says_that_labels_favour_it(
     assert of_many["ndcg@5"].difference > 0.1
     assert of_many["ndcg@5"].p_holm is not None
     text = (Path(out) / "report.md").read_text()
-    assert "such as clicks and purchases, favour it" in text
-    assert f"{found.test.unshown:,} of {found.test.documents:,} documents have no position" in text
+    assert "such as clicks, favour it" in text
+    assert f"{found.test.unshown:,} documents have no position" in text
     other = evaluate(
         config.replace(baseline="few", as_shown=False), str(tmp_path / "out"), made_by={}, report=lambda _: None
     )

@@ -39,7 +39,7 @@ from ltrscale.experiments.report.results import curves_of, feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
-from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table, Text
+from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text
 from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
@@ -185,8 +185,8 @@ def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> 
         assert number(summary.mean) == page.cells[at + 2]
         if c := method.slices[ALL].comparisons.get(evaluation.primary):
             assert f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]" in page.cells[at : at + 8]
-    differences = page.data["specifications"][1]["data"]["values"]
-    hostile = next(row for row in differences if (row["name"], row["series"]) == (MARKUP, METHODS[1]))
+    rows = [row for spec in page.data["specifications"] for row in spec["data"]["values"]]
+    hostile = next(row for row in rows if (row.get("name"), row.get("series")) == (MARKUP, METHODS[1]))
     assert hostile["mean"] == evaluation.methods[1].slices[MARKUP].comparisons[evaluation.primary].difference
 
 
@@ -280,7 +280,7 @@ def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -
         assert not table.folded
         assert len(table.rows) == len(METHODS)
         mean = number(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
-        assert mean in table.rows[0]
+        assert any(cell.startswith(mean) for cell in table.rows[0])
 
 
 def test_specifications_follow_the_schema(page: Read) -> None:
@@ -420,14 +420,14 @@ def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[
     assert len(set(gids)) == len(gids) > 5
     expected = defined[defined.gid.isin(gids)].documents.sum()
     both = [list(groups.embeddings(sources, {}, documents=60, seed=3)) for _ in range(2)]
-    shown = [next(block for block in blocks if isinstance(block, Charts)) for blocks in both]
+    shown = [[block for block in blocks if isinstance(block, Chart)] for blocks in both]
     assert shown[0] == shown[1]
-    assert [chart.spec["title"] for chart in shown[0].charts] == [
+    assert [chart.spec["title"] for chart in shown[0]] == [
         f"{METHODS[1]}, supervised",
         f"{METHODS[2]}, pretrained",
     ]
     labels = sorted(float(y) for batch in batches for y in batch.labels_N)  # type: ignore[union-attr]
-    for chart in shown[0].charts:
+    for chart in shown[0]:
         assert len(chart.spec["data"]["values"]) == expected
         assert [row["label"] for row in chart.spec["data"]["values"]] == labels
 
