@@ -16,7 +16,7 @@ def _job() -> Job:
 
 
 _KEYS = """
-out data match.query match.documents match.together match.periods match.statistics
+out data match match.query match.documents match.together match.periods match.statistics
 """
 COMMAND = Command("match", _job, __doc__, _KEYS)
 

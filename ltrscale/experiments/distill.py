@@ -26,7 +26,7 @@ from ltrscale.data.dataset.selection import check_teaches, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
+from ltrscale.evaluation.measure.agreement import AgreementJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
@@ -36,7 +36,7 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
 from ltrscale.processor import cpu_seconds
-from ltrscale.progress import Report, log
+from ltrscale.progress import log
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports.findings import REPORT, print_report, write_report
 from ltrscale.runtime.launch import cluster_for
@@ -44,7 +44,7 @@ from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, Stage, bundle_hashes, check_unseen, content_of, scored_by
+from ltrscale.stages.stage import bundle_hashes, check_unseen, content_of, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
@@ -212,13 +212,13 @@ class DistillJob(Config):
         settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": baseline, "as_shown": False}
         config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
         EvaluateJob(out=join(self.out, "evaluation"), evaluate=config).run(show=False)
-        agreement = AgreementConfig(
+        AgreementJob(
+            out=join(self.out, "agreement"),
             models=dict(models),
             scores=self._scores,
             test=self._scored(self._splits.test),
             **self.evaluate.model_dump(include={"resamples", "seed", "docs_per_batch"}),
-        )
-        AgreementStage(out=join(self.out, "agreement"), agreement=agreement).run()
+        ).run()
 
     def _report(self, models: Mapping[str, str]) -> Distillation:
         """Commit the report, or read it if it is up to date."""
@@ -243,17 +243,6 @@ class DistillJob(Config):
             "the agreement of every group": join(join(self.out, "agreement"), GROUPS),
             "the trees of students for LightGBM alone": join(self.out, "export"),
         }
-
-
-class AgreementStage(Stage):
-    """Compare the rankings of all methods with the teacher's."""
-
-    stage: ClassVar = "agreement"
-    agreement: AgreementConfig
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Compare, and commit the agreement."""
-        agree(self.agreement, self.out, made_by=origin, report=report)
 
 
 def measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:
