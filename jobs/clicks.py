@@ -25,7 +25,7 @@ def _job() -> Job:
 
 _KEYS = """
 out log log.data log.periods held_out query depth sessions
-pairs_per_link impressions_per_pair smoothing relevant_from ndcg_at
+relevant_from ndcg_at
 """
 COMMAND = Command("clicks", _job, __doc__, _KEYS)
 

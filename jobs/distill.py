@@ -26,7 +26,7 @@ out data teacher scores
 students students.NAME.trees students.NAME.finetune student_fraction
 splits.train splits.train.periods splits.train.labelled_fraction splits.validation splits.test
 direct direct.num_trees direct.learning_rate direct.num_leaves
-evaluate.ndcg_at overlap_at parity speed ray workers.number
+evaluate.ndcg_at ray workers.number
 """
 COMMAND = Command("distill", _job, __doc__, _KEYS)
 

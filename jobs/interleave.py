@@ -19,7 +19,7 @@ def _job() -> Job:
 
 _KEYS = """
 out models scores test test.data test.periods test.labels
-impressions user noise max_relevance depth eta metric power seed
+impressions user noise max_relevance depth eta metric seed
 """
 COMMAND = Command("interleave", _job, __doc__, _KEYS)
 

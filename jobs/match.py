@@ -16,8 +16,7 @@ def _job() -> Job:
 
 
 _KEYS = """
-out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1
-match.smoothing.b match.smoothing.jelinek_mercer match.smoothing.dirichlet match.smoothing.discount
+out data match match.query match.documents match.together match.periods match.statistics
 """
 COMMAND = Command("match", _job, __doc__, _KEYS)
 

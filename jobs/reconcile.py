@@ -25,7 +25,7 @@ def _job() -> Job:
 _KEYS = """
 out source source.path source.query source.item source.label source.score source.bundle source.scores
 source.split source.split.data source.split.periods source.split.labels
-metrics relevant_from programs groups_shown
+metrics relevant_from programs
 """
 COMMAND = Command("reconcile", _job, __doc__, _KEYS)
 

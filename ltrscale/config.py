@@ -1,9 +1,10 @@
 """Configs: frozen pydantic models, read from YAML at any URL, with overrides from the command line.
 
 Every config derives from `Config` and lives beside the function that reads it. `--help` shows the string under a field.
-An unknown key is an error that names the nearest known key.
+An unknown key is an error that names the nearest known key, or the value that a former key is fixed at.
 """
 
+import functools
 import hashlib
 import inspect
 import itertools
@@ -20,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.errors import InputError, nearest, suggestion, without_credentials
+from ltrscale.fixed_keys import FIXED
 
 
 class Strict(BaseModel):
@@ -37,6 +39,8 @@ class Config(Strict):
         """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
+        if fixed := fixed_keys_of(cls):
+            values = {name: value for name, value in values.items() if fixed.get(name, _NOTHING) != value}
         nested = [name for name, value in values.items() if isinstance(value, Mapping)]
         fields = cls.model_fields if nested else {}
         return {**values, **{name: _over(fields[name].default, values[name]) for name in nested if name in fields}}
@@ -52,6 +56,15 @@ class Config(Strict):
         """
         return type(self).model_validate({**self.model_dump(), **changes})
 
+
+@functools.cache
+def fixed_keys_of(cls: type[BaseModel]) -> Mapping[str, Any]:
+    """The keys that a config once had, with the values that they are fixed at now."""
+    return {key: value for base in cls.__mro__ for key, value in FIXED.get(base.__name__, {}).items()}
+
+
+_NOTHING = object()
+"""Equal to no value of a key."""
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 StrictT = TypeVar("StrictT", bound=Strict)
@@ -509,6 +522,9 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
                 message = f"kind {tag!r} is unknown; {suggestion(tag, kinds, 'the kinds are')}"
         return f"{key_path}: {message}{shown}" if key_path else message
     level, others = _Walk.of(cls, problem["loc"][:-1]).models()
+    fixed = {name: value for model in level for name, value in fixed_keys_of(model).items()}
+    if key in fixed:
+        return f"{key_path}: no longer a key, because its value is fixed at {json.dumps(fixed[key])}; remove it"
     names = sorted({name for model in level for name in model.model_fields})
     closest = nearest(key, names, alike=0.5)
     if kinds := [kind_of(model) for model in others if key in model.model_fields]:

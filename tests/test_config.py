@@ -1,8 +1,11 @@
 """Configs: a dumped config is read back unchanged, and every error is one line that names the key."""
 
 import contextlib
+import importlib
 import json
+import pkgutil
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import ltrscale
 from ltrscale import storage
-from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
+from ltrscale.config import Config, check_keys, digest, dump, is_current, load, made_by, validate
 from ltrscale.errors import InputError
+from ltrscale.fixed_keys import FIXED
+from ltrscale.ingest.baidu import BaiduUltr
 
 PIECES = [
     "a", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ", ", "&x ", "*x", "<<: ", "!!binary ", "!!int ", "!!set ", "? ",
@@ -119,6 +125,11 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         (Job, ["=1"], "--set =1: write it as key=value"),
         (Job, ["name=[1"], "--set name=[1: not YAML: line 1, column 3"),
         (Strict, [], "command line: out: missing, and has no default; set it"),
+        (
+            BaiduUltr,
+            ["max_query=64"],
+            "command line: max_query: no longer a key, because its value is fixed at 32; remove it",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(cls: type[Config], overrides: list[str], message: str) -> None:
@@ -285,3 +296,20 @@ def test_any_text_is_a_config_or_one_line(text: str) -> None:
 def test_a_config_is_read_from_stores_of_files_only(url: str) -> None:
     with pytest.raises(InputError, match="not a path or URL that is read; use a local path, or one of s3://, gs://"):
         load(Job, url)
+
+
+def subclasses(cls: type[Config]) -> Iterator[type[Config]]:
+    for each in cls.__subclasses__():
+        yield from (each, *subclasses(each))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_record_with_a_fixed_key_is_read_only_with_its_value(name: str) -> None:
+    for module in pkgutil.walk_packages(ltrscale.__path__, "ltrscale."):
+        importlib.import_module(module.name)
+    cls = {each.__name__: each for each in subclasses(Config)}[name]
+    assert not FIXED[name].keys() & cls.model_fields.keys()
+    for key, value in FIXED[name].items():
+        check_keys(cls, {key: value}, "earlier")
+        with pytest.raises(InputError, match=rf"earlier: {key}: no longer a key"):
+            check_keys(cls, {key: [value]}, "earlier")

@@ -22,7 +22,6 @@ from ltrscale.data.dataset.split import PeriodTexts, Texts
 from ltrscale.derive.measures import (
     MEASURES,
     CollectionStatistics,
-    Smoothing,
     TokenLists,
     gather_statistics,
     match_measures,
@@ -51,8 +50,6 @@ class MatchConfig(Config):
     """Periods, as in a split, whose documents are counted: those of training."""
     statistics: str | None = None
     """Data set that jobs.match has made, whose statistics serve this one too, instead of `periods`."""
-    smoothing: Smoothing = Smoothing()
-    """Constants of the measures."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -95,13 +92,10 @@ def match(config: MatchConfig, data: str, out: str, *, origin: Mapping[str, Any]
     totals = dataset.manifest.counts()
     with storage.Commit(out) as commit:
         statistics = _statistics(config, dataset, texts)
-        writer = GroupWriter(
-            commit, dataset, features=features, renumber=False, compression="zstd", row_group_bytes=8 << 20,
-            file_bytes=256 << 20, statistics=statistics.put(commit),
-        )  # fmt: skip
+        writer = GroupWriter(commit, dataset, features=features, renumber=False, statistics=statistics.put(commit))
         with progress("match", totals.documents) as advance:
             for block in read_groups(dataset, periods=frozenset(dataset.manifest.periods)):
-                writer.add(_appended(block, query, texts, statistics, config.smoothing))
+                writer.add(_appended(block, query, texts, statistics))
                 advance(block.n_documents)
         counts = {"rows_in": totals.documents, "rows_kept": totals.documents}
         counts |= {"groups_in": totals.groups, "groups_kept": totals.groups}
@@ -168,11 +162,7 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
 
 
 def _appended(
-    block: GroupBlock,
-    query: str,
-    texts: Mapping[str, Sequence[str]],
-    statistics: CollectionStatistics,
-    smoothing: Smoothing,
+    block: GroupBlock, query: str, texts: Mapping[str, Sequence[str]], statistics: CollectionStatistics
 ) -> GroupBlock:
     """A block with the new features after its own."""
     column = block.rows_Q.column(query).combine_chunks()
@@ -185,6 +175,6 @@ def _appended(
     queries = TokenLists(ids_T[plain_T], bounds_Q1)
     columns = [block.features_NF]
     for name, documents in token_texts_of(block, texts).items():
-        values = match_measures(queries, documents, block.group_N, statistics.texts[name], smoothing)
+        values = match_measures(queries, documents, block.group_N, statistics.texts[name])
         columns += [values[each].astype(np.float32)[:, None] for each in MEASURES]
     return replace(block, features_NF=np.concatenate(columns, axis=1))

@@ -16,12 +16,10 @@ import numpy as np
 import pyarrow.compute as pc
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import Field
 from safetensors import SafetensorError
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Dataset, ListedFile
 from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
@@ -32,19 +30,11 @@ MEASURES = ("tf", "idf", "tf_idf", "bm25", "lm_jm", "lm_dir", "lm_abs")
 """The measures, in the order of their columns."""
 
 
-class Smoothing(Config):
-    """The constants of BM25 and of the language models."""
-
-    k1: float = Field(default=1.2, ge=0)
-    """BM25: how soon further occurrences of a token stop counting."""
-    b: float = Field(default=0.75, ge=0, le=1)
-    """BM25: how much the length of a document counts."""
-    jelinek_mercer: float = Field(default=0.1, gt=0, lt=1)
-    """Weight of the collection in Jelinek-Mercer smoothing; Zhai and Lafferty: .1 for short queries, .7 for long."""
-    dirichlet: float = Field(default=2000.0, gt=0)
-    """Dirichlet smoothing: tokens of the collection that are added to each document."""
-    discount: float = Field(default=0.7, gt=0, lt=1)
-    """Absolute discounting: what is taken from the count of each token of a document."""
+K1, B = 1.2, 0.75
+"""BM25: how soon further occurrences of a token stop counting, and how much length counts; the values of Lucene."""
+LAMBDA, MU, DELTA = 0.1, 2000.0, 0.7
+"""Language models of Zhai and Lafferty: weight of the collection (.1 is theirs for short queries), tokens of the
+collection that are added to each document, and what is taken from the count of each token."""
 
 
 class TokenLists(NamedTuple):
@@ -112,7 +102,7 @@ def merge(one: Collection, other: Collection) -> Collection:
 
 
 def match_measures(
-    queries: TokenLists, documents: TokenLists, query_N: Ints, collection: Collection, smoothing: Smoothing
+    queries: TokenLists, documents: TokenLists, query_N: Ints, collection: Collection
 ) -> Mapping[str, Doubles]:
     """All measures of all documents for their queries, by the names of `MEASURES`, each of shape [N].
 
@@ -145,17 +135,16 @@ def match_measures(
     length_P, different_P = lengths_N[document_P], np.bincount(texts_U, minlength=n)[document_P]
     idf_P, p_P = collection.idf(tokens_P), collection.probability(tokens_P)
     mean = collection.tokens / max(collection.documents, 1) or 1.0
-    pull_P = smoothing.k1 * (1 - smoothing.b + smoothing.b * length_P / mean)
-    mix, mu, delta = smoothing.jelinek_mercer, smoothing.dirichlet, smoothing.discount
+    pull_P = K1 * (1 - B + B * length_P / mean)
     empty_P, some_P = length_P == 0, np.maximum(length_P, 1)
-    discounted_P = np.maximum(count_P - delta, 0) / some_P + delta * different_P / some_P * p_P
+    discounted_P = np.maximum(count_P - DELTA, 0) / some_P + DELTA * different_P / some_P * p_P
     values_P = {
         "tf": count_P,
         "idf": np.where(has_P, idf_P, 0.0),
         "tf_idf": count_P * idf_P,
         "bm25": np.where(has_P, idf_P * count_P / np.where(has_P, count_P + pull_P, 1.0), 0.0),
-        "lm_jm": np.log(np.where(empty_P, p_P, (1 - mix) * count_P / some_P + mix * p_P)),
-        "lm_dir": np.log((count_P + mu * p_P) / (length_P + mu)),
+        "lm_jm": np.log(np.where(empty_P, p_P, (1 - LAMBDA) * count_P / some_P + LAMBDA * p_P)),
+        "lm_dir": np.log((count_P + MU * p_P) / (length_P + MU)),
         "lm_abs": np.log(np.where(empty_P, p_P, discounted_P)),
     }
     sums = {name: np.bincount(document_P, weights=values_P[name], minlength=n) for name in MEASURES}

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
-from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
+from ltrscale.data.dataset.writer import BESIDE_LABELS
 from ltrscale.derive.cleaning import ClickOrder, ClickRatioWeights, RandomNegatives, Refine, ShownOnly
 from ltrscale.derive.feedback import (
     BinaryFeedback,
@@ -60,12 +60,6 @@ class RelabelConfig(Config):
     """The steps, in order; each acts on the output of the one before."""
     seed: int = 0
     """Seed of all random draws."""
-    compression: Compression = "zstd"
-    """Compression of the data files: zstd is smallest, none is fastest to read."""
-    row_group_mb: float = Field(default=8, gt=0)
-    """Uncompressed megabytes of a row group; small data sets get smaller ones."""
-    file_mb: float = Field(default=256, gt=0)
-    """Megabytes of a data file; a larger data set has several files."""
 
     @model_validator(mode="after")
     def _steps_suit_each_other(self) -> Self:
@@ -112,14 +106,7 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
     stages = _stages(config, dataset, names)
     tallies: list[Counter[str]] = [Counter() for _ in stages]
     with Commit(out) as commit:
-        writer = GroupWriter(
-            commit,
-            dataset,
-            renumber=any(step.changes_groups for step in config.steps),
-            compression=config.compression,
-            row_group_bytes=round(config.row_group_mb * 2**20),
-            file_bytes=round(config.file_mb * 2**20),
-        )
+        writer = GroupWriter(commit, dataset, renumber=any(step.changes_groups for step in config.steps))
         everywhere = frozenset(dataset.manifest.periods)
         for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
             labelled_N = block.on_documents(labelled(block))

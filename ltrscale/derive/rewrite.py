@@ -36,7 +36,7 @@ from ltrscale.data.dataset.tokens import (
     summed,
     to_columns,
 )
-from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
+from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 from ltrscale.stages.stage import DataUrl, Stage
@@ -274,9 +274,6 @@ class GroupWriter:
         features: Sequence[Feature] | None = None,
         statistics: ListedFile | None = None,
         renumber: bool,
-        compression: Compression,
-        row_group_bytes: int,
-        file_bytes: int,
     ) -> None:
         self._commit = commit
         self._source = source
@@ -284,13 +281,7 @@ class GroupWriter:
         self._statistics = statistics
         self._features = tuple(source.manifest.features if features is None else features)
         n_features = len(self._features)
-        self._writer = DatasetWriter(
-            commit,
-            n_features=n_features,
-            compression=compression,
-            row_group_bytes=row_group_bytes,
-            file_bytes=file_bytes,
-        )
+        self._writer = DatasetWriter(commit, n_features=n_features)
         self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
         cut = source.manifest.token_summaries.items()
         self._tokens = {

@@ -58,6 +58,13 @@ from ltrscale.reports.findings import commit_report, print_report
 from ltrscale.stages.stage import Origin, Stage
 
 _FOLDS = 10
+PAIRS_PER_LINK = 10
+"""Documents that were shown at both of two positions, with clicks at both, which link these. Without a chain of links
+from the first position to every other, no propensities are harvested."""
+IMPRESSIONS_PER_PAIR = 20
+"""Of a document that counts for the propensities by EM: with few, EM is biased."""
+_SMOOTHING = 4.0
+"""Examinations of average clicks that click models add to each document of a query."""
 
 
 class ClicksJob(LogSettings, Stage):
@@ -66,13 +73,6 @@ class ClicksJob(LogSettings, Stage):
     stage: ClassVar = "clicks"
     out: Operational[str]
     """Directory of the report."""
-    pairs_per_link: int = Field(default=10, ge=1)
-    """Two positions are linked if at least this many documents were shown at both, with clicks at both. Without a chain
-    of links from the first position to every other, no propensities are harvested."""
-    impressions_per_pair: int = Field(default=20, ge=2)
-    """Impressions that a document needs to count for the propensities by EM: with few, EM is biased."""
-    smoothing: float = Field(default=4.0, gt=0)
-    """Examinations of average clicks that click models add to each document of a query."""
     relevant_from: float = Field(default=1.0, gt=0)
     """Lowest expert label of a relevant document; clicks on the others are checked for trust."""
     ndcg_at: int = Field(default=10, ge=1)
@@ -106,7 +106,7 @@ def understand(job: ClicksJob) -> UnderstoodLog:
     half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
     halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
     cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
-    shared = overlap(cells, sessions.positions, pairs_per_link=job.pairs_per_link)
+    shared = overlap(cells, sessions.positions, pairs_per_link=PAIRS_PER_LINK)
     log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
     return UnderstoodLog(
         data=job.log.data,
@@ -117,17 +117,17 @@ def understand(job: ClicksJob) -> UnderstoodLog:
         labels=read.labels,
         relevant_from=job.relevant_from,
         ndcg_at=job.ndcg_at,
-        impressions_per_pair=job.impressions_per_pair,
+        impressions_per_pair=IMPRESSIONS_PER_PAIR,
         exposure=_exposure(read.tally),
         links=Links(
             pairs=shared.pairs,
             several=shared.several,
             impressions=shared.impressions,
-            pairs_per_link=job.pairs_per_link,
+            pairs_per_link=PAIRS_PER_LINK,
             links=tuple(map(tuple, shared.links_PP.tolist())),
             parts=tuple(map(tuple, shared.parts)),
         ),
-        propensities=_propensities(cells, halves, folds_D, shared, job),
+        propensities=_propensities(cells, halves, folds_D, shared),
         trust=_trust(read, sessions, half_S, cells, folds_D, shared, job),
         models=_models(read, job),
     )
@@ -158,9 +158,7 @@ def _figures(estimate: Estimate) -> tuple[Figure, ...]:
     return tuple(Figure(mean=mean, low=low, high=high) for mean, low, high in finite)
 
 
-def _propensities(
-    cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shared: Overlap, job: ClicksJob
-) -> Propensities:
+def _propensities(cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shared: Overlap) -> Propensities:
     """Propensities estimated in three ways; two of them are None where positions do not overlap."""
     positions = len(shared.seen_P)
 
@@ -169,15 +167,15 @@ def _propensities(
 
     def by_em(fold: int | None) -> Doubles:
         other_folds = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
-        return expectation_maximisation(other_folds, positions, impressions=job.impressions_per_pair)
+        return expectation_maximisation(other_folds, positions, impressions=IMPRESSIONS_PER_PAIR)
 
     ratio = estimated(click_ratios)
     if not shared.connected:
         return Propensities(ratio=ratio)
     shown_D = sums(cells.pair_M, cells.shown_M, len(folds_D))
-    often = cells.keep(shown_D[cells.pair_M] >= job.impressions_per_pair)
+    often = cells.keep(shown_D[cells.pair_M] >= IMPRESSIONS_PER_PAIR)
     em = None
-    if overlap(often, positions, pairs_per_link=job.pairs_per_link).parts == shared.parts:
+    if overlap(often, positions, pairs_per_link=PAIRS_PER_LINK).parts == shared.parts:
         em = _figures(jackknife(by_em, _FOLDS))
     return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
 
@@ -208,14 +206,13 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
     """Fit click models without the held-out part, and judge them on that part and on expert labels."""
     fitted = read.sessions.take(read.in_log_S & ~read.held_out_S)
     held_out = read.sessions.take(read.held_out_S)
-    smoothing = job.smoothing
     fits: dict[str, Callable[[Sessions], ClickModel]] = {
         "ratio of the position": PositionRatio.fit,
-        "ratio of the document": partial(DocumentRatio.fit, smoothing=smoothing),
-        "PBM": partial(PositionBasedModel.fit, smoothing=smoothing),
-        "UBM": partial(UserBrowsing.fit, smoothing=smoothing),
-        "SDBN": partial(DynamicBayesian.simplified, smoothing=smoothing),
-        "DBN": partial(DynamicBayesian.fit, smoothing=smoothing),
+        "ratio of the document": partial(DocumentRatio.fit, smoothing=_SMOOTHING),
+        "PBM": partial(PositionBasedModel.fit, smoothing=_SMOOTHING),
+        "UBM": partial(UserBrowsing.fit, smoothing=_SMOOTHING),
+        "SDBN": partial(DynamicBayesian.simplified, smoothing=_SMOOTHING),
+        "DBN": partial(DynamicBayesian.fit, smoothing=_SMOOTHING),
     }
     judge = _Judge.of(read, fitted, job.ndcg_at) if read.labels else None
     results = []

@@ -45,6 +45,10 @@ from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
 
+_POWER = 0.8
+"""Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
+_DOCS_PER_BATCH = 65_536
+
 
 class InterleaveJob(Stage):
     """Compare rankers by simulated interleaving: credit, lift, and the impressions needed to see it."""
@@ -74,12 +78,8 @@ class InterleaveJob(Stage):
     """Position bias that debiased credit assumes; by default that of a `pbm` user, and 1 for a `cascade`, which no
     power of the position fits exactly."""
     metric: MetricName = Field("ndcg@5", description=f"Offline metric to compare with the lift: {METRICS}.")
-    power: float = Field(default=0.8, gt=0.5, lt=1)
-    """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
     seed: int = 0
     """Seed of coins, users and the order of ties."""
-    docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
-    """Documents scored in one batch; the result does not depend on it."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -214,7 +214,7 @@ def _simulated(job: InterleaveJob) -> _Measured:
     traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
     metric, parts, documents = metric_named(job.metric), [], 0
     with progress("interleave", test.n_documents) as advance:
-        for groups in iterate(test, docs_per_batch=job.docs_per_batch):
+        for groups in iterate(test, docs_per_batch=_DOCS_PER_BATCH):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
@@ -257,7 +257,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     pairs = []
     for p, (one, other, _) in enumerate(job.pairs):
         methods = {
-            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
+            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, _POWER, separate=method == METHODS[-1])
             for m, method in enumerate(METHODS)
         }
         metric = Difference.of(measured.metric_QR[:, one] - measured.metric_QR[:, other])
@@ -281,7 +281,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
         depth=job.depth,
         eta=job.assumed_eta,
         metric=job.metric,
-        power=job.power,
+        power=_POWER,
     )
 
 

@@ -25,26 +25,25 @@ from ltrscale.data.dataset.selection import check_teaches, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
+from ltrscale.evaluation.measure.agreement import AgreementJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import GROUPS
-from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, ServingCost, document, gather_distillation
 from ltrscale.experiments.methods.base import MethodName
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
 from ltrscale.processor import cpu_seconds
-from ltrscale.progress import Report, log
+from ltrscale.progress import log
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports.findings import REPORT, commit_report, print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
-from ltrscale.serving.parity import ParityConfig
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, Stage, bundle_hashes, check_unseen, content_of, scored_by
+from ltrscale.stages.stage import bundle_hashes, check_unseen, content_of, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
@@ -89,13 +88,8 @@ DIRECT = "direct"
 """Method name of the directly trained trees."""
 
 
-class SpeedConfig(Config):
-    """How scoring speed is measured: on one thread, by processor time, all methods taking turns."""
-
-    documents: int = Field(10_000, ge=1)
-    """Documents of the test split, scored in one batch."""
-    repeats: int = Field(3, ge=1)
-    """Turns of each method; the median counts."""
+_TIMED_DOCUMENTS, _TURNS = 10_000, 3
+"""Documents of the test split that are scored in one batch to measure speed, and turns of each method."""
 
 
 class DistillJob(Config):
@@ -120,14 +114,6 @@ class DistillJob(Config):
     """Trees trained on the labels, for comparison with the students; null leaves them out."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
     """Metrics and outliers."""
-    overlap_at: tuple[CutOff, ...] = (1, 5, 10)
-    """Each k for which the report gives the overlap of the first k documents with the teacher's."""
-    parity: ParityConfig = ParityConfig()
-    """The check of exported trees, on documents of the test split."""
-    speed: SpeedConfig = SpeedConfig()
-    """How scoring speed is measured."""
-    docs_per_batch: int = Field(65_536, ge=1)
-    """Documents that the teacher scores in one batch."""
     ray: bool = False
     """Let the teacher score on a Ray cluster."""
     workers: Workers = ONE
@@ -162,10 +148,10 @@ class DistillJob(Config):
                 models[DIRECT] = join(self.out, DIRECT)
                 GBDTJob(out=models[DIRECT], splits=self._splits, gbdt=self.direct, workers=self.workers).run()
             self._compare(models)
-            periods, parity = self._splits.test.periods, self.parity.model_dump()
+            periods = self._splits.test.periods
             for name in (name for name, student in self.students.items() if student.exported):
                 out = join(self.out, "export", name)
-                ExportJob(out=out, bundle=models[name], data=self.data, periods=periods, **parity).run()
+                ExportJob(out=out, bundle=models[name], data=self.data, periods=periods).run()
             report = self._report(models)
         print_report(self.out, document(report, self._links()))
 
@@ -209,7 +195,7 @@ class DistillJob(Config):
             data=self.data,
             periods=periods,
             layout="scores",
-            docs_per_batch=self.docs_per_batch,
+            docs_per_batch=self.evaluate.docs_per_batch,
             ray=self.ray,
         ).run()
 
@@ -225,26 +211,25 @@ class DistillJob(Config):
         settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": baseline, "as_shown": False}
         config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
         EvaluateJob(out=join(self.out, "evaluation"), evaluate=config).run(show=False)
-        agreement = AgreementConfig(
+        AgreementJob(
+            out=join(self.out, "agreement"),
             models=dict(models),
             scores=self._scores,
             test=self._scored(self._splits.test),
-            overlap_at=self.overlap_at,
             **self.evaluate.model_dump(include={"resamples", "seed", "docs_per_batch"}),
-        )
-        AgreementStage(out=join(self.out, "agreement"), agreement=agreement).run()
+        ).run()
 
     def _report(self, models: Mapping[str, str]) -> Distillation:
         """Commit the report, or read it if it is up to date."""
         measured = ({TEACHER: self.teacher} if self.teacher else {}) | dict(models)
         evaluation, agreement = (join(self.out, name) for name in ("evaluation", "agreement"))
         of_figures = {"evaluation": content_of(evaluation), "agreement": content_of(agreement)}
-        identity = {"speed": self.speed.model_dump(mode="json"), "seed": self.evaluate.seed}
+        identity = {"seed": self.evaluate.seed}
         origin = made_by("distill", identity, bundle_hashes(measured.values()) | of_figures)
         if is_current(self.out, origin):
             log.info("distill: %s is up to date", self.out)
             return Distillation.read(self.out)
-        costs = measure_costs(measured, self._splits.test, self.speed)
+        costs = measure_costs(measured, self._splits.test)
         comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
         commit_report(self.out, comparison, document(comparison, self._links()), made_by=origin)
         return comparison
@@ -257,18 +242,7 @@ class DistillJob(Config):
         }
 
 
-class AgreementStage(Stage):
-    """Compare the rankings of all methods with the teacher's."""
-
-    stage: ClassVar = "agreement"
-    agreement: AgreementConfig
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Compare, and commit the agreement."""
-        agree(self.agreement, self.out, made_by=origin, report=report)
-
-
-def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, ServingCost]:
+def measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:
     """Size and speed of each method's bundle; all score the same documents, in turns, on one thread.
 
     Raises:
@@ -276,10 +250,10 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
     """
     bundles = {name: load(url) for name, url in models.items()}
     selection = with_tokens_of(select(test, labelled=False), bundles.values())
-    groups = next(iterate(selection, docs_per_batch=config.documents))
+    groups = next(iterate(selection, docs_per_batch=_TIMED_DOCUMENTS))
     scorers = [bundle.scorer(features=selection.features, threads=1) for bundle in bundles.values()]
     log.info("distill: measuring the speed of %d methods on %d documents", len(models), groups.n_documents)
-    seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)
+    seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=_TURNS)
     return {
         name: ServingCost(
             kind=bundle.kind,

@@ -150,8 +150,6 @@ def write_unit(
         commit,
         n_features=n_features,
         compression=config.compression,
-        row_group_bytes=round(config.row_group_mb * 2**20),
-        file_bytes=round(config.file_mb * 2**20),
         prefix=f"part-{unit.number:05}",
         before=(start.gid, start.documents),
     )

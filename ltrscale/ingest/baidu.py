@@ -46,6 +46,8 @@ _SHOWN, _JUDGED = (
 """The fields of a document that are read."""
 _NUMBERS = ("position", "click", "label", "bucket")
 _NUMBER = re.compile(r"[0-9]{1,6}(\.0*)?")
+_MOST_TOKENS = {"query": 32, "title": 64, "abstract": 128}
+"""Tokens of a text that are kept; 128 is also what a `TextColumn` keeps by default."""
 _QUERY_FIELDS, _JUDGED_FIELDS, _DOCUMENT_FIELDS = 3, 6, 7
 
 
@@ -57,12 +59,6 @@ class BaiduUltr(Source):
     """`sessions` are the training files, lists with clicks (the labels too); `judgements` the file of experts."""
     size: int = Field(default=21_990, ge=1)
     """Number of token ids; a row with a larger id is rejected. The public loader has 22,000, ten of them special."""
-    max_query: int = Field(default=32, ge=1)
-    """The most tokens of a query."""
-    max_title: int = Field(default=64, ge=1)
-    """The most tokens of a title."""
-    max_abstract: int = Field(default=128, ge=1)
-    """The most tokens of an abstract."""
     missing: Literal["reject", "empty"] = "empty"
     """A document without a title or an abstract is rejected, as the public loader does, or keeps an empty one."""
 
@@ -101,10 +97,10 @@ class BaiduUltr(Source):
         """The token fields."""
         return TokenColumns(
             tokenizer=ReadyIds(size=self.size),
-            query={"query": TextColumn(column="query", max_tokens=self.max_query)},
+            query={"query": TextColumn(column="query", max_tokens=_MOST_TOKENS["query"])},
             document={
-                "title": TextColumn(column="title", max_tokens=self.max_title, missing=self.missing),
-                "abstract": TextColumn(column="abstract", max_tokens=self.max_abstract, missing=self.missing),
+                "title": TextColumn(column="title", max_tokens=_MOST_TOKENS["title"], missing=self.missing),
+                "abstract": TextColumn(column="abstract", max_tokens=_MOST_TOKENS["abstract"], missing=self.missing),
             },
         )
 

@@ -106,10 +106,6 @@ class PrepareConfig(Config):
     """Documents of the longest group that is accepted; a longer one is rejected."""
     compression: Compression = "zstd"
     """Compression of the data files: zstd is smallest, none is read fastest."""
-    row_group_mb: float = Field(default=8, gt=0)
-    """Uncompressed megabytes of a row group; small data sets get smaller ones."""
-    file_mb: float = Field(default=256, gt=0)
-    """Megabytes of a data file, after which the next one begins."""
     unit_mb: float = Field(default=256, gt=0)
     """Megabytes of consecutive input files that one task handles. No input file is cut, and each task writes its own
     data files."""

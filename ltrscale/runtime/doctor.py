@@ -23,6 +23,8 @@ from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.submission import SubmitConfig, job_log
 
 _HERE = "this machine"
+_PATIENCE_S = 10
+"""For a store that does not answer."""
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
@@ -45,8 +47,6 @@ class DoctorConfig(Config):
     """Versions that the nodes should have, by package; by default those of this machine."""
     working_dir: str | None = "."
     """The checkout that is sent to a cluster; null if its nodes have the jobs installed."""
-    patience_s: float = Field(10, ge=0)
-    """Seconds to retry a store that does not answer."""
     format: Literal["text", "json"] = "text"
     """Text to read, or a line of JSON for each check."""
 
@@ -83,7 +83,7 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
     if config.config is not None:
         yield Diagnosis(_HERE, checks.config_validity(config.config, config.job, config_of))
     pins = checks.pinned_versions()
-    look = Look(pins, "cluster/constraints.txt has", config.ports, config.patience_s, None if address else config.store)
+    look = Look(pins, "cluster/constraints.txt has", config.ports, None if address else config.store)
     for line in look.lines():
         yield Diagnosis(_HERE, line)
     if address is None:
@@ -101,7 +101,6 @@ class Look:
     expected: Mapping[str, str]
     whose: str
     ports: tuple[int, ...]
-    patience_s: float
     store: str | None = None
     """The URL of a store to try."""
     object_store: float | None = None
@@ -113,7 +112,7 @@ class Look:
 
     def lines(self) -> Iterator[CheckResult]:
         """The results of the checks on this process's machine."""
-        os.environ.setdefault(storage.PATIENCE, str(self.patience_s))
+        os.environ.setdefault(storage.PATIENCE, str(_PATIENCE_S))
         yield checks.packages(self.expected, self.whose)
         yield checks.gpus(self.gpus)
         yield checks.shared_memory(self.object_store)
@@ -135,9 +134,7 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     os.environ["RAY_ADDRESS"] = address
     with ray_cluster(0):
         ports = (*config.ports, int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
-        local_look = Look(
-            config.expected or checks.versions(), "expected are", tuple({*ports}), config.patience_s, config.store
-        )
+        local_look = Look(config.expected or checks.versions(), "expected are", tuple({*ports}), config.store)
         remote_look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a new process each
         waiting = {}
         for node in (node for node in ray.nodes() if node["Alive"]):
@@ -196,7 +193,6 @@ def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     yield Diagnosis("cluster", open_dashboard(address))
     settings = {
         "format": "json",
-        "patience_s": config.patience_s,
         "expected": config.expected or checks.versions(),
         "ports": config.ports,
         "store": config.store,

@@ -28,6 +28,8 @@ from ltrscale.runtime.sent_copy import SentCopy, sent_copy
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0
+_STOP_S = 120
+"""How long a job that is asked to stop may write its checkpoint before Ray kills it."""
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """Ray's variable for the seconds between a job's SIGTERM and SIGKILL; by default 3."""
 _PLACES = ("out", "data", "inputs", "path", "bundle", "bundles", "pretrained", "production", "candidate", "evaluation")
@@ -70,8 +72,6 @@ class SubmitConfig(Config):
     """Variables for the job and its workers. Credentials are refused: the dashboard shows the variables."""
     entrypoint: EntrypointConfig = EntrypointConfig()
     """What the submitted process reserves."""
-    stop_seconds: int = Field(120, ge=1)
-    """How long a job that is asked to stop may write its checkpoint before Ray kills it."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
             case "status":
                 return _show(attempts, name, address)
             case "stop":
-                return _stop(client, attempts, str(name), config.stop_seconds)
+                return _stop(client, attempts, str(name))
             case "run":
                 chosen = _started(client, attempts, job, config, address)
                 if config.follow:
@@ -202,7 +202,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
     chosen = job.name if last is None else f"{job.name}-{1 + max(_attempt_number(each, job.name) for each in attempts)}"
-    variables = {**config.environment, _STOP_WAIT: str(config.stop_seconds)}
+    variables = {**config.environment, _STOP_WAIT: str(_STOP_S)}
     reserved = config.entrypoint
     try:
         with _sent(config.working_dir, job) as working_dir:
@@ -281,7 +281,7 @@ def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
         )
 
 
-def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
+def _stop(client: Any, attempts: Sequence[Any], name: str) -> int:
     """Stop the running attempts, and wait until they end."""
     if not attempts:
         raise InputError(f"{name}: no such submission; `{called('submit')} --action status` lists all")
@@ -290,10 +290,10 @@ def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
         log.info("%s: %s already", attempts[-1].submission_id, state(attempts[-1]))
     for each in running:
         client.stop_job(each)
-        deadline = time.monotonic() + seconds + _PATIENCE_S
+        deadline = time.monotonic() + _STOP_S + _PATIENCE_S
         while not (job := client.get_job_info(each)).status.is_terminal():
             if time.monotonic() > deadline:
-                raise InputError(f"{each}: still runs after {seconds} s; look for it in the dashboard")
+                raise InputError(f"{each}: still runs after {_STOP_S} s; look for it in the dashboard")
             time.sleep(_POLL_S)
         log.info("%s: %s", each, state(job))
     return 0

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
@@ -25,7 +26,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
-from ltrscale.serving.parity import Parity, ParityConfig, check_parity, raw_files_of, sample_raw, transformer
+from ltrscale.serving.parity import Parity, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
 from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
 
@@ -34,7 +35,7 @@ _PARITY, _CARD = "parity.json", "README.md"
 _NO_ITEMS = "was not trained on rows that have one item and all features each"
 
 
-class ExportJob(ParityConfig, Stage):
+class ExportJob(Stage):
     """Export a bundle for a program that serves it, with a description of its features."""
 
     stage: ClassVar = "export"
@@ -50,6 +51,11 @@ class ExportJob(ParityConfig, Stage):
     inputs that `data` was made from, if they still exist."""
     data: str
     """Data set directory; scores are compared on its documents, and it has the texts of categories."""
+    rows: int = Field(10_000, ge=1)
+    """Number of documents to compare scores on; all if there are fewer."""
+    tolerance: float | None = Field(None, ge=0)
+    """Largest difference of scores that passes, as a share of the largest score (at least 1); by default 1e-9 for
+    LightGBM's text and Vespa, which compute in double precision, 1e-4 for ONNX, and 1e-5 for the others."""
     measure: Operational[bool] = False
     """Print the time of one query with the export in this process, from raw rows to scores: the median and the 99th
     percentile."""
@@ -73,7 +79,7 @@ class ExportJob(ParityConfig, Stage):
             raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
         raw_files = raw_files_of(self.raw, self.data) if has_items else []
         to = FORMATS[self.to]
-        files, parity = check_parity(to, bundle, self._split, self, raw_files)
+        files, parity = check_parity(to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance)
         publish(to, files, parity, self.out, made_by=origin)
 
     def run(self) -> bool:

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
@@ -52,20 +51,6 @@ from ltrscale.serving.onnx_graph import is_listwise
 
 _DISTURBED = 0.02
 _UNSEEN = (1 << 24) - 1
-
-
-class ParityConfig(Config):
-    """The check that exported models must pass."""
-
-    rows: int = Field(10_000, ge=1)
-    """Number of documents to compare scores on; all if there are fewer."""
-    tolerance: float | None = Field(None, ge=0)
-    """Largest difference of scores that passes, as a share of the largest score (at least 1); by default 1e-9 for
-    LightGBM's text and Vespa, which compute in double precision, 1e-4 for ONNX, and 1e-5 for the others."""
-
-    def allowed(self, to: Format) -> float:
-        """The tolerance for a format."""
-        return to.tolerance if self.tolerance is None else self.tolerance
 
 
 class RawParity(Config):
@@ -101,29 +86,37 @@ class Parity(Config):
 
 
 def check_parity(
-    to: Format, bundle: Bundle, split: Split, config: ParityConfig, raw_files: Sequence[str] = ()
+    to: Format,
+    bundle: Bundle,
+    split: Split,
+    raw_files: Sequence[str] = (),
+    *,
+    rows: int,
+    tolerance: float | None = None,
 ) -> tuple[Files, Parity]:
-    """The files to publish, and how well a reader of only these files agrees with the bundle.
+    """The files to publish, and how well a reader of only these files agrees with the bundle on some `rows`.
 
-    The transformer must agree with `prepare` on the first rows of `raw_files`.
+    The transformer must agree with `prepare` on the first rows of `raw_files`. Without a `tolerance`, a share of the
+    largest score, the format's own one counts.
 
     Raises:
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
             be exported or has other features.
     """
-    groups = _documents(bundle, split, config.rows, disturbed=to.missing == "nan")
+    groups = _documents(bundle, split, rows, disturbed=to.missing == "nan")
     names = [feature.name for feature in bundle.features]
     manifests = [open_dataset(url).manifest for url in split.data]
     texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
     observed = Observed(texts, _negative(names, groups, manifests), partial(_occurring, bundle, split.data))
     files = write_export(to, bundle, observed)
+    allowed = to.tolerance if tolerance is None else tolerance
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        export = _Export(to, bundle, config, features_in(folder), to.readers(folder))
+        export = _Export(to, bundle, allowed, features_in(folder), to.readers(folder))
         matrix_NG = export.features.matrix(names, groups.features_NF.numpy())
         difference, largest = export.apart(groups, matrix_NG, "documents")
-        from_raw = _from_raw(export, folder, raw_files) if raw.CODE in files else None
+        from_raw = _from_raw(export, folder, raw_files, rows) if raw.CODE in files else None
     return files, Parity(
         to=to.kind,
         documents=groups.n_documents,
@@ -131,7 +124,7 @@ def check_parity(
         unseen=int((groups.features_NF == _UNSEEN).sum()),
         largest_difference=difference,
         largest_score=largest,
-        tolerance=config.allowed(to),
+        tolerance=allowed,
         bundle=bundle.url,
         data=split.data,
         periods=split.periods,
@@ -161,13 +154,13 @@ class _Export(NamedTuple):
 
     to: Format
     bundle: Bundle
-    config: ParityConfig
+    tolerance: float
     features: ExportedFeatures
     readers: tuple[MatrixScorer, ...]
 
     def apart(self, groups: QueryGroups, matrix_NG: NDArray[np.float32], whose: str) -> tuple[float, float]:
         """Largest difference of a reader's scores from the bundle's, checked for tolerance, and the largest score."""
-        bundle, tolerance = self.bundle, self.config.allowed(self.to)
+        bundle, tolerance = self.bundle, self.tolerance
         bundle_scores_N = bundle.scorer()(groups).double().numpy()
         reader_scores_RN = [self._scores(reader, groups, matrix_NG) for reader in self.readers]
         difference, largest = (
@@ -191,10 +184,10 @@ class _Export(NamedTuple):
         return np.concatenate([np.zeros(0), *(reader(matrix_NG[a:b]) for a, b in pairwise(bounds) if b > a)])
 
 
-def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity | None:
+def _from_raw(export: _Export, folder: Path, files: Sequence[str], rows: int) -> RawParity | None:
     """Compare the first raw rows of some files through the transformer; None without such rows."""
     module, names = transformer(folder), [column.name for column in export.features.columns]
-    sampled = sample_raw(export.bundle, module, files, export.config.rows)
+    sampled = sample_raw(export.bundle, module, files, rows)
     if sampled is None:
         return None
     matrix_NG = raw_matrix(sampled, module, names, export.bundle)

@@ -36,6 +36,11 @@ _LEARNT = (
     "or name other validation periods"
 )
 
+ROUNDS, RESAMPLES = 25, 20
+"""Members that a greedy choice adds, at most; and choices, each on as many groups, drawn with replacement."""
+_GROUPS = 5000
+"""Validation groups with a relevant document that choose: a random sample if there are more."""
+
 
 class BlendConfig(Config):
     """How the weights of a mean are chosen."""
@@ -45,12 +50,6 @@ class BlendConfig(Config):
     again and again, so that it may count several times. Half of a weight is the mean of these choices, half is equal
     among all that were ever chosen; others have none. `equal` takes all members alike. Or the weights themselves, by
     the names of the members."""
-    rounds: int = Field(25, ge=1)
-    """Members that a greedy choice adds, at most; it ends where none helps."""
-    resamples: int = Field(20, ge=1)
-    """Greedy choices, each on as many validation groups, drawn with replacement; their mean counts."""
-    groups: int = Field(5000, ge=2)
-    """Validation groups with a relevant document that choose: a random sample if there are more."""
     metric: MetricName = "ndcg@5"
     """What the weights raise: ndcg@K, mrr, map or another one of `jobs.evaluate`."""
     seed: int = 0
@@ -117,7 +116,7 @@ class BlendJob(LabelledStage):
         if config.weights == "equal" and not self._is_unseen():
             return dict.fromkeys(opened, 1 / len(opened)), {}
         judged = only_relevant(select(self.splits.validation, labelled=True))
-        judge, scores_MN = _scores(at_most(judged, config.groups, config.seed, "blend"), opened, config.metric)
+        judge, scores_MN = _scores(at_most(judged, _GROUPS, config.seed, "blend"), opened, config.metric)
         equal_M = np.full(len(opened), 1 / len(opened))
         weights_M = choose(scores_MN, judge, config) if config.weights == "greedy" else equal_M
         values_Q = judge(torch.from_numpy(weights_M) @ scores_MN.double())
@@ -180,18 +179,18 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
     if groups == 0:
         raise InputError(f"blend.metric: no validation group defines {config.metric}; name another, or equal weights")
     resampled = np.zeros(members)
-    for number in range(config.resamples):
+    for number in range(RESAMPLES):
         drawn_Q = random_bits((config.seed, "blend", number), np.arange(groups)) % np.uint64(groups)
         times_Q = np.bincount(drawn_Q.astype(np.int64), minlength=groups)
-        resampled += _greedy(values_of, members, times_Q, config.rounds)
+        resampled += _greedy(values_of, members, times_Q)
     chosen = resampled > 0
-    return np.asarray((chosen / chosen.sum() + resampled / config.resamples) / 2)
+    return np.asarray((chosen / chosen.sum() + resampled / RESAMPLES) / 2)
 
 
-def _greedy(values_of: Callable[[tuple[int, ...]], Doubles], members: int, times_Q: Ints, rounds: int) -> Doubles:
+def _greedy(values_of: Callable[[tuple[int, ...]], Doubles], members: int, times_Q: Ints) -> Doubles:
     """Weights from adding the best member one by one, the first of equals; `times_Q` counts each group."""
     counts, highest = (0,) * members, -np.inf
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         more = [(*counts[:m], counts[m] + 1, *counts[m + 1 :]) for m in range(members)]
         values = [float(values_of(each) @ times_Q) for each in more]
         best = int(np.argmax(values))

@@ -108,7 +108,6 @@ class Training:
             origin=self.origin,
             data=" ".join(selection.hash for selection in read),
             every_s=60 * self.config.checkpoint_minutes,
-            failures=self.config.checkpoint_failures,
             context=self.context,
         ) as checkpoints:
             saved = checkpoints.newest()

@@ -93,8 +93,6 @@ class InContextPretrainConfig(Config):
     machine has CPUs, and at most 8. The result does not depend on it."""
     checkpoint_minutes: Operational[float] = Field(5.0, gt=0)
     """Time between checkpoints, from which the same command resumes; the first comes after a minute."""
-    checkpoint_failures: Operational[int] = Field(3, ge=1)
-    """End the run after this many failed writes of checkpoints in a row, as on a full disk."""
 
 
 class PretrainInContextJob(ResumingStage):
@@ -119,7 +117,6 @@ class PretrainInContextJob(ResumingStage):
                 origin=origin,
                 data="",
                 every_s=every_s,
-                failures=config.checkpoint_failures,
             ) as checkpoints,
             progress("pretraining", 1.0, "problems") as advance,
         ):

@@ -39,6 +39,8 @@ from ltrscale.training.reduce import from_rank_0
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
 EPOCHS, STEPS, PROBES = "epochs", "steps", "probes"
 _ALONE = Context()
+FAILURES = 3
+"""Failed writes of checkpoints in a row that end the run, as on a full disk."""
 _FIRST_S = 60.0  # a run that ends early loses little, whatever `every_s` is
 _KEPT_CHECKPOINTS = 2  # if the newest is damaged, a run resumes from the previous one
 
@@ -69,7 +71,6 @@ class Checkpoints:
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        failures: number of failed writes in a row that ends the run.
         context: counts committed checkpoints, on rank 0 in the writing thread, and tells if the workers regroup.
     """
 
@@ -80,11 +81,10 @@ class Checkpoints:
         origin: Mapping[str, Any],
         data: str,
         every_s: float,
-        failures: int,
         context: Context = _ALONE,
     ) -> None:
         self.url, self.origin, self.data = url, origin, data
-        self.every_s, self.failures, self.context = every_s, failures, context
+        self.every_s, self.context = every_s, context
         self._first = rank_and_world()[0] == 0
         self._due_at = time.monotonic() + min(_FIRST_S, every_s)
         self._buffers = Buffers()
@@ -155,7 +155,7 @@ class Checkpoints:
 
     def failed(self) -> bool:
         """True if too many writes in a row have failed on this worker."""
-        return len(self._failed) >= self.failures
+        return len(self._failed) >= FAILURES
 
     def after(self, result: StepResult, trainer: Trainer, progress: Progress) -> None:
         """Act on the result of a step: save, save and stop, or end a run that cannot save.
@@ -241,7 +241,7 @@ class Checkpoints:
             write_checkpoint(target, snapshot, origin=self.origin, data=self.data)
         except (InputError, OSError, SafetensorError) as error:
             lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: retrying is futile
-            self._failed += [str(error)] * (self.failures if lost else 1)
+            self._failed += [str(error)] * (FAILURES if lost else 1)
             self._stale.add(target)
             log.warning(
                 "checkpoint of %s not written, %d in a row: %s; training continues", name, len(self._failed), error

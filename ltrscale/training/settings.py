@@ -172,8 +172,6 @@ class TrainingConfig(Config):
     checkpoint_minutes: Operational[float] = Field(10.0, gt=0)
     """Time between checkpoints, from which the same command resumes; the first comes after a minute. They
     are written while training continues. A killed machine loses up to this much, a request to stop loses no step."""
-    checkpoint_failures: Operational[int] = Field(3, ge=1)
-    """End the run after this many failed writes of checkpoints in a row, as on a full disk."""
     preflight: PreflightConfig = PreflightConfig()
     """How the data files are checked before workers start."""
 

@@ -145,8 +145,6 @@ class SearchConfig(Config):
     """Logical CPUs of a trial, which has as many threads."""
     gpus: Operational[float] = Field(0, ge=0)
     """GPUs of a trial; a fraction shares one GPU among several trials."""
-    max_failures: Operational[int] = Field(1, ge=0)
-    """How often a trial restarts after its process has died, for instance for lack of memory."""
 
 
 Space = dict[str, Dimension]

@@ -62,6 +62,8 @@ from ltrscale.tuning.searched import (
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue, SearchConfig
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
+_RESTARTS = 1
+"""How often a trial restarts after its process has died, for instance for lack of memory."""
 
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
 
@@ -318,7 +320,7 @@ def _run(
                 name="tune",
                 storage_path=str(scratch),
                 verbose=0,
-                failure_config=tune.FailureConfig(max_failures=config.max_failures),
+                failure_config=tune.FailureConfig(max_failures=_RESTARTS),
                 callbacks=[Scribe(history, config, past_trials, report=report, advance=advance, stopping=stopping)],
                 stop=EndsOnRequest(stopping),
             ),

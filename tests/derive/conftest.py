@@ -63,9 +63,9 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 def apply(tmp_path_factory: pytest.TempPathFactory) -> Relabel:
     """Applies steps, given as plain values, to a data set directory; returns the new one's URL."""
 
-    def applied(url: str, *steps: Mapping[str, Any], seed: int = 0, **settings: Any) -> str:
+    def applied(url: str, *steps: Mapping[str, Any], seed: int = 0) -> str:
         out = str(tmp_path_factory.mktemp("relabelled") / "set")
-        config = RelabelConfig.model_validate({"steps": steps, "seed": seed, **settings})
+        config = RelabelConfig.model_validate({"steps": steps, "seed": seed})
         relabel(config, url, out, origin={"stage": "relabel"}, report=lambda _: None)
         return out
 

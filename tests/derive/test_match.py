@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
 from ltrscale.derive.match import MatchJob
-from ltrscale.derive.measures import MEASURES, Smoothing, TokenLists, collect, gather_statistics, match_measures, merge
+from ltrscale.derive.measures import MEASURES, TokenLists, collect, gather_statistics, match_measures, merge
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError
@@ -262,13 +262,11 @@ def test_all_measures_are_those_of_the_slow_formulas(
 ) -> None:
     documents = [document for _, documents in groups for document in documents]
     query_N = np.repeat(np.arange(len(groups)), [len(documents) for _, documents in groups])
-    smoothing = Smoothing(k1=0.9, b=0.4, jelinek_mercer=0.3, dirichlet=50, discount=0.5)
     queries, collection = lists([query for query, _ in groups]), collect(lists(known), VOCABULARY)
-    found = match_measures(queries, lists(documents), query_N, collection, smoothing)
+    found = match_measures(queries, lists(documents), query_N, collection)
     assert tuple(found) == MEASURES
-    constants = smoothing.model_dump()
     for n, (q, document) in enumerate(zip(query_N.tolist(), documents, strict=True)):
-        expected = slow.measures(groups[q][0], document, known, VOCABULARY, **constants)
+        expected = slow.measures(groups[q][0], document, known, VOCABULARY)
         assert {name: values[n] for name, values in found.items()} == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
@@ -292,17 +290,15 @@ def test_bm25_is_that_of_bm25s() -> None:
     library.index([list(map(str, document)) for document in documents], show_progress=False)
     collection = collect(lists(documents), size)
     for query in queries:
-        found = match_measures(lists([query]), lists(documents), np.zeros(300, np.int64), collection, Smoothing())[
-            "bm25"
-        ]
-        np.testing.assert_allclose(found, library.get_scores(list(map(str, query))), rtol=1e-5, atol=1e-6)
+        found = match_measures(lists([query]), lists(documents), np.zeros(300, np.int64), collection)
+        np.testing.assert_allclose(found["bm25"], library.get_scores(list(map(str, query))), rtol=1e-5, atol=1e-6)
 
 
 @given(st.permutations(range(5)))
 def test_the_order_of_documents_does_not_matter(order: list[int]) -> None:
     documents, collection = [[1, 2], [], [2, 2, 3], [5], [1, 1]], collect(lists([[1, 2], [2, 3]]), VOCABULARY)
     query_N = np.zeros(5, np.int64)
-    plain = match_measures(lists([[2, 2, 7]]), lists(documents), query_N, collection, Smoothing())
-    moved = match_measures(lists([[2, 2, 7]]), lists([documents[i] for i in order]), query_N, collection, Smoothing())
+    plain = match_measures(lists([[2, 2, 7]]), lists(documents), query_N, collection)
+    moved = match_measures(lists([[2, 2, 7]]), lists([documents[i] for i in order]), query_N, collection)
     for name in MEASURES:
         np.testing.assert_array_equal(moved[name], plain[name][order])

@@ -14,6 +14,7 @@ from command_lines import run_here
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import load, validate
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -70,7 +71,7 @@ ALL_STEPS = [
 @pytest.mark.parametrize("upto", range(1, len(ALL_STEPS) + 1))
 def test_counts_add_up_after_every_step(write: Write, apply: Apply, rows_of: Rows, upto: int) -> None:
     source = write(graded(80, periods=("a", "b")))
-    url = apply(source, *ALL_STEPS[:upto], row_group_mb=0.01)
+    url = apply(source, *ALL_STEPS[:upto])
     manifest, rows = open_dataset(url).manifest, rows_of(url)
     assert sorted(row["gid"] for row in rows) == list(range(len(rows)))
     assert len({row["query_id"] for row in rows}) == len(rows)
@@ -166,7 +167,9 @@ def test_the_layout_of_files_changes_nothing(
     rows = graded(90, periods=("a", "b"))
     given = [{**steps[0], "max_relevance": 4}, *steps[1:]] if steps[0]["kind"] == "clicks" else steps
     one = apply(write(rows), *given)
-    small_files = apply(write(rows, row_group_bytes=200, file_bytes=1), *given, row_group_mb=1e-4, file_mb=1e-4)
+    monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 100)
+    monkeypatch.setattr(writer, "FILE_BYTES", 100)
+    small_files = apply(write(rows, row_group_bytes=200, file_bytes=1), *given)
     assert len(open_dataset(small_files).manifest.files) > 4
     assert by_query(rows_of(small_files)) == by_query(rows_of(one))
 

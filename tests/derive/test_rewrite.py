@@ -78,9 +78,7 @@ def test_groups_without_changes_stay_the_same(make_dataset: Make, tmp_path: Path
     made = make_dataset(LENGTHS, is_labelled=lambda gid: gid % 3 != 0)
     dataset = open_dataset(made.url)
     with storage.Commit(str(tmp_path / "out")) as commit:
-        writer = GroupWriter(
-            commit, dataset, renumber=renumber, compression="none", row_group_bytes=1, file_bytes=1 << 20
-        )
+        writer = GroupWriter(commit, dataset, renumber=renumber)
         for block in read_groups(dataset, periods={"a", "b"}):
             writer.add(block)
         manifest = writer.finish(Accounting(), {"stage": "copy"})
@@ -125,7 +123,7 @@ def test_tokens_stay_with_their_queries_and_documents(make_dataset: Make, tmp_pa
     add_tokens(made.url, [len(group.features) for group in made.groups.values()])
     dataset, out = open_dataset(made.url), str(tmp_path / "out")
     with storage.Commit(out) as commit:
-        writer = GroupWriter(commit, dataset, renumber=False, compression="none", row_group_bytes=1, file_bytes=1 << 20)
+        writer = GroupWriter(commit, dataset, renumber=False)
         for block in read_groups(dataset, periods={"a", "b"}):
             keep_Q = block.keys_Q % 3 > 0
             writer.add(block.keep(keep_Q))

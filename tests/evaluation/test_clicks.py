@@ -17,6 +17,7 @@ from ltrscale.clicks.log import read_log
 from ltrscale.config import validate
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
+from ltrscale.evaluation import click_log
 from ltrscale.evaluation.click_log import ClicksJob, understand
 from ltrscale.evaluation.click_log_page import UnderstoodLog, document
 from ltrscale.evaluation.measure.evaluate import evaluate
@@ -171,8 +172,9 @@ def test_it_refuses_positions_that_nothing_links_and_names_the_depth_that_would_
     assert understand(config(url, depth=4)).propensities.harvested is not None
 
 
-def test_em_needs_documents_that_were_shown_often(data: str) -> None:
-    found = understand(config(data, depth=6, impressions_per_pair=500))
+def test_em_needs_documents_that_were_shown_often(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(click_log, "IMPRESSIONS_PER_PAIR", 500)
+    found = understand(config(data, depth=6))
     assert found.propensities.em is None
     assert found.propensities.harvested is not None
     assert "There are none by EM" in page(found)

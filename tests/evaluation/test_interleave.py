@@ -16,7 +16,7 @@ from scipy.stats import ttest_1samp
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.evaluation import impressions
+from ltrscale.evaluation import impressions, interleave
 from ltrscale.evaluation.impressions import (
     METHODS,
     Pair,
@@ -260,10 +260,12 @@ def test_the_job_reports_all_pairs_and_is_skipped_when_it_is_up_to_date(
     assert "| good - poor " in capsys.readouterr().out
 
 
-def test_names_and_batches_do_not_matter_and_order_negates(rankers: dict[str, str], tmp_path: Path) -> None:
-    there = job(rankers, tmp_path / "there")
-    back = job(rankers, tmp_path / "back", ("poor", "good"), docs_per_batch=50)
+def test_names_and_batches_do_not_matter_and_order_negates(
+    rankers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, back = job(rankers, tmp_path / "there"), job(rankers, tmp_path / "back", ("poor", "good"))
     assert there.run()
+    monkeypatch.setattr(interleave, "_DOCS_PER_BATCH", 50)
     assert back.run()
     (one,), (other,) = (Interleaved.read(each.out).pairs for each in (there, back))
     assert one.metric.mean == pytest.approx(-other.metric.mean)  # type: ignore[operator]

@@ -14,7 +14,7 @@ from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.ingest import lines
+from ltrscale.ingest import baidu, lines
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 
@@ -76,10 +76,13 @@ def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["part-00001", "part-00001.gz"])
-def test_sessions_keep_their_lists_clicks_and_tokens(name: str, tmp_path: Path) -> None:
+def test_sessions_keep_their_lists_clicks_and_tokens(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(baidu._MOST_TOKENS, "abstract", 2)
     text = "\n".join(SESSIONS) + "\n"
     (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    dataset = made(tmp_path / name, tmp_path / "set", max_abstract=2)
+    dataset = made(tmp_path / name, tmp_path / "set")
     rows = rows_of(dataset)
     assert [row["query_id"] for row in rows] == ["11:part-00001:1", "11:part-00001:5"]
     assert [row["meta_qid"] for row in rows] == ["11", "11"]

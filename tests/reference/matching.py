@@ -15,14 +15,9 @@ def measures(
     document: Sequence[int],
     documents: Sequence[Sequence[int]],
     size: int,
-    *,
-    k1: float = 1.2,
-    b: float = 0.75,
-    jelinek_mercer: float = 0.1,
-    dirichlet: float = 2000.0,
-    discount: float = 0.7,
 ) -> dict[str, float]:
     """All measures of one document for a query, by the statistics of some documents."""
+    k1, b, jelinek_mercer, dirichlet, discount = 1.2, 0.75, 0.1, 2000.0, 0.7
     every = [token for other in documents for token in other]
     mean = len(every) / len(documents) if every else 1.0
     counts, length = Counter(document), len(document)

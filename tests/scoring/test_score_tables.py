@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ltrscale import bundle, storage
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.scores import find_scores, ranks
 from ltrscale.errors import InputError
@@ -47,8 +48,10 @@ def data(log: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) ->
     pq.write_table(pa.Table.from_pylist(log), folder / "log.parquet")
     columns = {"query": "q", "item": "d", "label": "y", "period_column": "day", "features": ["f_*"], "meta": ["user"]}
     source = {"kind": "items", "columns": columns}
-    config = PrepareConfig.model_validate({"inputs": str(folder / "log.parquet"), "source": source, "file_mb": 0.001})
-    return prepare(config, str(folder / "data"))
+    config = PrepareConfig.model_validate({"inputs": str(folder / "log.parquet"), "source": source})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "FILE_BYTES", 1000)
+        return prepare(config, str(folder / "data"))
 
 
 @pytest.fixture(scope="module")

@@ -34,11 +34,11 @@ from ltrscale.serving import parity as check
 from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.format import ExportedFeatures, Files, Observed
-from ltrscale.serving.parity import Parity, ParityConfig, check_parity
+from ltrscale.serving.parity import Parity, check_parity
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackedJob, StackMember
 
-ROWS = ParityConfig(rows=500)
+ROWS = 500
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,11 @@ def split_of(data: str) -> Split:
 
 
 def compared(to: FormatName, bundle: Bundle, split: Split) -> tuple[Files, Parity]:
-    return check_parity(FORMATS[to], bundle, split, ROWS)
+    return check_parity(FORMATS[to], bundle, split, rows=ROWS)
 
 
 def rows_of(bundle: Bundle, data: str) -> QueryGroups:
-    return check._documents(bundle, split_of(data), ROWS.rows, disturbed=True)
+    return check._documents(bundle, split_of(data), ROWS, disturbed=True)
 
 
 def document(features: ExportedFeatures, bundle: Bundle, row: torch.Tensor) -> dict[str, Any]:

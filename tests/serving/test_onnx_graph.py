@@ -22,7 +22,7 @@ from ltrscale.serving import onnx_graph, parity
 from ltrscale.serving.choices import FORMATS
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.format import Observed
-from ltrscale.serving.parity import ParityConfig, check_parity
+from ltrscale.serving.parity import check_parity
 
 pytest.importorskip("onnxruntime", reason="the extra `serve` is not installed")
 pytest.importorskip("onnxscript", reason="the extra `serve` is not installed")
@@ -56,7 +56,7 @@ def last(data: str) -> Split:
 )
 def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, tmp_path: Path) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, **NETWORKS[name])))
-    files, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), ParityConfig(rows=600))
+    files, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), rows=600)
     assert found.missing > 100 < 10 * found.unseen
     assert found.largest_score > 0.1
     assert found.largest_difference < 1e-5 * max(1, found.largest_score)
@@ -73,7 +73,7 @@ def test_the_graph_of_several_networks_gives_their_mean(synthetic_dataset: str, 
     parts = [network(synthetic_dataset, seed, encoder={**SMALL, "batch_norm": True}) for seed in range(2)]
     model = combine_rankers(parts, how="mean", dropout=0.0).eval()
     bundle = load(saved(tmp_path / "net", synthetic_dataset, model))
-    _, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), ParityConfig(rows=600))
+    _, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), rows=600)
     assert found.largest_difference < 1e-5 * max(1, found.largest_score)
 
 

@@ -26,7 +26,7 @@ METHODS = ("simclr_rank", "simsiam")
 
 
 def checkpoints_in(folder: Path | str, **changes: Any) -> Checkpoints:
-    settings = {"origin": {"run": "a"}, "data": "abc", "every_s": 3600.0, "failures": 3}
+    settings = {"origin": {"run": "a"}, "data": "abc", "every_s": 3600.0}
     return Checkpoints(f"{folder}/checkpoints", **{**settings, **changes})
 
 
@@ -103,7 +103,7 @@ def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
 
 def rank_0_cannot_save(trainer: Trainer, folder: str) -> None:
     """Both workers end and say why."""
-    with checkpoints_in(folder, every_s=0.0, failures=2) as saver:
+    with checkpoints_in(folder, every_s=0.0) as saver:
         trainer.due, trainer.failed = saver.due, saver.failed
         with pytest.raises(InputError, match=r"^\S+: 2 checkpoints in a row could not be written \(\S+step-00000002: "):
             train(saver, trainer)
@@ -260,12 +260,13 @@ def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
 
 
 def test_a_failure_warns_and_failures_in_a_row_end_the_run(
-    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("in the way")
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
-    with checkpoints_in(tmp_path, failures=2) as saver:
+    monkeypatch.setattr(resumption, "FAILURES", 2)
+    with checkpoints_in(tmp_path) as saver:
         trainer.failed = saver.failed
         running = steps(trainer)
         save(saver, trainer, next(running))

@@ -289,7 +289,7 @@ def test_the_same_command_resumes_and_fresh_starts_anew(
         run_job(job, caplog)
     assert {Path(url).name for url in storage.children(str(out))} == {"run", "checkpoints", "preflight", "transform"}
     stop_after(None)
-    other_pace = pretrain_job(synthetic_dataset, out, checkpoint_minutes=3, checkpoint_failures=2)
+    other_pace = pretrain_job(synthetic_dataset, out, checkpoint_minutes=3)
     assert run_job(other_pace, caplog) == "resumed from"
     made = bundle.load(str(out)).content
     assert run_job(job, caplog) == "is up to date"

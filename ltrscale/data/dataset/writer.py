@@ -33,6 +33,8 @@ from ltrscale.data.dataset.tokens import token_bytes
 from ltrscale.storage import Commit, named_errors
 
 MIN_ROW_GROUPS = 64
+ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20
+"""Small enough to shuffle and share among workers; large enough for few requests to object storage."""
 Compression = Literal["zstd", "lz4", "none"]
 _SMALLEST = 64 << 10
 _BUFFERS_BYTES = 256 << 20
@@ -66,8 +68,9 @@ class DatasetWriter:
     """Takes tables of whole groups, and puts finished files in place through a commit.
 
     The tables have the columns of the data set directory and the same schema. `close` returns the files; without it
-    only the commit's staging area is left. `before` counts the earlier groups and documents of the data set; file names
-    begin with `prefix`.
+    only the commit's staging area is left. A row group ends at `row_group_bytes` (`ROW_GROUP_BYTES`) uncompressed, and
+    a file at `file_bytes` (`FILE_BYTES`) as written; small data sets get smaller row groups. `before` counts the
+    earlier groups and documents of the data set; file names begin with `prefix`.
     """
 
     def __init__(
@@ -76,8 +79,8 @@ class DatasetWriter:
         *,
         n_features: int,
         compression: Compression = "zstd",
-        row_group_bytes: int = 8 << 20,
-        file_bytes: int = 256 << 20,
+        row_group_bytes: int | None = None,
+        file_bytes: int | None = None,
         prefix: str = "part",
         before: tuple[int, int] = (0, 0),
     ) -> None:
@@ -85,9 +88,9 @@ class DatasetWriter:
         self._commit = commit
         self._n_features = n_features
         self._compression = compression
-        self._row_group_bytes = row_group_bytes
-        self._smallest = min(_SMALLEST, row_group_bytes)
-        self._file_bytes = file_bytes
+        self._row_group_bytes = row_group_bytes or ROW_GROUP_BYTES
+        self._smallest = min(_SMALLEST, self._row_group_bytes)
+        self._file_bytes = file_bytes or FILE_BYTES
         self._prefix = prefix
         groups, documents = before
         self._lacking = max(0, MIN_ROW_GROUPS - groups)

@@ -4,8 +4,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slo
 rows) against all L.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +18,20 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load, scorers_of, with_tokens_of
-from ltrscale.config import Config, Operational
+from ltrscale.config import Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.evaluation.measure.report import GROUPS
-from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.reports.findings import Findings
-from ltrscale.stages.stage import BundleUrl
+from ltrscale.stages.stage import BundleUrl, Origin, Stage
 
 TAU = "tau"
+_OVERLAP_AT = (1, 5, 10)
+_MEASURES = (TAU, *(f"overlap@{k}" for k in _OVERLAP_AT))
 _PAIRS = 1 << 21
 _SLOTS = 1 << 18
 
@@ -106,17 +106,16 @@ def _chances(scores_ML: Tensor, mask_ML: Tensor, k: int) -> Tensor:
     return above_ML + tied_ML * (places_M1 / tied_ML.sum(1, keepdim=True).clamp(min=1))
 
 
-class AgreementConfig(Config):
-    """The bundles to compare, the reference scores, and the groups."""
+class AgreementJob(Stage):
+    """Compare the rankings of bundles with committed scores, and report the means of each model."""
 
+    stage: ClassVar = "agreement"
     models: dict[str, BundleUrl] = Field(min_length=1)
     """Bundles, by name."""
     scores: str
     """Directory of the reference scores, made by jobs.score."""
     test: Split
     """All its groups count, with and without labels."""
-    overlap_at: tuple[CutOff, ...] = (1, 5, 10)
-    """Each k for which to compute the overlap of the first k documents."""
     resamples: int = Field(10_000, ge=100)
     """Number of bootstrap resamples of the groups."""
     seed: int = 0
@@ -124,10 +123,29 @@ class AgreementConfig(Config):
     docs_per_batch: Operational[int] = Field(65_536, ge=1)
     """Documents scored in one batch; the result does not depend on it."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the measures of each group."""
-        return (TAU, *(f"overlap@{k}" for k in self.overlap_at))
+    def work(self, origin: Origin, report: Report) -> None:
+        """Commit `agreement.json` (`Agreement.read` reads it), and `groups.parquet` with the values of every group.
+
+        Raises:
+            InputError: a bundle or the scores are missing, or belong to other data.
+        """
+        selection = select(self.test.with_scores(self.scores), labelled=True)
+        values_QTM, gids_Q, documents = _of_every_group(self, selection)
+        of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(self.models), axis=1)]
+        scopes_K = scopes(of_models, _MEASURES, baseline=None, samples=self.resamples, seed=self.seed)
+        models = {name: scope.summaries for name, scope in zip(self.models, scopes_K, strict=True)}
+        tables = [
+            pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(_MEASURES, values_QM.T, strict=True))})
+            for name, values_QM in zip(self.models, values_QTM.swapaxes(0, 1), strict=True)
+        ]
+        with storage.Commit(self.out) as commit:
+            with commit.file(GROUPS) as path:
+                pq.write_table(pa.concat_tables(tables), path)
+            with commit.file(Agreement.file) as path:
+                path.write_text(Agreement(models=models, groups=len(gids_Q), documents=documents).to_json())
+            commit.finish({"made_by": origin})
+        for name, summaries in models.items():
+            report({"model": name, **{measure: summary.mean for measure, summary in summaries.items()}})
 
 
 class Agreement(Findings):
@@ -141,51 +159,21 @@ class Agreement(Findings):
     documents: int
 
 
-def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Agreement:
-    """Compare the rankings of bundles with committed scores, commit the agreement, and report the means of each model.
-
-    The directory holds `agreement.json` (`Agreement.read` reads it) and `groups.parquet` with the values of every
-    group.
-
-    Raises:
-        InputError: a bundle or the scores are missing, or belong to other data.
-    """
-    selection = select(config.test.with_scores(config.scores), labelled=True)
-    values_QTM, gids_Q, documents = _of_every_group(config, selection)
-    of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(config.models), axis=1)]
-    scopes_K = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
-    models = {name: scope.summaries for name, scope in zip(config.models, scopes_K, strict=True)}
-    agreement = Agreement(models=models, groups=len(gids_Q), documents=documents)
-    tables = [
-        pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(config.names, values_QM.T, strict=True))})
-        for name, values_QM in zip(config.models, values_QTM.swapaxes(0, 1), strict=True)
-    ]
-    with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path:
-            pq.write_table(pa.concat_tables(tables), path)
-        with commit.file(Agreement.file) as path:
-            path.write_text(agreement.to_json())
-        commit.finish({"made_by": made_by})
-    for name, summaries in models.items():
-        report({"model": name, **{measure: summary.mean for measure, summary in summaries.items()}})
-    return agreement
-
-
-def _of_every_group(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
+def _of_every_group(job: AgreementJob, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
-    bundles = {name: load(url) for name, url in config.models.items()}
+    bundles = {name: load(url) for name, url in job.models.items()}
     selection = with_tokens_of(selection, bundles.values())
     scorers = scorers_of(bundles, features=selection.features)
     values: list[list[Doubles]] = []
     gids, documents = [], 0
     with progress("agreement", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=config.docs_per_batch):
+        for groups in iterate(selection, docs_per_batch=job.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             values.append([])
             for scorer in scorers.values():
                 rankings = scorer(groups), groups.labels_N, groups.offsets_Q1
-                overlaps = [top_overlap(*rankings, k=k) for k in config.overlap_at]
+                overlaps = [top_overlap(*rankings, k=k) for k in _OVERLAP_AT]
                 values[-1].append(torch.stack([kendall_tau(*rankings), *overlaps], dim=1).numpy())
             gids.append(groups.ids_Q.numpy())
             documents += groups.n_documents

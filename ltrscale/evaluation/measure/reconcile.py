@@ -42,6 +42,8 @@ from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _SAME = 1e-12
+_SHOWN = 3
+"""Groups to show for each rule: those with the largest change."""
 """Values of a group that differ by less are equal up to rounding."""
 
 
@@ -234,8 +236,6 @@ class ReconcileJob(Stage):
     """Lowest label of a relevant document under our rules, except for NDCG. Other programs have their own rules."""
     programs: tuple[Literal[PROGRAMS], ...] = ()  # type: ignore[valid-type]
     """Programs to compare with; empty for all."""
-    groups_shown: int = Field(3, ge=1)
-    """Groups to show for each rule: those with the largest change."""
 
     @field_validator("metrics")
     @classmethod
@@ -356,7 +356,7 @@ def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: d
     programs = []
     for policy in POLICIES:
         if policy.kind == metric.kind and policy.program in (job.programs or PROGRAMS):
-            reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q, job.groups_shown)
+            reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)
     return OfMetric(
@@ -368,9 +368,7 @@ def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: d
     )
 
 
-def _reconciled(
-    policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor, shown: int
-) -> tuple[Reconciled, Tensor]:
+def _reconciled(policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor) -> tuple[Reconciled, Tensor]:
     """Switch the rules of a program one by one; returns the values of all groups too."""
     rules, before_Q, steps = Rules(), ours_Q, []
     for name, their_rule in policy.rules:
@@ -378,7 +376,7 @@ def _reconciled(
             continue
         rules = rules.replace(**{name: their_rule})
         after_Q = lists.under(rules, metric)
-        steps.append(_step(name, (our_rule, their_rule), before_Q, after_Q, lists.queries, shown))
+        steps.append(_step(name, (our_rule, their_rule), before_Q, after_Q, lists.queries))
         before_Q = after_Q
     figure, our_figure = _mean(before_Q), _mean(ours_Q)
     return Reconciled(
@@ -391,13 +389,11 @@ def _reconciled(
     ), before_Q
 
 
-def _step(
-    rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor, queries: Sequence[str], shown: int
-) -> RuleSwitch:
+def _step(rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor, queries: Sequence[str]) -> RuleSwitch:
     """One switched rule: its part of the difference, and the groups with the largest changes."""
     change_Q = (after_Q.nan_to_num(nan=-1) - before_Q.nan_to_num(nan=-1)).abs()  # no metric is -1
     changed = int((change_Q > _SAME).sum())
-    most = change_Q.argsort(descending=True, stable=True)[: min(shown, changed)].tolist()
+    most = change_Q.argsort(descending=True, stable=True)[: min(_SHOWN, changed)].tolist()
 
     def value(values_Q: Tensor, q: int) -> float | None:
         return None if values_Q[q].isnan() else float(values_Q[q])

@@ -21,14 +21,13 @@ from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
-from ltrscale.training.ranking import RankingConfig
-from ltrscale.training.settings import OptimizerConfig
+from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 from ltrscale.trees.gbdt import TreesStudent
 from ltrscale.tuning.searched import Searched
 
 
-class NetworkStudent(RankingConfig):
-    """How a network learns a teacher's scores; its parts are those of the method that it is trained as."""
+class NetworkStudent(Config):
+    """How a network learns a teacher's scores; the rest is that of the method that it is trained as."""
 
     needs: ClassVar = "a neural method"
     """Kind of method that can be such a student, for error messages."""
@@ -40,6 +39,7 @@ class NetworkStudent(RankingConfig):
     patience: int = Field(5, ge=1)
     """Stop after this many epochs without a better validation metric, which is of the true labels."""
     stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
+    """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
 
     def streams(self) -> list[StreamConfig]:
@@ -47,8 +47,9 @@ class NetworkStudent(RankingConfig):
 
     def of(self, method: FinetuneConfig) -> FinetuneConfig:
         """The settings that train a method's network on scores: all layers at once, because there are many scores."""
-        parts = method.model_dump(include={"network", "head", "context", "projector_layers", "noise"})
-        return FinetuneConfig.model_validate({**parts, **self.model_dump(exclude={"kind"}), "head_epochs": 0})
+        alike = {*TrainingConfig.model_fields, "network", "head", "context", "projector_layers", "noise"}
+        own = self.model_dump(exclude={"kind"})
+        return FinetuneConfig.model_validate({**method.model_dump(include=alike), **own, "head_epochs": 0})
 
 
 Student = Annotated[NetworkStudent | TreesStudent, Field(discriminator="kind")]

@@ -36,6 +36,11 @@ _HOPELESS = 20.0
 
 HTML = "report.html"
 
+_AGREEMENT_GROUPS, _EXPLAINED_GROUPS = 500, 40
+"""Test groups on which methods are compared in order, and those whose first document is explained."""
+_HISTOGRAM_DOCUMENTS = 200_000
+"""Documents of the validation split, in whole row groups at equal distances, that the histograms count."""
+
 
 class ReportJob(Stage):
     """Make one page of HTML, and the same as Markdown, from an evaluation and what is named beside it."""
@@ -65,12 +70,6 @@ class ReportJob(Stage):
     pretraining left it, or else the layer before the last one of a network that learnt from labels alone."""
     documents: int = Field(1000, ge=10, le=20_000)
     """Documents of the embedding pictures: about 1,000 in HOU24, figures 4, 6 and 7."""
-    agreement_groups: int = Field(500, ge=1, le=100_000)
-    """Test groups on which methods are compared in order."""
-    explained_groups: int = Field(40, ge=1, le=100_000)
-    """Test groups whose first document is explained."""
-    histogram_documents: int = Field(200_000, ge=1)
-    """Documents of the validation split, in whole row groups at equal distances, that the histograms count."""
     seed: int = 0
     """Of the samples of groups, and of t-SNE."""
 
@@ -140,7 +139,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         return Section(name, section_blocks, question)
 
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
-    agreement = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
+    agreement = groups.orders_alike(sources, _AGREEMENT_GROUPS, seed=job.seed)
     lasting = "Does quality last after training, and how far has the data drifted?"
     needed = "How many labelled groups does each method need, and where do they cross?"
     return [
@@ -154,8 +153,8 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Study", needed, results.study(job.study)),
         section("Search", "What has the search for settings found?", results.search(job.search)),
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
-        section("Rank 1", "What drives rank 1?", drivers.rank_one(sources, job.explained_groups, seed=job.seed)),
-        section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
+        section("Rank 1", "What drives rank 1?", drivers.rank_one(sources, _EXPLAINED_GROUPS, seed=job.seed)),
+        section("Outliers", "Which values count as outliers?", groups.outliers(sources, _HISTOGRAM_DOCUMENTS)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         section("Agreement", "Do the methods rank alike?", agreement),
         section(

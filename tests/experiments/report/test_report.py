@@ -126,7 +126,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     }
     evaluation = run(EvaluateJob, folder / "evaluation", evaluate=evaluate)
     drift = run(DriftJob, folder / "drift", evaluation=evaluation)
-    page = run(ReportJob, folder / "page", evaluation=evaluation, drift=drift, documents=60, agreement_groups=30)
+    page = run(ReportJob, folder / "page", evaluation=evaluation, drift=drift, documents=60)
     return {"data": data, "evaluation": evaluation, "drift": drift, "page": page, "pre": pretrained, "gbdt": trees}
 
 
@@ -343,7 +343,7 @@ def test_the_browser_sees_problems(tmp_path: Path) -> None:
 
 
 def document(places: Mapping[str, str], **settings: Any) -> Document:
-    settings = {"evaluation": places["evaluation"], "documents": 60, "agreement_groups": 30, **settings}
+    settings = {"evaluation": places["evaluation"], "documents": 60, **settings}
     return make_document(ReportJob(out="page", **settings))
 
 
@@ -396,7 +396,7 @@ def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str
 
 
 def test_the_feature_that_makes_the_labels_drives_rank_1(places: Mapping[str, str]) -> None:
-    (section,) = [s for s in document(places, explained_groups=30).sections if s.name == "Rank 1"]
+    (section,) = [s for s in document(places).sections if s.name == "Rank 1"]
     (chart,) = [block for block in section.blocks if isinstance(block, Chart)]
     rows = chart.spec["data"]["values"]
     methods = list(dict.fromkeys(row["series"] for row in rows))
@@ -505,7 +505,7 @@ def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> N
 
 
 def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:
-    settings = {"evaluation": places["evaluation"], "drift": places["drift"], "documents": 60, "agreement_groups": 30}
+    settings = {"evaluation": places["evaluation"], "drift": places["drift"], "documents": 60}
     assert not ReportJob(out=places["page"], **settings).run()
     with pytest.raises(InputError, match="compare: the evaluation has no method 'other'; it has gbdt, "):
         ReportJob(out=places["page"], **settings, compare=("gbdt", "other")).run()
