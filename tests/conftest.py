@@ -23,8 +23,10 @@ from ltrscale import storage
 from ltrscale.data.dataset.files import Counts, DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 
-settings.register_profile("unhurried", deadline=None)  # a deadline would fail tests when the machine is busy
-settings.load_profile("unhurried")
+# A deadline would fail tests when the machine is busy; `make nightly` has the second profile.
+settings.register_profile("day", deadline=None, max_examples=40)
+settings.register_profile("night", deadline=None, max_examples=300)
+settings.load_profile("day")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
 
@@ -213,7 +213,6 @@ def texts(*, qid: bool, first: int = 1) -> st.SearchStrategy[bytes]:
     return st.tuples(st.lists(letor_line(qid, first), max_size=8).map(b"\n".join), ends).map(b"".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), first=st.integers(0, 1), dense=st.booleans(), block_bytes=st.sampled_from([1, 7, 64, 1 << 24]))
 @pytest.mark.slow
 def test_reader_keeps_its_promise_line_by_line(data: st.DataObject, first: int, dense: bool, block_bytes: int) -> None:
@@ -224,7 +223,6 @@ def test_reader_keeps_its_promise_line_by_line(data: st.DataObject, first: int, 
     assert found.rejected == expected.rejected
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), first=st.integers(0, 1), dense=st.booleans())
 @pytest.mark.slow
 def test_fast_and_slow_path_agree(data: st.DataObject, first: int, dense: bool) -> None:
