@@ -18,7 +18,7 @@ COLUMNS = {"query": "search_id", "item": "product_id", "label": "purchased", "ti
 SOURCE = {"kind": "items", "columns": {**COLUMNS, "features": FEATURES}}
 PREPARE = {"source": SOURCE, "sort": True, "duplicates": "keep_first", "max_rejected": 0.03}
 SPLITS = {"train": "all but last 2", "validation": "last 1 but 1", "test": "last 1"}
-TREES = {"num_trees": 5, "num_leaves": 8, "min_data_in_leaf": 5, "num_threads": 1}
+TREES = {"num_trees": 30, "num_leaves": 8, "min_data_in_leaf": 5, "num_threads": 1}
 OTHERS = (".labels-backup.20261127", "data/notes/.draft.20260101", "data/.crc.deadbeef", "weekly/weeks/.old.deadbeef")
 NEVER = 10**9
 
@@ -55,7 +55,7 @@ def made(start: Path, place: Path, change: int) -> dict[str, str]:
 @pytest.mark.parametrize("change", [100, *map(nightly, (10, 40, 70, 130, 160, 190, 220))])
 def test_weekly_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, change: int) -> None:
     (tmp_path / "start").mkdir()
-    shop.weeks(6, 11, 200).to_csv(tmp_path / "start" / "log.csv", index=False)
-    shop.weeks(12, 12, 200).to_csv(tmp_path / "start" / "W12.csv", index=False)
+    shop.weeks(6, 11, 400).to_csv(tmp_path / "start" / "log.csv", index=False)
+    shop.weeks(12, 12, 400).to_csv(tmp_path / "start" / "W12.csv", index=False)
     twin = made(tmp_path / "start", tmp_path / "shop", NEVER)
     assert made(tmp_path / "start", tmp_path / "shop", change) == twin

@@ -65,6 +65,6 @@ def test_from_a_log_to_a_ranker(site: Path, tmp_path: Path) -> None:
     assert "next" in said
     assert "python -m" not in said
 
-    auto = ("auto", "--config", "jobs/configs/start/auto-demo.yaml", "--set=budget=0.1")
+    auto = ("auto", "--config", "jobs/configs/start/auto-demo.yaml", "--set=budget=0.3")
     run(site, tmp_path, *auto, "--set=splits.train.labelled_fraction=1")
     assert (tmp_path / "runs" / "demo" / "auto" / "leaderboard" / "report.md").exists()
