@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PROCESSOR) $(BIN)/python -m pytest -q
 SPREAD := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(JOBS) $(SPREAD)
 # The files with tests that start a cluster or a server; to import all others takes each process half a minute.
-SERVERS = $(shell grep -rlE 'mark\.(ray|s3)' tests --include='test_*.py')
+SERVERS = $(shell grep -rlE 'mark\.(ray|s3)|read: RowGroupReader' tests --include='test_*.py')
 
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
