@@ -51,7 +51,7 @@ def test_killed_and_stopped_again_and_again_with_progress_between(
     )
     records: list[Mapping[str, object]] = []
     with caplog.at_level(logging.INFO, "ltrscale"):
-        watched = FaultyPretraining(steps, kills=((6, 0),), hangs=((10, 1, "stopped"),))
+        watched = FaultyPretraining(steps, kills=((6, 1), (14, 0)), hangs=((10, 1, "stopped"),))
         run_pretraining(
             watched,
             synthetic_dataset,
@@ -59,21 +59,21 @@ def test_killed_and_stopped_again_and_again_with_progress_between(
             workers=TWO.replace(hang_minutes=0.15),
             report=lambda r: records.append(dict(r)),
         )
-    check_restarts(steps, kills=1)
+    check_restarts(steps, kills=2)
     check_exactly_once(steps)
     assert last_executions(steps) == last_executions(str(expected / "steps"))
     assert bundle_weights(str(tmp_path / "out")) == bundle_weights(str(expected))
     lines = [record.message for record in caplog.records]
     again = [line for line in lines if "all workers start again (failure 1 of 1" in line]
-    assert len(again) == 2
+    assert len(again) == 3
     assert all(re.match(r"rank [01]: ", line) for line in again)
     (hangs,) = [line for line in lines if "hangs" in line]
     assert re.match(r"rank 1 hangs: it has been silent for \d+ s: its process is stopped, or .*; ending it$", hangs)
     assert sum(line.startswith("pretrained on 480 groups") for line in lines) == 1
-    assert sum(line.startswith("resumed from") for line in lines) == 2
+    assert sum(line.startswith("resumed from") for line in lines) == 3
     assert {r["epoch"] for r in records if "epoch" in r} == {1, 2}
     assert [(r["running_workers"], r.get("restarts")) for r in records if "running_workers" in r] == [
-        (2, 0), (0, None), (2, 1), (0, None), (2, 2),
+        (2, 0), (0, None), (2, 1), (0, None), (2, 2), (0, None), (2, 3),
     ]  # fmt: skip
     checkpoints = [r["checkpoints"] for r in records if "checkpoints" in r]
     assert checkpoints == list(range(1, len(checkpoints) + 1))
