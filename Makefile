@@ -16,6 +16,8 @@ PROCESSOR ?=
 PYTEST := OMP_NUM_THREADS=1 $(PROCESSOR) $(BIN)/python -m pytest -q
 SPREAD := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(JOBS) $(SPREAD)
+# The files with tests that start a cluster or a server; to import all others takes each process half a minute.
+SERVERS = $(shell grep -rlE 'mark\.(ray|s3)|read: RowGroupReader' tests --include='test_*.py')
 
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,11 +70,11 @@ test-alone: $(DEV)
 	$(PYTEST) -m "not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
 test-servers: $(DEV)
-	$(PYTEST) -m "not nightly and (ray or s3)" $(PARALLEL) tests
+	$(PYTEST) -m "not nightly and (ray or s3)" $(PARALLEL) $(SERVERS)
 
-# The laws once more, at other moments, delays and sizes.
+# The laws once more, at other moments, delays and sizes, and those of drawn examples with more of them.
 nightly: $(DEV)
-	$(PYTEST) -m nightly -n 2 $(SPREAD) tests
+	$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile night -n 2 $(SPREAD) tests
 
 bench: $(DEV)
 	$(BIN)/python -m jobs.bench

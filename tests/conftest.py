@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +24,10 @@ from ltrscale import storage
 from ltrscale.data.dataset.files import Counts, DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 
-settings.register_profile("unhurried", deadline=None)  # a deadline would fail tests when the machine is busy
-settings.load_profile("unhurried")
+# A deadline would fail tests when the machine is busy; `make nightly` has the second profile.
+settings.register_profile("day", deadline=None, max_examples=40)
+settings.register_profile("night", deadline=None, max_examples=300)
+settings.load_profile("day")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -33,10 +36,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 PAGES = "test_pages.py"
+OF_SERVERS = re.compile(r"mark\.(ray|s3)|read: RowGroupReader")
+"""What `make test-servers` looks for in a file, in order to import no other."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest file first, then those with slow tests, so that no process is left alone with one at the end."""
+    served = {item.path for item in items if item.get_closest_marker("ray") or item.get_closest_marker("s3")}
+    missed = [str(path) for path in served if not OF_SERVERS.search(path.read_text())]
+    assert missed == [], "make test-servers would leave them out"
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path.name != PAGES, item.path not in slow))
 

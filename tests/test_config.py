@@ -278,7 +278,7 @@ def test_an_alias_in_a_config_of_usual_size_is_read(tmp_path: Path) -> None:
     assert len(load(Job, str(path)).shapes) == 1000
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_any_text_is_a_config_or_one_line(text: str) -> None:
     with contextlib.suppress(InputError):

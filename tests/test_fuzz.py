@@ -36,9 +36,7 @@ from ltrscale.training.checkpoint import Snapshot
 from ltrscale.tuning.history import History, Result, Trial, best
 
 FEATURES = (Feature(name="a"), Feature(name="b"))
-fuzzed = settings(
-    max_examples=120, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzzed = settings(derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def nested(depth: int) -> Any:

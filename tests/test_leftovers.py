@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from killing import found_in, job_killed_before, killed_before
+from nightly import nightly
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -94,7 +95,6 @@ RESERVED = {"same", "gone", "period=a", "checkpoint", "stage", "unfinished", "no
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(st.sets(NAMES, max_size=8), st.integers(0, 70))
 def test_files_of_any_name_that_no_writer_of_ours_made_survive(names: set[str], change: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -222,19 +222,24 @@ def test_what_helpers_have_left_goes_with_the_work(tmp_path: Path, ends: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Words, Training])
-def test_a_stage_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, kind: type[Words | Training]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "every"), [(Words, 2), (Training, 3), *(nightly(kind, 1) for kind in (Words, Training))]
+)
+def test_a_stage_leaves_what_an_undisturbed_one_leaves(
+    tmp_path: Path, kind: type[Words | Training], every: int
+) -> None:
     """Also where its output was committed before the kill, so that it is up to date."""
 
     def run(folder: Path) -> None:
         kind(out=str(folder), words="two words").run()
 
-    job = Killed(lambda _: None, run, lambda change, folder: killed_before(change, folder, lambda: run(folder)))
+    job = Killed(lambda _: None, run, lambda change, folder: killed_before(change, folder, lambda: run(folder)), every)
     assert job.check(tmp_path) > 20
 
 
 @pytest.mark.slow
-def test_an_addition_leaves_what_an_undisturbed_one_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [9, nightly(2)])
+def test_an_addition_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, every: int) -> None:
     for period in ("a", "b"):
         rows = [f"{period}{i // 3},{i % 2 - (i == 4)},{i}\n" for i in range(30)]
         (tmp_path / f"{period}.csv").write_text("q,y,f\n" + "".join(rows))
@@ -253,5 +258,5 @@ def test_an_addition_leaves_what_an_undisturbed_one_leaves(tmp_path: Path) -> No
         (tmp_path / "job.json").write_text(json.dumps(job(folder, "b")))
         return job_killed_before(change, folder, "jobs.prepare", "--config", str(tmp_path / "job.json"))
 
-    addition = Killed(lambda folder: prepare(folder, "a"), lambda folder: prepare(folder, "b"), killed, every=3)
+    addition = Killed(lambda folder: prepare(folder, "a"), lambda folder: prepare(folder, "b"), killed, every)
     assert addition.check(tmp_path) > 20

@@ -29,26 +29,24 @@ Member = tuple[str, str]
 """The file of a class, and its name."""
 
 
-def parsed() -> dict[str, ast.Module]:
+@cache
+def trees() -> dict[str, ast.Module]:
     """The syntax trees of the package and of the command lines, by path."""
     paths = sorted(path for folder in ("ltrscale", "jobs") for path in (ROOT / folder).rglob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
-
-
-TREES = parsed()
 
 
 @cache
 def names_in(path: str) -> dict[str, ast.ClassDef | ast.expr | Member]:
     """What the names of a file stand for: its classes, values, and what it imports from the package."""
     found: dict[str, ast.ClassDef | ast.expr | Member] = {}
-    for node in TREES[path].body:
+    for node in trees()[path].body:
         match node:
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 at = module.replace(".", "/")
                 for name in names:
                     for file in (f"{at}.py", f"{at}/__init__.py"):
-                        if file in TREES:
+                        if file in trees():
                             found[name.asname or name.name] = (file, name.name)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 found[name] = value
@@ -76,7 +74,7 @@ def members(path: str, node: ast.AST) -> list[Member]:
 
 def _members_of(name: Member) -> list[Member]:
     path, own = name
-    match names_in(path).get(own) if path in TREES else None:
+    match names_in(path).get(own) if path in trees() else None:
         case ast.ClassDef():
             return [name]
         case (str(file), str(other)):
@@ -90,7 +88,7 @@ def _members_of(name: Member) -> list[Member]:
 def unions() -> list[tuple[set[Member], set[str]]]:
     """The members and the files of each union: those that have a name, and those that are told apart by the kind."""
     found = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         values = {value for value in names_in(path).values() if isinstance(value, ast.expr)}
         for node in ast.walk(tree):
             if node in values or _is_told_by_kind(node):
@@ -98,7 +96,7 @@ def unions() -> list[tuple[set[Member], set[str]]]:
                 if len(of_union) > 1:
                     found.append((of_union, {path, *(file for file, _ in of_union)}))
     bundles = {each for each in classes() if _is_bundle(each)}
-    return [*found, (bundles, {file for file in TREES if file.startswith("ltrscale/bundle/")})]
+    return [*found, (bundles, {file for file in trees() if file.startswith("ltrscale/bundle/")})]
 
 
 def _is_told_by_kind(node: ast.AST) -> bool:
@@ -110,7 +108,7 @@ def _is_told_by_kind(node: ast.AST) -> bool:
 
 def classes() -> list[Member]:
     """All classes."""
-    return [(path, name) for path in TREES for name, of in names_in(path).items() if isinstance(of, ast.ClassDef)]
+    return [(path, name) for path in trees() for name, of in names_in(path).items() if isinstance(of, ast.ClassDef)]
 
 
 def _is_bundle(member: Member) -> bool:
@@ -146,7 +144,7 @@ def kinds(node: ast.ClassDef) -> Iterator[str]:
 
 def asked(path: str) -> Iterator[tuple[int, Member | str]]:
     """Each class and each kind that a file asks for, with the line."""
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(trees()[path]):
         match node:
             case ast.MatchClass(cls=cls) | ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, cls]):
                 yield from ((node.lineno, member) for member in members(path, cls))
@@ -169,7 +167,7 @@ def _is_kind(node: ast.AST) -> bool:
 def switches() -> dict[str, list[str]]:
     """The places that ask for a member of a union of other files, by file."""
     known, found = homes(), dict[str, list[str]]()
-    for path in TREES:
+    for path in trees():
         for line, wanted in asked(path):
             if path not in known.get(wanted, {path}):
                 name = wanted if isinstance(wanted, str) else wanted[1]

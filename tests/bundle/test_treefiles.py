@@ -275,13 +275,13 @@ def mutated(draw: st.DrawFn, model: bytes) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(mutated(LIGHTGBM))
 def test_a_mutated_text_of_lightgbm_scores_or_is_refused(model: bytes) -> None:
     _scores_or_is_refused("lightgbm", model)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(mutated(XGBOOST))
 def test_a_mutated_json_of_xgboost_scores_or_is_refused(model: bytes) -> None:
     _scores_or_is_refused("xgboost", model)

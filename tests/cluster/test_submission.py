@@ -21,6 +21,7 @@ import pytest
 from changing_folders import a_writer, by_git
 from cluster_scripts import ROOT, error_line, exported_environment, run_script
 from cluster_sockets import listening_sockets
+from nightly import nightly
 
 from jobs.submit import run
 from ltrscale import bundle, storage
@@ -126,7 +127,7 @@ def test_prepare_and_pretrain(give: Give, s3: str) -> None:
     assert [record["documents"] for record in epochs] == [documents]
 
 
-@pytest.mark.parametrize("git", [False, True])
+@pytest.mark.parametrize("git", [nightly(False), True])
 def test_what_is_sent_may_change_meanwhile(give: Give, tmp_path: Path, git: bool) -> None:
     for folder in ("jobs", "ltrscale"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))

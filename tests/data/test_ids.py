@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
@@ -17,7 +17,6 @@ def slow_add(seen: set[int], hashes: list[int]) -> list[bool]:
     return answers
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 60) | st.sampled_from([2**64 - 1, 2**63]), max_size=30), max_size=20),
     st.integers(1, 64),

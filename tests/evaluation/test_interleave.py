@@ -158,7 +158,7 @@ def test_intervals_cover_the_true_lift() -> None:
     assert all(0.9 <= share <= 0.985 for share in coverage(300, 60, 2).values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_intervals_cover_the_true_lift_as_often_as_they_say() -> None:
     for groups, per_group in ((150, 3), (60, 6)):
         assert all(0.935 <= share <= 0.965 for share in coverage(2000, groups, per_group).values())

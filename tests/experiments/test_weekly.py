@@ -51,7 +51,7 @@ WEEKS = [f"2026-W{number:02}" for number in range(1, 14)]
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of 400 searches a week: the data set of weeks 6 to 11, the config, and the files of later weeks."""
-    folder = tmp_path_factory.mktemp("weekly")
+    (folder := tmp_path_factory.mktemp("weekly") / "start").mkdir()
     shop.weeks(6, 11, 400).to_csv(folder / "log.csv", index=False)
     for number in (12, 13):
         shop.weeks(number, number, 400).to_csv(folder / f"W{number}.csv", index=False)
@@ -61,11 +61,29 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(start: Path, tmp_path: Path) -> Path:
-    """A copy, in which a week can be tried."""
-    shutil.copytree(start, tmp_path / "shop")
-    write_pipeline(tmp_path / "shop")
-    return tmp_path / "shop"
+def place(start: Path) -> Path:
+    """A copy, in which a week can be tried; always at the same place, which files name."""
+    return fresh(start.parent / "shop", start)
+
+
+@pytest.fixture(scope="module")
+def begun(start: Path) -> Path:
+    """The shop with a first model, and that of week 11 in service."""
+    job(fresh(start.parent / "shop", start), None).run()
+    return (start.parent / "shop").rename(start.parent / "begun")
+
+
+@pytest.fixture
+def serving(begun: Path) -> Path:
+    """A copy of it, in the place of all."""
+    return fresh(begun.parent / "shop", begun)
+
+
+def fresh(place: Path, of: Path) -> Path:
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(of, place)
+    write_pipeline(place)
+    return place
 
 
 def told(place: Path, caplog: pytest.LogCaptureFixture) -> list[list[str]]:
@@ -181,10 +199,9 @@ def test_week_12_goes_into_service_and_week_13_does_not(
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_goes_on_from_wherever_it_was_stopped(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if another week joins the data set meanwhile: it ends on what it began with."""
-    job(place, None).run()  # the first model, and week 11
-    assert service(place).period == "2026-W11"
+    assert service(serving).period == "2026-W11"
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -203,19 +220,19 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
         with monkeypatch.context() as patch:
             stopped(patch)
             with pytest.raises(KeyboardInterrupt):
-                job(place, export="lightgbm").run()
-        served = service(place).period
+                job(serving, export="lightgbm").run()
+        served = service(serving).period
         assert served == ("2026-W12" if where == "after the pointer" else "2026-W11"), where
         if number == 1:
             late = shop.weeks(13, 13, 400)
             late["list_price"] = 1.0
-            late.to_csv(place / "late.csv", index=False)
-            prepare = {**PREPARE, "inputs": str(place / "late.csv"), "add": True}
-            validate(PrepareJob, {"out": str(place / "data"), "prepare": prepare}, "test").run()
-    job(place, export="lightgbm").run()
-    assert service(place).period == "2026-W12"
-    assert learnt(service(place).bundle) == WEEKS[5:11]
-    assert judged_on(place, "2026-W12") == ("2026-W12",)
+            late.to_csv(serving / "late.csv", index=False)
+            prepare = {**PREPARE, "inputs": str(serving / "late.csv"), "add": True}
+            validate(PrepareJob, {"out": str(serving / "data"), "prepare": prepare}, "test").run()
+    job(serving, export="lightgbm").run()
+    assert service(serving).period == "2026-W12"
+    assert learnt(service(serving).bundle) == WEEKS[5:11]
+    assert judged_on(serving, "2026-W12") == ("2026-W12",)
 
 
 @pytest.mark.slow
@@ -282,18 +299,19 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
 
 
 @pytest.mark.slow
-def test_a_worse_candidate_is_refused_and_the_old_one_stays(place: Path) -> None:
-    job(place, None).run()
-    old = service(place)
-    write_pipeline(place, leave_out=["text_match", "list_price", "rating", "in_stock", "brand", "category"])
+def test_a_worse_candidate_is_refused_and_the_old_one_stays(serving: Path) -> None:
+    old = service(serving)
+    write_pipeline(serving, leave_out=["text_match", "list_price", "rating", "in_stock", "brand", "category"])
     with pytest.raises(Refused, match=r"all groups: NDCG@5 -.*upper end of at least 0 \(bounds.refuse: worse\)"):
-        job(place).run()
-    assert service(place) == old
-    assert not Verdict.read(f"{place}/weekly/weeks/2026-W12/gate").passed
-    assert periods(place)[-1] == "2026-W12", "the rows were good"
-    write_pipeline(place)
-    job(place).run()
-    assert (service(place).period, before(service(place))) == ("2026-W12", old.bundle), "other settings, judged anew"
+        job(serving).run()
+    assert service(serving) == old
+    assert not Verdict.read(f"{serving}/weekly/weeks/2026-W12/gate").passed
+    assert periods(serving)[-1] == "2026-W12", "the rows were good"
+    write_pipeline(serving)
+    job(serving).run()
+    assert (service(serving).period, before(service(serving))) == ("2026-W12", old.bundle), (
+        "other settings, judged anew"
+    )
 
 
 @pytest.mark.slow
@@ -363,19 +381,18 @@ def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_und
 
 
 @pytest.mark.slow
-def test_a_changed_model_in_service_is_refused_and_the_one_before_it_serves_again(place: Path) -> None:
-    job(place, None).run()
-    serving = service(place)
-    with Path(serving.bundle, "model.txt").open("a") as file:
+def test_a_changed_model_in_service_is_refused_and_the_one_before_it_serves_again(serving: Path) -> None:
+    old = service(serving)
+    with Path(old.bundle, "model.txt").open("a") as file:
         file.write("\n")
     with pytest.raises(InputError, match=r"model.txt: its content is not what was committed .*jobs.weekly --rollback"):
-        job(place).run()
-    assert periods(place) == WEEKS[5:11], "nothing was begun"
-    job(place, rollback=True).run()
-    assert service(place).bundle == before(serving)
-    job(place).run()
-    assert service(place).period == "2026-W12"
-    assert not Path(serving.bundle).exists(), "nothing names it any more"
+        job(serving).run()
+    assert periods(serving) == WEEKS[5:11], "nothing was begun"
+    job(serving, rollback=True).run()
+    assert service(serving).bundle == before(old)
+    job(serving).run()
+    assert service(serving).period == "2026-W12"
+    assert not Path(old.bundle).exists(), "nothing names it any more"
 
 
 @pytest.mark.slow
@@ -460,18 +477,17 @@ def test_mended_rows_of_a_week_that_has_joined_count_once_the_data_set_is_made_a
 
 
 @pytest.mark.slow
-def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(serving: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
-    job(place, None).run()
-    unnamed = str(place / "unnamed")
-    shutil.copytree(service(place).bundle, unnamed)
+    unnamed = str(serving / "unnamed")
+    shutil.copytree(service(serving).bundle, unnamed)
     manifest = Path(unnamed, "manifest.json")
     written = json.loads(manifest.read_text())
     for split, period in zip(written["made_by"]["config"]["splits"], ("train", "validation"), strict=True):
         split.update(periods=[period], data=["gone"])
     manifest.write_text(json.dumps(written))
-    job(place, production=unnamed, out=str(place / "other")).run()
-    gate = Evaluation.read(f"{place}/other/weeks/2026-W12/gate/evaluation")
+    job(serving, production=unnamed, out=str(serving / "other")).run()
+    gate = Evaluation.read(f"{serving}/other/weeks/2026-W12/gate/evaluation")
     assert gate.test.periods == ("2026-W12",)
     assert "names none of these periods as learnt from; it is taken to have seen none" in caplog.text
 
@@ -482,8 +498,7 @@ def test_routine_is_the_default(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_pointer_is_plain_json(place: Path) -> None:
-    job(place, None).run()
-    pointer = json.loads((place / "weekly" / "service.json").read_text())
+def test_the_pointer_is_plain_json(serving: Path) -> None:
+    pointer = json.loads((serving / "weekly" / "service.json").read_text())
     assert bundle.load(pointer["bundle"]).features
-    assert load(WeeklyJob, f"{place}/weekly/run/config.yaml").method == "trees"
+    assert load(WeeklyJob, f"{serving}/weekly/run/config.yaml").method == "trees"

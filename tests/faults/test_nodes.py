@@ -85,6 +85,7 @@ def test_after_the_loss_of_a_node_the_run_starts_again_from_a_checkpoint_on_othe
     check_exactly_once(steps)
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
     cluster: Cluster, synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_defect_is_raised_when_it_comes_again_and_again(synthetic_dataset: str
     assert len(attempts(str(tmp_path / "steps"))) == 2
 
 
+@pytest.mark.nightly
 def test_asked_to_stop_the_workers_leave_a_checkpoint_that_other_numbers_of_workers_resume(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:

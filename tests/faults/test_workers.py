@@ -53,7 +53,7 @@ def random_kills(seed: int, world: int, count: int) -> tuple[tuple[int, int], ..
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "count"), [(2, 5), nightly(3, 3)])
+@pytest.mark.parametrize(("world", "count"), [(2, 3), nightly(2, 5), nightly(3, 3)])
 def test_killed_again_and_again_the_weights_are_bit_equal(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path, world: int, count: int
 ) -> None:

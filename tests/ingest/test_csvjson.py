@@ -255,7 +255,7 @@ LINES = st.fixed_dictionaries({}, optional={"q": TEXTS, "c": TEXTS, "f": NUMBERS
 
 
 @given(lines=st.lists(LINES | st.text('{}[]"q:1, \0\r', max_size=9), max_size=8), batch_rows=st.integers(1, 9))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
     lines: list[str], batch_rows: int, tmp_path: Path
 ) -> None:
@@ -427,7 +427,6 @@ NUMBER_TEXTS = st.one_of(
 
 
 @given(text=NUMBER_TEXTS)
-@settings(max_examples=300, deadline=None)
 def test_what_looks_like_a_number_is_what_is_read_as_one(text: str) -> None:
     try:
         pa.array([text.strip()]).cast(pa.float32())

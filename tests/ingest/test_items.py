@@ -168,7 +168,7 @@ PIECES = st.sampled_from(["a", "1", "2.5", ",", ",", ",", '"', '""', "\r", " ", 
 )
 @example(lines=['a,"x,1,2', '1,y",1,2'], end="\n", line_end="\n", batch_rows=9)
 @example(lines=['a,"x""",1,2', 'a,"",1,2', 'a,"x" ,1,2', 'a,x"",1,2'], end="", line_end="\n", batch_rows=9)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
     lines: list[str], end: str, line_end: str, batch_rows: int, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
 
@@ -227,7 +227,6 @@ def texts(*, qid: bool, first: int = 1) -> st.SearchStrategy[bytes]:
     return st.tuples(st.lists(letor_line(qid, first), max_size=8).map(b"\n".join), ends).map(b"".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), first=st.integers(0, 1), dense=st.booleans(), block_bytes=st.sampled_from([1, 7, 64, 1 << 24]))
 @pytest.mark.slow
 def test_reader_keeps_its_promise_line_by_line(data: st.DataObject, first: int, dense: bool, block_bytes: int) -> None:
@@ -248,7 +247,6 @@ def parsed_slowly(text: bytes, row_format: svmlight.RowFormat) -> RowBlock:
         return svmlight.parse_lines(text, "f", 1, row_format)
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), first=st.integers(0, 1), dense=st.booleans())
 @pytest.mark.slow
 def test_fast_and_slow_path_agree(data: st.DataObject, first: int, dense: bool) -> None:

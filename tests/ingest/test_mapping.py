@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale import storage
@@ -93,7 +93,6 @@ def test_a_value_without_a_grade_is_a_bad_label_that_is_shown(tmp_path: Path, na
     cuts=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5, unique=True).map(sorted),
     values=st.lists(st.none() | st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20),
 )
-@settings(max_examples=50, deadline=None)
 def test_the_grade_is_the_number_of_cut_points_reached(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[float], values: list[float | None]
 ) -> None:
@@ -197,7 +196,6 @@ ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/
     zone=st.sampled_from(ZONES),
     period=st.sampled_from(["week", "day", "hour"]),
 )
-@settings(max_examples=100, deadline=None)
 def test_periods_begin_at_midnight_of_the_zone(seconds: list[int], zone: str, period: Any) -> None:
     found, bad_N = periods(pa.array(seconds), period, Clock(zone))
     form = {"week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}[period]
@@ -210,7 +208,6 @@ def test_periods_begin_at_midnight_of_the_zone(seconds: list[int], zone: str, pe
     local=st.lists(st.datetimes(datetime(1980, 1, 1), datetime(2037, 1, 1)), min_size=1, max_size=20),
     zone=st.sampled_from(ZONES),
 )
-@settings(max_examples=100, deadline=None)
 def test_times_without_a_zone_are_those_of_the_log_in_every_form(local: list[datetime], zone: str) -> None:
     local = [each.replace(microsecond=0) for each in local]
     # Python's own rule for hours that come twice or never is the definition

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale import storage
@@ -43,7 +43,6 @@ def texts_of(rows: RowBlock) -> list[str]:
     return [rows.texts(line) for line in rows.lines_N.tolist()]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     kind=st.sampled_from(["text", "parquet"]),
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4),

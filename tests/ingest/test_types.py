@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.api.frames import prepare_tables, rows_as_table
@@ -182,7 +182,6 @@ KINDS = st.recursive(
 
 
 @given(kind=KINDS)
-@settings(max_examples=150, deadline=None)
 def test_what_is_kept_can_be_written_and_looked_at(kind: pa.DataType, tmp_path_factory: pytest.TempPathFactory) -> None:
     plain = cols.plain(pa.table({**BASE, "z": pa.nulls(N, kind)}))
     table, found = rows_as_table(plain, None, None, USES)

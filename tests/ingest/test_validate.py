@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.data.dataset.manifest import Accounting
@@ -185,7 +185,6 @@ dirty_rows = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     rows=dirty_rows,
     cuts=st.lists(st.integers(1, 40), max_size=8),

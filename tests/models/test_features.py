@@ -1,11 +1,12 @@
 """FeatureTransform against scikit-learn, and its laws: any batching, finite outputs, the same once rebuilt."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import encoders as reference
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
@@ -131,7 +132,6 @@ matrices = st.integers(1, 4).flatmap(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numeric", METHODS)
-@settings(deadline=None)
 @given(seen=matrices, new=matrices)
 def test_outputs_are_finite(numeric: str, seen: list[list[float]], new: list[list[float]]) -> None:
     width = min(len(seen[0]), len(new[0]))
@@ -177,7 +177,6 @@ def test_categories_are_numbered_and_unknown_ones_are_zero() -> None:
     assert transform(new_NF).tolist() == [[1, 0, 0], [2, 0, 1], [0, 0, 0], [3, 0, 0]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(1, 12), st.integers(1, 50))
 def test_the_most_frequent_codes_are_kept(codes: list[int], limit: int, batch: int) -> None:
     x_N1 = torch.tensor(codes).float()[:, None]
@@ -235,11 +234,16 @@ def test_a_row_depends_on_its_code_alone() -> None:
     assert [value % 10_000_019 + 1 for value in mixed] == rows
 
 
-@settings(deadline=None, max_examples=25)
+@cache
+def shuffled_codes() -> Tensor:
+    """All codes in random order, which takes half a second."""
+    return torch.randperm(1 << 24, generator=torch.Generator().manual_seed(0))
+
+
 @given(st.integers(1000, 200_000), st.integers(10, 3_000_000), st.sampled_from(["random", "runs", "steps"]))
 def test_as_many_codes_share_a_row_as_expected(n: int, rows: int, order: str) -> None:
     codes = {
-        "random": torch.randperm(1 << 24, generator=torch.Generator().manual_seed(n))[:n],
+        "random": shuffled_codes()[rows:][:n],
         "runs": torch.arange(n) + n,
         "steps": torch.arange(n) * ((1 << 24) // n),
     }
@@ -337,7 +341,6 @@ def test_small_differences_on_a_large_mean_count() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numeric", METHODS)
-@settings(deadline=None)
 @given(seen=matrices, new=matrices, cut=st.integers(0, 6))
 def test_outputs_per_query_are_finite(numeric: str, seen: list[list[float]], new: list[list[float]], cut: int) -> None:
     width = min(len(seen[0]), len(new[0]))

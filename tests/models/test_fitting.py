@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -61,7 +61,6 @@ cuts = st.lists(st.floats(0, 1), max_size=6)
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(deadline=None)
 @given(cuts, seeds)
 def test_statistics_do_not_depend_on_cuts_and_merges(cuts: list[float], seed: int) -> None:
     x_NF = documents(500)
@@ -112,7 +111,6 @@ def test_a_small_deviation_beside_a_large_mean_is_kept() -> None:
     assert moments.scale_F()[0] == pytest.approx(float(x_N1.astype(np.float64).std()), rel=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=20), min_size=1, max_size=8), st.integers(1, 40), seeds)
 def test_a_vocabulary_counts_exactly(parts: list[list[int]], limit: int, seed: int) -> None:
     counted = Counter(code for part in parts for code in part)

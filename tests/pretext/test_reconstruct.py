@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import pretext as reference
 from torch import Tensor, nn
@@ -206,7 +206,6 @@ def test_vime_of_no_or_one_document_corrupts_nothing(n: int) -> None:
     assert loss_N.isfinite().all()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 150), st.integers(1, 8), st.floats(0, 0.99))
 def test_subsets_cover_all_features_have_one_size_and_overlap_as_stated(
     n_features: int, subsets: int, overlap: float

@@ -83,7 +83,7 @@ batch = st.lists(st.lists(document, max_size=7), min_size=1, max_size=4)
 
 
 def value_and_gradient_are_those_of_the_plain_loop(case: Case) -> None:
-    @settings(deadline=None, max_examples=60, database=None)
+    @settings(database=None)
     @given(batch)
     def check(groups: list[list[tuple[float, float]]]) -> None:
         documents = torch.tensor([d for group in groups for d in group], dtype=torch.float64).reshape(-1, 2)

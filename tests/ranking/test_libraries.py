@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import letor as script
@@ -62,7 +62,6 @@ def ragged_letor(lists: list[list[tuple[float, float]]]) -> tuple[Tensor, Tensor
 @pytest.mark.slow
 @every_metric
 @given(lists=groups)
-@settings(max_examples=150, deadline=None)
 def test_every_group_has_the_value_of_the_script(name: str, lists: list[list[tuple[float, float]]]) -> None:
     metric, oracle = METRICS[name]
     expected = [oracle([s for s, _ in group], [y for _, y in group]) for group in lists]
@@ -168,7 +167,6 @@ EVERY = all_rules()
 documents = st.tuples(st.sampled_from(LEVELS), st.sampled_from([0.0, 0.0, 1.0, 2.0, 4.0]))
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.lists(documents, min_size=1, max_size=5), min_size=1, max_size=3),
     st.sampled_from(EVERY),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from config_variations import keys_without_effect, variations
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
 from pydantic import TypeAdapter
@@ -57,7 +57,6 @@ def close(actual: Tensor, expected: Iterable[float] | Tensor, tolerance: float =
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
 @given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 4), st.floats(0.01, 0.99))
 def test_values_are_the_mean_over_all_orders_that_ties_allow(
     groups: list[Group], k: int, threshold: float, grades: int, persistence: float

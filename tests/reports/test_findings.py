@@ -41,7 +41,7 @@ def test_a_text_makes_no_markup(text: str) -> None:
     assert as_code(text).count("`") == 2
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.lists(st.lists(st.text("a|`\\<>[]()! \n\x1b", max_size=8), min_size=2, max_size=2), min_size=1, max_size=3))
 def test_a_table_has_its_columns_whatever_stands_in_them(rows: list[list[str]]) -> None:
     lines = table(["one", "two"], rows).split("\n")

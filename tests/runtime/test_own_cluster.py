@@ -233,7 +233,7 @@ except InputError as error:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("killed", "handled a part of the data ended several times .*; look for its end .* give Ray fewer CPUs"),
+        nightly("killed", "handled a part of the data ended several times .*; look for its end .* give Ray fewer CPUs"),
         ("low", r"ended several times \(.*running low on memory.*; look for its end in .* give Ray fewer CPUs"),
         ("training", r"the process that passes on .* killed for memory \(.*low on memory.*; the same command resumes"),
     ],

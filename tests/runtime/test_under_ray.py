@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 import pytest
+from nightly import nightly
 from ray._private.state import actors
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from waiting import wait_until
@@ -49,7 +50,7 @@ def full() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("when", ["at once", "waiting"])
+@pytest.mark.parametrize("when", [nightly("at once"), "waiting"])
 def test_a_stop_before_there_are_workers_ends_the_controller(when: str) -> None:
     before = reserved()
 

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.config import digest
@@ -144,7 +144,6 @@ def some_row_groups(draw: st.DrawFn) -> list[RowGroup]:
 
 
 @given(some_row_groups(), st.randoms())
-@settings(deadline=None)
 def test_columns_are_the_row_groups(row_groups: list[RowGroup], random: np.random.Generator) -> None:
     columns = RowGroups.of(row_groups)
     assert list(columns) == row_groups

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.data.stream import plan
@@ -10,7 +10,6 @@ documents_lists = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 
 
 @given(documents_lists, st.integers(1, 9), st.integers(0, 3), st.integers(0, 3), st.booleans())
-@settings(max_examples=100, deadline=None)
 def test_each_row_group_is_dealt_once_and_loads_are_balanced(
     documents: list[int], streams: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
@@ -50,7 +49,6 @@ def test_without_shuffle_one_stream_is_file_order() -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 5), st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
 def test_a_window_order_is_a_permutation_that_differs_by_place(n: int, stream: int, window: int) -> None:
     order = plan.window_order(n, seed=0, epoch=0, stream=stream, window=window)
     assert np.array_equal(np.sort(order), np.arange(n))
@@ -96,7 +94,6 @@ def test_splitmix64_is_the_published_one() -> None:
 
 
 @given(st.lists(st.integers(0, 2**62), max_size=20), st.integers(0, 9))
-@settings(max_examples=50, deadline=None)
 def test_uniforms_are_a_function_of_their_id_alone(ids: list[int], seed: int) -> None:
     uniforms_Q = plan.uniforms(("test", seed), np.array(ids, np.int64))
     start = plan.mix("test", seed)
@@ -115,7 +112,6 @@ def test_uniforms_are_uniform_and_differ_by_what_determines_them() -> None:
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0, 2.75, 1000.0]), max_size=30), st.integers(0, 9), st.integers(0, 9))
-@settings(max_examples=50, deadline=None)
 def test_groups_are_served_the_whole_times_and_at_most_once_more(times: list[float], seed: int, epoch: int) -> None:
     served_Q = plan.times_served(np.array(times), np.arange(len(times)), seed=seed, epoch=epoch)
     for n, mean in zip(served_Q.tolist(), times, strict=True):
@@ -152,7 +148,6 @@ def test_each_stream_has_one_worker(world: int) -> None:
 
 
 @given(st.dictionaries(st.integers(0, 5), st.lists(st.integers(1, 50), max_size=10), max_size=4))
-@settings(max_examples=100, deadline=None)
 def test_windows_are_read_when_they_are_needed(documents: dict[int, list[int]]) -> None:
     order = plan.read_order(documents)
     assert sorted(order) == sorted((c, w) for c, ws in documents.items() for w in range(len(ws)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.evaluation.measure.conditions import GroupColumns, columns_named
@@ -96,7 +96,6 @@ GROUP = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=250)
 @given(pair=WHOLE, rows=st.lists(GROUP, min_size=1, max_size=6))
 def test_conditions_are_what_python_makes_of_them(pair: Pair, rows: list[dict[str, Any]]) -> None:
     ours, python = pair
