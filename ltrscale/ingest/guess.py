@@ -18,7 +18,7 @@ from ltrscale.ingest.evidence import Beside, same_for_item
 from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.grades import MOST_GRADES
 from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.roles import Choice, choose_role, rank
+from ltrscale.ingest.roles import Choice, candidates_for, choose_role
 from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
@@ -104,7 +104,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     def chosen(use: str, beside: Beside) -> LogColumn | None:
         if use in named:
             return named[use]
-        candidates = rank(use, [*remaining.values()], beside)
+        candidates = candidates_for(use, [*remaining.values()], beside)
         whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
         choice = choose_role(whole, least=roles.LEAST[use], alternatives=2 if use == "time" else 0)
         if choice is None:
@@ -114,7 +114,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
 
     query = chosen("query", Beside(seen))
     if query is None:
-        best = max(rank("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
+        best = max(candidates_for("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
         hint = f"; {best.name} is the nearest{f', but {best.against}' if best.against else ''}" if best else ""
         setting = shlex.quote(f"query={best.name if best else columns[0].name}")
         remedy = f"name it, as --set {setting}"

@@ -41,7 +41,7 @@ class Choice:
     """What the user has to check; empty if the choice is clear."""
 
 
-def rank(role: str, columns: Sequence[LogColumn], beside: Beside) -> list[Candidate]:
+def candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> list[Candidate]:
     """The columns that may have a role, with their points; `beside` has the roles that were found before."""
     seen = beside.seen
     columns = [column for column in columns if column.name in seen]

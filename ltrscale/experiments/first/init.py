@@ -20,7 +20,14 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
-from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, labels_of, prepare_lines, summary
+from ltrscale.experiments.first.prepare import (
+    FEWEST_LISTS,
+    clicks_text,
+    count_lists,
+    prepare_lines,
+    row_labels,
+    summary,
+)
 from ltrscale.experiments.first.quoting import escaped, yaml_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
@@ -211,7 +218,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
     kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N = structure.joined(key[0], key[1:])
-    labels_N, _ = labels_of(guessed, structure, query_N)
+    labels_N, _ = row_labels(guessed, structure, query_N)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
     labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))

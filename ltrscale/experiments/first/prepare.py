@@ -64,7 +64,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         known_N = (items_N >= 0) & (codes_N >= 0)
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
-    labels_N, unjudged = labels_of(guessed, structure, codes_N)
+    labels_N, unjudged = row_labels(guessed, structure, codes_N)
     apart_Q = told_apart(codes_N, labels_N)
     unit, periods = _periods(guessed, structure, codes_N, labels_N)
     return LogCounts(
@@ -82,7 +82,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
     )
 
 
-def labels_of(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], int]:
+def row_labels(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], int]:
     """The label of each row as the config reads it, NaN for none; and the number of unjudged rows, which count 0."""
     if guessed.label is None:
         return np.full(len(lists_N), np.nan), 0

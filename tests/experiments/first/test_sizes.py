@@ -158,6 +158,6 @@ def test_the_table_in_the_docs_is_computed() -> None:
 
 def test_the_last_periods_are_held_out() -> None:
     train, validation, test = divided(WEEKS)
-    assert (*train, *validation, *test) == WEEKS
+    assert [*train, *validation, *test] == [*WEEKS]
     assert (len(validation), len(test)) == (1, 1)
     assert [len(part) for part in divided(list("abcdefghijkl"))] == [8, 2, 2]
