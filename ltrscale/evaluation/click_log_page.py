@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from ltrscale.config import Config
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings
 
 
@@ -174,7 +174,7 @@ def _places(findings: UnderstoodLog) -> list[int]:
 def _by_position(findings: UnderstoodLog) -> Table:
     """A row for each position: shown, clicked, last clicks, and the propensity by each way."""
     e, series = findings.exposure, _by_way(findings)
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {
             "position": f"{p + 1}",
             "shown": e.shown[p],
@@ -191,7 +191,7 @@ def _by_position(findings: UnderstoodLog) -> Table:
 def _model_table(findings: UnderstoodLog) -> Table:
     """A row for each click model: perplexities beside the NDCG of expert labels."""
     ndcg = f"NDCG@{findings.ndcg_at} of {findings.labels} [95%]"
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {
             "click model": model.name,
             "perplexity": model.perplexity,

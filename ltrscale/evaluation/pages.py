@@ -9,7 +9,7 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
-from ltrscale.reports.document import Row, Table
+from ltrscale.reports.document import Table, TableRow
 
 TableCells = tuple[list[str], list[list[str]]]
 """Header and rows of a table."""
@@ -17,7 +17,7 @@ Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 
-class Judged(Protocol):
+class WithPolicies(Protocol):
     """Findings with metrics, as far as it matters for how they are read."""
 
     @property
@@ -183,7 +183,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     ]
 
 
-def how_to_read(judged: Judged, scopes: Iterable[Scope]) -> list[str]:
+def how_to_read(judged: WithPolicies, scopes: Iterable[Scope]) -> list[str]:
     """Definitions of the metrics of these scopes, and how their intervals and p values were made."""
     scopes = list(scopes)
     stated = definitions(
@@ -220,12 +220,12 @@ def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
 
 def all_summaries(scopes: Scopes) -> Table:
     """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for groups, of_methods in scopes.items():
         for metric in next(iter(of_methods.values())).summaries:
             for method, scope in of_methods.items():
                 s = scope.summaries[metric]
-                row: Row = {"groups": groups, "metric": metric_label(metric), "method": method, "mean [95%]": s}
+                row: TableRow = {"groups": groups, "metric": metric_label(metric), "method": method, "mean [95%]": s}
                 row |= {"std. error": s.std_error, "draws": s.draws, "defined": s.groups, "undefined": s.undefined}
                 best = s.as_one if metric_class(metric).normalised else None
                 rows.append({**row, "with 0": s.as_zero, "with 1": best})

@@ -20,9 +20,9 @@ class Figure(Config):
     high: float | None
 
 
-Cell = str | float | Estimated | None
+TableCell = str | float | Estimated | None
 """A value of a table: a text, a count, a figure, or an estimate with its interval; None where there is none."""
-Row = dict[str, Cell]
+TableRow = dict[str, TableCell]
 """Values by column."""
 
 
@@ -64,7 +64,7 @@ class Table:
 
     @classmethod
     def of(
-        cls, rows: Sequence[Mapping[str, Cell]], caption: str = "", *, form: str = ".4f", folded: bool = False
+        cls, rows: Sequence[Mapping[str, TableCell]], caption: str = "", *, form: str = ".4f", folded: bool = False
     ) -> Self:
         """A table of rows by column, each value as `cell` shows it; columns are those of all rows in their order.
 
@@ -82,7 +82,7 @@ class Table:
         return [all(is_figure(row[i]) for row in self.rows) for i in range(len(self.header))]
 
 
-def cell(value: Cell, form: str = ".4f") -> str:
+def cell(value: TableCell, form: str = ".4f") -> str:
     """A value as text: a figure, and an estimate with its interval if it has one, in this form; a dash for None.
 
     Example:

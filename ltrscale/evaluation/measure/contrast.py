@@ -31,7 +31,7 @@ from ltrscale.pretext.siamese import Siamese, each_member, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
@@ -234,7 +234,7 @@ def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
 
 def document(result: Contrast) -> Document:
     """The report, with the features that raise the loss most first."""
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {
             "permuted feature": f.name,
             "kind": f.kind,

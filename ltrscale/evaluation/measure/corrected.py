@@ -33,7 +33,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
-from ltrscale.reports.document import Figure, Points, Row, Table
+from ltrscale.reports.document import Figure, Points, Table, TableRow
 from ltrscale.storage import read_manifest
 
 
@@ -238,9 +238,9 @@ def summarised(
 
 def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
     """The table at a cut-off beside the raw metric, and the notes on its basis."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for method in corrected.methods:
-        row: Row = {
+        row: TableRow = {
             "method": method.name,
             f"NDCG@{k}": raw[method.name],
             f"share@{k}": method.plain[k].mean,

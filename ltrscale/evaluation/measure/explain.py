@@ -23,7 +23,7 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.slices import ConditionText, Slicer
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Row, Section, Table, Text
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
@@ -168,7 +168,7 @@ def document(found: Explained) -> Document:
     first, *others = found.explanations
     sections = [Section("How to read the figures", [Text(_HOW_TO_READ)])]
     if not others:
-        rows: list[Row] = [
+        rows: list[TableRow] = [
             {"feature": p.feature, "value": p.value, "against": p.against, "adds": f"{p.adds:+.4f}"}
             for p in first.reasons[:_SHOWN]
         ]
@@ -199,7 +199,7 @@ def driven(drivers: tuple[Driver, ...], queries: int) -> str:
 
 def driver_table(drivers: tuple[Driver, ...], caption: str = "") -> Table:
     """The first drivers; folded behind its caption, if it has one."""
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {
             "feature": d.feature,
             "adds": f"{d.adds:+.4f}",

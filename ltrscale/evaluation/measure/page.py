@@ -25,7 +25,7 @@ from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.progress import called
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Command, Document, Points, Row, Section, Table, Text
+from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, TableRow, Text
 from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
@@ -59,9 +59,9 @@ _CALIBRATION = (
 )
 
 
-def _calibrations(evaluation: Evaluation) -> list[Row]:
+def _calibrations(evaluation: Evaluation) -> list[TableRow]:
     """A row for each method whose scores are logits of clicks, with means over its trials."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for method in evaluation.methods:
         if found := [each for each in method.calibration if each is not None]:
             columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error, c.reference) for c in found), strict=True)
@@ -114,7 +114,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     for method in evaluation.ranked:
         scope = method.slices[ALL]
-        row: Row = {"method": method.name}
+        row: TableRow = {"method": method.name}
         row |= {metric_label(name): _mean(scope.summaries[name]) for name in names}
         if n_outliers:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
@@ -190,7 +190,7 @@ def _both_scopes(evaluation: Evaluation) -> Scopes:
     return scopes
 
 
-def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[Row]:
+def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[TableRow]:
     """The primary metric of each slice, or of the named ones, and method; `metrics.json` has all metrics."""
     primary = evaluation.primary
     return [

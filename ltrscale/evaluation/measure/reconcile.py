@@ -37,7 +37,7 @@ from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.ranking.metrics import HIGHEST_LABEL
-from ltrscale.reports.document import Block, Document, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
@@ -430,12 +430,12 @@ def document(result: Reconciliation) -> Document:
 
 def _explained(result: Reconciliation) -> Table:
     """A row for each program and metric, with the rules that explain its difference from ours."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for each in result.metrics:
         metric = {"metric": metric_label(each.metric)}
         rows.append({**metric, "program": "ours", "spelled": None, "figure": each.figure})
         for p in each.programs:
-            row: Row = {**metric, "program": p.program, "spelled": p.spelled, "figure": p.figure}
+            row: TableRow = {**metric, "program": p.program, "spelled": p.spelled, "figure": p.figure}
             why = [f"{s.rule} {s.theirs} {s.part:+.4f} ({s.groups:,})" for s in p.steps if s.groups]
             row |= {"- ours": cell(p.difference, "+.4f"), "explained by": ", ".join(why) or "the same rules here"}
             rows.append(row)

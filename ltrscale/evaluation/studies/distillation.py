@@ -15,7 +15,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Row, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
@@ -105,7 +105,7 @@ def _side_by_side(distillation: Distillation) -> Table:
     """One row per method: NDCG, difference from the baseline, outlier groups, agreement, size and speed."""
     primary = distillation.primary
     measures = next(list(method.agreement) for method in distillation.methods if method.agreement)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for method in distillation.methods:
         scope, cost = method.slices[ALL], method.cost
         rows.append(

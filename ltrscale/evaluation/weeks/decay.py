@@ -293,7 +293,7 @@ def document(result: Decay, evaluation: str) -> Document:
         Table(*metric_rows(result)),
         Text(drifted(result.drift)),
         Table(*drift_rows(result)),
-        *curves(result),
+        *period_curves(result),
     )
     sections = (
         Section("How to read the tables", [Points(_HOW_TO_READ)]),
@@ -334,7 +334,7 @@ def _foretelling(result: Decay) -> Iterator[Block]:
     yield Table(["drift of", "method", "periods", "correlation", "p"], rows)
 
 
-def curves(result: Decay) -> tuple[Chart, Chart]:
+def period_curves(result: Decay) -> tuple[Chart, Chart]:
     """The metric of each method by periods since training, and the drift of features."""
     label, middle = metric_label(result.primary), (len(result.curves) - 1) / 2
     metrics = [  # methods are shifted sideways so that they do not hide each other

@@ -10,7 +10,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.document import Block, Document, Points, Row, Section, Table, Text
+from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings
 
 
@@ -76,9 +76,9 @@ def _about(board: Board) -> str:
 def _leaderboard(board: Board, evaluation: Evaluation | None) -> Table:
     """A row for each method, sorted by test, or by validation if there is no test."""
     of_test = {m.name: m.slices[ALL] for m in evaluation.methods} if evaluation is not None else {}
-    rows: list[tuple[float, Row]] = []
+    rows: list[tuple[float, TableRow]] = []
     for each in board.rows:
-        row: Row = {"method": each.name, "what": each.says, "minutes": f"{each.minutes:.1f}"}
+        row: TableRow = {"method": each.name, "what": each.says, "minutes": f"{each.minutes:.1f}"}
         row[f"validation {metric_label(board.metric)}"] = mean = each.validation
         if evaluation is not None:
             scope = of_test[each.name]

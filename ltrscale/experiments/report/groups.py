@@ -34,7 +34,7 @@ from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, LeftOut, Row, Table, Text
+from ltrscale.reports.document import Block, Chart, LeftOut, Table, TableRow, Text
 
 _HISTOGRAMS = 12
 
@@ -218,7 +218,7 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
             scores = part.scores[first], part.scores[second]
             taus[first, second].append(kendall_tau(*scores, offsets_Q1))
             shared[first, second].append(top_overlap(*scores, offsets_Q1, k=_OVERLAP_AT))
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {
             "method": first,
             "other": second,
@@ -265,7 +265,7 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
 def quarantine(sources: Sources) -> Iterator[Block]:
     """Rows and groups read, kept and rejected per data set, the rules that rejected them, and losses of texts."""
     splits = sources.evaluated.splits.by_name.values()
-    rows, rules, texts = list[Row](), list[Row](), list[Row]()
+    rows, rules, texts = list[TableRow](), list[TableRow](), list[TableRow]()
     for url in dict.fromkeys(url for split in splits for url in split.data):
         manifest = open_dataset(url).manifest
         a = manifest.accounting

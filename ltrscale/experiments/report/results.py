@@ -18,7 +18,7 @@ from ltrscale.evaluation.weeks.verdict import Verdict, importances_of, verdict_b
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, LeftOut, Points, Row, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, ended, history_chart
 from ltrscale.tuning.space import label
@@ -103,7 +103,7 @@ def search(url: str | None) -> Iterator[Block]:
         value = params.get(key)
         return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)
 
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {"trial": f"{trial.number}", "metric": value, **{key: shown(trial.params, key) for key in keys}}
         for trial, value in ranked
     ]
@@ -239,7 +239,7 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
             "which is worth nothing for new ones, unless it matters beside another feature only: leave it out "
             "(leave_out of a method) and see whether anything is lost."
         )
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         {
             "feature": feature.name,
             f"NDCG@{feature.k} alone": f"{feature.ndcg:.3f}",
