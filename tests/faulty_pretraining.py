@@ -200,7 +200,7 @@ def process_launcher(world: int, restarts: int = _RESTARTS) -> Callable[..., Non
 
 
 def _process(rank: int, world: int, meeting: str, work: Work) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as workers of Ray do, for equal sums
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     work(Context())
     dist.destroy_process_group()

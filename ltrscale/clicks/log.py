@@ -16,7 +16,7 @@ from pydantic import Field
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.models import Sessions, sums
 from ltrscale.config import Config
-from ltrscale.data.columns import spread_over_documents
+from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -255,8 +255,7 @@ class _Lists:
         for name in (*NEEDED, "labels", "relevance"):
             if name in table.column_names and table.column(name).null_count < max(len(table), 1):
                 column = table.column(name).combine_chunks()
-                counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
-                if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
+                if not is_per_document(column, lengths_Q):
                     problem = f"row group {row_group.index}: column {name!r} does not have one value a document"
                     raise InputError(f"{row_group.url}: {problem}; {PREPARE_AGAIN}")
                 columns[name] = spread_over_documents(column, lengths_Q)

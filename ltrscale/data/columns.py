@@ -248,6 +248,17 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
+def is_per_document(column: pa.Array, lengths_Q: NDArray[np.int64]) -> bool:
+    """True if each list of a group, unless it is null, has a value for each of its documents.
+
+    Example:
+        >>> [is_per_document(pa.array([[1, 2], None]), np.array(lengths)) for lengths in ([2, 1], [3, 1], [1, 1])]
+        [True, False, False]
+    """
+    counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+    return not ((counts_Q != lengths_Q) & (counts_Q >= 0)).any()
+
+
 def spread_over_documents(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
     """The values of all groups' lists, with null for each document of a group without a list.
 

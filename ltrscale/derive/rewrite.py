@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.arrays import Floats, Ints, offsets
 from ltrscale.config import Operational
-from ltrscale.data.columns import spread_over_documents
+from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -217,8 +217,7 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
     }
     for name, column in lists.items():
-        counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
-        if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
+        if not is_per_document(column, lengths_Q):
             where = f"in the files of period {first.period}"
             raise InputError(
                 f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"

@@ -151,7 +151,9 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         for name, c in compared.items()
         if c.detectable is not None
     ]
-    small = [f"{name} {against(c)[0]}" for name, c in compared.items() if c.difference < 0 <= (c.high or -1.0)]
+    small = [
+        f"{name} {against(c)[0]}" for name, c in compared.items() if c.high is not None and c.difference < 0 <= c.high
+    ]
     lines = []
     if small:
         lines.append(f"Behind the baseline by less than the noise of the difference: {', '.join(small)}.")

@@ -175,7 +175,7 @@ class Learner:
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
         self.judged = [_drawn(config.problems, "validation", _JUDGED_FROM + i) for i in range(config.validation)]
-        self.best: Mapping[str, Tensor] = self.average.state_dict()
+        self.best: Mapping[str, Tensor] = {name: weight.clone() for name, weight in self.average.state_dict().items()}
         self.step = self.best_step = 0
         self.value = 0.0
         self.before_s, self.began = 0.0, time.monotonic()

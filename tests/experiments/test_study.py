@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from written_directories import written_directories
 
 from ltrscale import storage
@@ -66,8 +67,12 @@ def names(written: list[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    out = tmp_path_factory.mktemp("study") / "out"
-    return out, written_directories(study(synthetic_dataset, out))
+    """With one thread, as a task of Ray has: other numbers of threads add in another order."""
+    out, threads = tmp_path_factory.mktemp("study") / "out", torch.get_num_threads()
+    torch.set_num_threads(1)
+    written = written_directories(study(synthetic_dataset, out))
+    torch.set_num_threads(threads)
+    return out, written
 
 
 def values_of(out: Path, number: int, draw: int, method: str) -> np.ndarray:

@@ -37,7 +37,7 @@ CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 
 
 def checkpoints_in(url: str) -> Checkpoints:
-    return Checkpoints(url, origin={"run": "a"}, data="", every_s=3600.0, failures=3)
+    return Checkpoints(url, origin={"run": "a"}, data="", every_s=3600.0)
 
 
 def save(saver: Checkpoints, trainer: Trainer, result: StepResult) -> None:

@@ -303,7 +303,7 @@ def test_a_resumed_run_is_bit_equal(clicked_texts: str, tmp_path: Path, objectiv
     whole = trainer(clicked_texts, objective)
     expected = list(whole.epoch())
     first, done = trainer(clicked_texts, objective), []
-    with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600, failures=3) as saver:
+    with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600) as saver:
         for result in first.epoch():
             done.append(result)
             if len(done) == 2:
@@ -314,7 +314,7 @@ def test_a_resumed_run_is_bit_equal(clicked_texts: str, tmp_path: Path, objectiv
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.zero_()  # all must come from the checkpoint
-    with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600, failures=3) as saver:
+    with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600) as saver:
         snapshot = saver.newest()
         assert snapshot is not None
         restore(second, snapshot)

@@ -15,7 +15,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch import Tensor
 from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
-from ltrscale.data.columns import spread_over_documents
+from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.scores import SCORES
@@ -256,7 +255,7 @@ def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     """The clicks of each document; NaN in a group without them."""
     lists = rows.column(CLICKS).combine_chunks()
     lengths_Q = groups.lengths_Q.numpy()
-    if (pc.list_value_length(lists).fill_null(-1).to_numpy(zero_copy_only=False) > lengths_Q).any():
+    if not is_per_document(lists, lengths_Q):
         raise InputError(f"column {CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
     return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from click_sessions import Truth, position_based, rows_of, write_log
@@ -24,7 +25,7 @@ from ltrscale.evaluation.measure.corrected import (
 )
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.page import debiasing
-from ltrscale.evaluation.measure.parts import order_shown
+from ltrscale.evaluation.measure.parts import _clicks_of, order_shown
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.pages import number
@@ -60,6 +61,16 @@ def discounted(scores: list[float], worth: list[float], k: int) -> float:
         ranks = range(above + 1, above + tied + 1)
         total += worth[i] * sum(1 / math.log2(1 + r) for r in ranks if r <= k) / tied
     return total
+
+
+@pytest.mark.parametrize("clicks", [[0.0], [0.0, 1.0, 0.0]])
+@pytest.mark.parametrize("other", [None, [1.0]])
+def test_clicks_of_fewer_or_more_documents_than_a_list_has_are_refused(
+    clicks: list[float], other: list[float] | None
+) -> None:
+    groups = QueryGroups(torch.zeros(3, 1), torch.tensor([0, 2, 3]))
+    with pytest.raises(InputError, match="'clicks' does not have one value a document"):
+        _clicks_of(pa.table({"clicks": pa.array([clicks, other], pa.list_(pa.float32()))}), groups)
 
 
 def test_the_sums_are_those_of_a_loop_over_documents() -> None:
