@@ -105,7 +105,7 @@ def rank_0_cannot_save(trainer: Trainer, folder: str) -> None:
     """Both workers end and say why."""
     with checkpoints_in(folder, every_s=0.0) as saver:
         trainer.due, trainer.failed = saver.due, saver.failed
-        with pytest.raises(InputError, match=r"^\S+: 2 checkpoints in a row could not be written \(\S+step-00000002: "):
+        with pytest.raises(InputError, match=r"^\S+: 3 checkpoints in a row could not be written \(\S+step-00000003: "):
             train(saver, trainer)
 
 

@@ -42,7 +42,7 @@ MOST_VALUES = 100
 _ENDS = [-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))]
 """The last number of each band except the highest."""
 _INNER = (f"{last}" if last == end + 1 else f"{end + 1}..{last}" for end, last in pairwise(_ENDS))
-_BANDS = pa.array(["below 0", *_INNER, f"{_ENDS[-1] + 1}.."])
+_BANDS = ("below 0", *_INNER, f"{_ENDS[-1] + 1}..")
 _COMPUTED: Mapping[str, pa.DataType] = {
     "n_documents": pa.int64(),
     "n_relevant": pa.int64(),
@@ -250,7 +250,7 @@ def _bands(name: str, column: pa.Array) -> pa.Array:
     if (np.floor(values_Q[~missing_Q]) != values_Q[~missing_Q]).any():
         raise InputError(f"slice_by: {name} holds fractions; write conditions under slices, such as {name} > 0.5")
     bands_Q = np.searchsorted(_ENDS, np.where(missing_Q, 0.0, values_Q))
-    return _BANDS.take(pa.array(bands_Q, mask=missing_Q))
+    return pa.array(_BANDS).take(pa.array(bands_Q, mask=missing_Q))
 
 
 def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
