@@ -175,7 +175,7 @@ class Learner:
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
         self.judged = [_drawn(config.problems, "validation", _JUDGED_FROM + i) for i in range(config.validation)]
-        self.best: Mapping[str, Tensor] = {name: weight.clone() for name, weight in self.average.state_dict().items()}
+        self.best = self._averaged()
         self.step = self.best_step = 0
         self.value = 0.0
         self.before_s, self.began = 0.0, time.monotonic()
@@ -217,6 +217,10 @@ class Learner:
             for averaged, present in zip(self.average.parameters(), self.network.parameters(), strict=True):
                 averaged.lerp_(present, 1 - keep)
 
+    def _averaged(self) -> Mapping[str, Tensor]:
+        """A copy of the average, because each step changes it in place."""
+        return {name: weight.clone() for name, weight in self.average.state_dict().items()}
+
     def mean_loss(self) -> float:
         """The mean loss since the last validation.
 
@@ -241,7 +245,7 @@ class Learner:
         value = float(torch.cat(values).double().mean())
         if value > self.value:
             self.value, self.best_step = value, self.step
-            self.best = {name: weight.clone() for name, weight in self.average.state_dict().items()}
+            self.best = self._averaged()
         log.info("step %d: loss %.4f, validation NDCG@%d %.4f", self.step, loss, _CUTOFF, value)
         return {"step": self.step, "loss": loss, f"validation_ndcg@{_CUTOFF}": value}
 
