@@ -21,7 +21,6 @@ RESULTS = {
     "Provenance",
     "RecordedSplits",
     "Reference",
-    "_Stacked",
 }
 """What jobs write about data and runs: as long as the file or the config that holds it, and no setting of a model."""
 SIZES_NOTHING = {
