@@ -60,7 +60,8 @@ class GridConfig(Config):
     """Names of methods; empty for all. Methods that these are built on come along."""
 
 
-class Cell(Config):
+@dataclass(frozen=True)
+class Cell:
     """One model of the study."""
 
     labelled: LabelledCount
@@ -257,7 +258,7 @@ class StudyParts:
     def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
         """The run of a model; initial weights and data order also differ between draws."""
         methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
-        out, encoders = self.place(cell.replace(pretraining=None).run), self.encoders(cell.encoder_seed)
+        out, encoders = self.place(replace(cell, pretraining=None).run), self.encoders(cell.encoder_seed)
         own = SeedRun(methods, sized.drawn(cell.draw), cell.draw, ONE, out, encoders=encoders)
         if cell.pretraining is None:
             return own
