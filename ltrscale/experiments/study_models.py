@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, digest
+from ltrscale.config import Config, Operational, Strict, digest
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -171,7 +171,7 @@ class StudySummary(Stage):
         commit_report(self.out, study, document(study), made_by=origin)
 
 
-class Spent(Config):
+class Spent(Strict):
     """Time and documents of a training so far; `spent.json` beside its output."""
 
     of: str

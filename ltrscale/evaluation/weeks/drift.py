@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
-from ltrscale.config import Config
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, chosen_files
@@ -54,7 +54,7 @@ class DriftSettings(Config):
     for all. Without drift the index of a feature is about 24 over this number, if documents are independent."""
 
 
-class Index(Config):
+class Index(Strict):
     """A population stability index: how far a histogram is from that of training, or of validation."""
 
     psi: float
@@ -85,7 +85,7 @@ class SpreadDrift(Index):
     """Lists that have a spread."""
 
 
-class LabelRates(Config):
+class LabelRates(Strict):
     """The labels of a period."""
 
     groups: int
@@ -96,7 +96,7 @@ class LabelRates(Config):
     """Share of these groups with a relevant document."""
 
 
-class PeriodDrift(Config):
+class PeriodDrift(Strict):
     """What was found in a period; for training itself every index is 0."""
 
     groups: int
@@ -122,7 +122,7 @@ class PeriodDrift(Config):
         return sorted(far, key=lambda name: -self.features[name].beyond)
 
 
-class Drift(Config):
+class Drift(Strict):
     """Drift of every test period."""
 
     train: PeriodDrift
