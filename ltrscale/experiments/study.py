@@ -38,7 +38,6 @@ from ltrscale.experiments.study_models import (
     Spent,
     StudyParts,
     StudySummary,
-    Summarised,
     shared_encoders,
 )
 from ltrscale.progress import log, progress
@@ -318,8 +317,7 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
             if (encoder := parts.methods[name].encoder(name, parts.methods))
         },
     )
-    summarised = Summarised(design=design, models=tuple(models))
-    StudySummary(out=parts.place("summary"), test=parts.place("test"), summarised=summarised).run()
+    StudySummary(out=parts.place("summary"), test=parts.place("test"), design=design, models=tuple(models)).run()
 
 
 def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, Strict, digest
+from ltrscale.config import Config, Operational, Strict, digest, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -151,23 +151,21 @@ class Measurement(Stage):
         measure_groups(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
 
 
-class Summarised(Config):
-    """The inputs of a summary."""
-
-    design: Design
-    models: tuple[Model, ...]
-
-
 class StudySummary(Stage):
     """Summarise the models measured so far."""
 
     stage: ClassVar = "study"
     test: OutputUrl
-    summarised: Summarised
+    design: Design
+    models: tuple[Model, ...]
+
+    def own_settings(self) -> Settings:
+        """The design and the models."""
+        return {"design": settings_of(self.design), "models": [settings_of(model) for model in self.models]}
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Summarise, and commit the report."""
-        study = study_of(self.summarised.design, self.summarised.models, self.test)
+        study = study_of(self.design, self.models, self.test)
         commit_report(self.out, study, document(study), made_by=origin)
 
 
