@@ -42,9 +42,9 @@ from ltrscale.reports.findings import Findings, commit_report, print_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _SAME = 1e-12
+"""Values of a group that differ by less are equal up to rounding."""
 _SHOWN = 3
 """Groups to show for each rule: those with the largest change."""
-"""Values of a group that differ by less are equal up to rounding."""
 
 
 @dataclass(frozen=True)
