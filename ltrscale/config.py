@@ -25,13 +25,24 @@ from ltrscale.fixed_keys import FIXED
 
 
 class Strict(BaseModel):
-    """Base of models that programs write and read in large numbers: frozen, and unknown keys are errors."""
+    """Base of what programs write and read back, such as manifests: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values, validated.
+
+        Example:
+            >>> class Point(Strict):
+            ...     x: int = 0
+            >>> Point().replace(x=3)
+            Point(x=3)
+        """
+        return type(self).model_validate({**self.model_dump(), **changes})
+
 
 class Config(Strict):
-    """Base of all configs: strict; a nested key that is left out has the default of its place."""
+    """Base of all configs, which users write: a nested key that is left out has the default of its place."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,17 +55,6 @@ class Config(Strict):
         nested = [name for name, value in values.items() if isinstance(value, Mapping)]
         fields = cls.model_fields if nested else {}
         return {**values, **{name: _over(fields[name].default, values[name]) for name in nested if name in fields}}
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with other values, validated.
-
-        Example:
-            >>> class Point(Config):
-            ...     x: int = 0
-            >>> Point().replace(x=3)
-            Point(x=3)
-        """
-        return type(self).model_validate({**self.model_dump(), **changes})
 
 
 @functools.cache

@@ -17,6 +17,7 @@ FIXED: dict[str, dict[str, Any]] = {
         "docs_per_batch": 65_536,
     },
     "DoctorConfig": {"patience_s": 10},
+    "DriftSettings": {"docs_per_batch": 65_536},
     "InContextPretrainConfig": {"checkpoint_failures": 3},
     "InterleaveJob": {"power": 0.8, "docs_per_batch": 65_536},
     "MatchConfig": {"smoothing": {"k1": 1.2, "b": 0.75, "jelinek_mercer": 0.1, "dirichlet": 2000.0, "discount": 0.7}},

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 import ltrscale
-from ltrscale.config import Config
+from ltrscale.config import Strict
 
 ROOMS = tuple(f"ltrscale.{room}." for room in ("models", "pretext", "bundle", "trees", "ranking"))
 RESULTS = {
@@ -21,7 +21,6 @@ RESULTS = {
     "Provenance",
     "RecordedSplits",
     "Reference",
-    "_Stacked",
 }
 """What jobs write about data and runs: as long as the file or the config that holds it, and no setting of a model."""
 SIZES_NOTHING = {
@@ -48,12 +47,12 @@ SIZES_NOTHING = {
 """Why a key has no bound."""
 
 
-def configs() -> list[type[Config]]:
-    """The configs of the rooms that make models."""
+def configs() -> list[type[Strict]]:
+    """The configs and records of the rooms that make models."""
     for module in pkgutil.walk_packages(ltrscale.__path__, "ltrscale."):
         if module.name.startswith(ROOMS):
             importlib.import_module(module.name)
-    found, left = {}, [Config]
+    found, left = {}, [Strict]
     while left:
         left += (cls := left.pop()).__subclasses__()
         if cls.__module__.startswith(ROOMS) and cls.__name__ not in RESULTS:

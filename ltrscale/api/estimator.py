@@ -27,7 +27,7 @@ from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors
 from ltrscale.api.explained import explained
 from ltrscale.bundle import boosters
 from ltrscale.bundle.explanations import Explanation
-from ltrscale.config import Config, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -53,7 +53,7 @@ _SCORED_AT_ONCE = 1 << 16
 Keys = Mapping[str, Any]
 
 
-class _Saved(Config):
+class _Saved(Strict):
     """`estimator.json`, next to the files of a saved ranker's bundle."""
 
     arguments: dict[str, Any]

@@ -16,7 +16,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.bundle import boosters
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, Strict, digest
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
@@ -113,7 +113,7 @@ class InContext(Config):
     """Samples of the examples that it reads; their scores are averaged."""
 
 
-class BundleConfig(Config):
+class BundleConfig(Strict):
     """`config.json` of a bundle."""
 
     kind: BundleKind
@@ -239,7 +239,7 @@ _MOST_CODES = 1 << 16
 _REFERENCES = 4
 
 
-class FeatureReference(Config):
+class FeatureReference(Strict):
     """A feature in the rows of training."""
 
     name: str
@@ -257,7 +257,7 @@ class FeatureReference(Config):
     """Share of the documents with a code that no other list has: the expected share of new codes in further lists."""
 
 
-class Reference(Config):
+class Reference(Strict):
     """What the rows of a bundle's training periods look like, with and without labels."""
 
     lists: int
@@ -338,13 +338,13 @@ def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.b
     return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))
 
 
-class RecordedSplits(Config, extra="ignore"):
+class RecordedSplits(Strict, extra="ignore"):
     """The part of a stage's config that lists the splits for training and selection."""
 
     splits: tuple[Split, ...] = ()
 
 
-class Provenance(Config, extra="ignore"):
+class Provenance(Strict, extra="ignore"):
     """The part of a manifest's `made_by` that tells which data a bundle has seen."""
 
     config: RecordedSplits = RecordedSplits()

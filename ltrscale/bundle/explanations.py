@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.opened import Bundle, Computing, Explainer, Scorer, scorers_of
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.models.contributions import Contributions
 
@@ -31,7 +31,7 @@ _IN_TABLE = 10
 _COLUMNS = ("query_id", "item_id", "against_id", "others", "difference", "feature", "value", "against", "adds")
 
 
-class FeaturePart(Config):
+class FeaturePart(Strict):
     """What one feature adds to the lead of a document over others."""
 
     feature: str
@@ -42,7 +42,7 @@ class FeaturePart(Config):
     adds: float
 
 
-class Explanation(Config):
+class Explanation(Strict):
     """The difference of a document's score from that of another one of its list, or from the mean of several."""
 
     query: str
@@ -86,7 +86,7 @@ def _listed(reasons: Sequence[FeaturePart]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts)
 
 
-class Driver(Config):
+class Driver(Strict):
     """What a feature adds on average over some explanations."""
 
     feature: str

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings
 
 
-class Exposure(Config):
+class Exposure(Strict):
     """Counts over all groups; those by position start with the first position."""
 
     groups: int
@@ -29,7 +29,7 @@ class Exposure(Config):
     """Groups with 0, 1, 2, 3, and at least 4 clicks."""
 
 
-class Links(Config):
+class Links(Strict):
     """How positions overlap."""
 
     pairs: int
@@ -54,7 +54,7 @@ Way = Literal["harvested", "em", "ratio"]
 """How propensities were estimated."""
 
 
-class Propensities(Config):
+class Propensities(Strict):
     """Propensities by position, relative to the first, estimated in three ways."""
 
     ratio: tuple[Figure, ...]
@@ -69,7 +69,7 @@ class Propensities(Config):
         return {"harvested": self.harvested, "em": self.em, "ratio": self.ratio}[way]
 
 
-class Trust(Config):
+class Trust(Strict):
     """Whether clicks on poor documents fall faster with the position than clicks on good ones."""
 
     judged_by: str
@@ -91,7 +91,7 @@ class Trust(Config):
         return "no sign of trust bias"
 
 
-class ModelResult(Config):
+class ModelResult(Strict):
     """A click model on the held-out part, and its order of documents on expert labels."""
 
     name: str

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from ltrscale.arrays import Bools, Doubles, Ints, offsets, place_in_group
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.draws import open_uniforms, random_bits, uniforms
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.simulate.users import User, examination
@@ -332,7 +332,7 @@ def impressions_needed(mean: float, variance: float, *, power: float) -> float |
     return ((ndtri(0.975) + ndtri(power)) / mean) ** 2 * variance if mean else None
 
 
-class MeasureAgreement(Config):
+class MeasureAgreement(Strict):
     """How far two measures agree on which of two rankers is better, over pairs of rankers."""
 
     pairs: int

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, scorers_of, with_tokens_of
-from ltrscale.config import Config, Operational
+from ltrscale.config import Operational, Strict
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -147,7 +147,7 @@ class InterleaveJob(Stage):
             report({"one": pair.one, "other": pair.other, self.metric: pair.metric.mean, **lifts})
 
 
-class InterleavedPair(Config):
+class InterleavedPair(Strict):
     """Two rankers by one method."""
 
     credit: tuple[float, float]
@@ -158,7 +158,7 @@ class InterleavedPair(Config):
     """Impressions until the difference is found with the required power; None for no difference at all."""
 
 
-class RankerPair(Config):
+class RankerPair(Strict):
     """Two rankers."""
 
     one: str

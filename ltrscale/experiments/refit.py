@@ -11,7 +11,7 @@ from pydantic import Field
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config, Operational, validate
+from ltrscale.config import Config, Operational, by_kind, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
@@ -21,7 +21,7 @@ from ltrscale.stages.stage import Origin, Settings, bundle_hashes, dataset_hashe
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.in_context import InContextConfig, InContextJob, weights_of
 from ltrscale.training.resumption import TrainingStage
-from ltrscale.trees.configs import GBDTConfig
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 
 
@@ -45,18 +45,6 @@ class RefitSettings(Config):
                 )
 
 
-class _Network(Config):
-    settings: FinetuneConfig
-
-
-class _Trees(Config):
-    settings: GBDTConfig
-
-
-class _Examples(Config):
-    settings: InContextConfig
-
-
 class _Learned(NamedTuple):
     """The bundle's record of how it was made."""
 
@@ -71,17 +59,17 @@ class _Learned(NamedTuple):
         """Read a bundle's record; an `InputError` if it has several models or is from another kind of job."""
         opened = bundle.load(url)
         origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
-        kinds: dict[Any, type[_Network | _Trees | _Examples]] = {
-            "finetune": _Network,
-            "train_gbdt": _Trees,
-            "in_context": _Examples,
+        kinds: dict[Any, type[Any]] = {
+            "finetune": FinetuneConfig,
+            "train_gbdt": by_kind(GBDTConfig).get(str(opened.config.get("kind")), LightGBMConfig),
+            "in_context": InContextConfig,
         }
         if stage not in kinds or "ensemble" in opened.config or len(origin.config.splits) != 2:
             raise InputError(
                 f"{url}: made by {stage or 'something else'}; a refit is of one network, one model of trees or one "
                 "reader of examples that jobs.finetune, jobs.train_gbdt or a pipeline has made: name such a bundle"
             )
-        settings = validate(kinds[stage], {"settings": opened.config}, url).settings
+        settings = validate(kinds[stage], opened.config, url)
         train, validation = origin.config.splits
         read = {*train.data, *validation.data, train.scores, validation.scores}
         others = [other for other in origin.inputs if other not in read and stage != "in_context"]

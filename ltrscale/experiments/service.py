@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ltrscale import storage
 from ltrscale.bundle.contents import hash_of
-from ltrscale.config import Config, ConfigT, validate
+from ltrscale.config import Strict, StrictT, validate
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import log
 from ltrscale.serving.register import RegisterJob, Registry, put_alias
@@ -28,7 +28,7 @@ _EARLIER = 5
 _DAMAGED = "delete it, and name a bundle of {copies} as production, which goes into service to begin with"
 
 
-class Served(Config):
+class Served(Strict):
     """A model that is in service, or was."""
 
     bundle: str
@@ -85,8 +85,8 @@ class InService(Served):
             raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
 
 
-def read_record(cls: type[ConfigT], url: str, remedy: str) -> ConfigT | None:
-    """The config in a JSON file; None if there is no file.
+def read_record(cls: type[StrictT], url: str, remedy: str) -> StrictT | None:
+    """The record in a JSON file; None if there is no file.
 
     Raises:
         InputError: the file is invalid; the message ends with the remedy.
@@ -102,8 +102,8 @@ def read_record(cls: type[ConfigT], url: str, remedy: str) -> ConfigT | None:
         raise InputError(f"{error}; {remedy}") from error
 
 
-def record_bytes(value: Config) -> bytes:
-    """A config as JSON for `read_record`."""
+def record_bytes(value: Strict) -> bytes:
+    """A record as JSON for `read_record`."""
     return (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode()
 
 

@@ -15,6 +15,7 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,7 +38,6 @@ from ltrscale.experiments.study_models import (
     Spent,
     StudyParts,
     StudySummary,
-    Summarised,
     shared_encoders,
 )
 from ltrscale.progress import log, progress
@@ -250,7 +250,7 @@ def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
 def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell:
     """The cell of a method that a cell is built on."""
     pretraining = cell.pretraining if is_pretrained(name, methods) else None
-    return cell.replace(method=name, pretraining=pretraining)
+    return replace(cell, method=name, pretraining=pretraining)
 
 
 def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
@@ -291,7 +291,7 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
         spent = Spent.read(parts.place(cell.folder)) or Spent(of="")
         url = parts.place(cell.folder, "measured")
         costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
-        models.append(Model(**cell.model_dump(exclude={"labelled"}), labelled=str(cell.labelled), url=url, **costs))
+        models.append(Model(**asdict(cell) | costs | {"labelled": str(cell.labelled), "url": url}))
     if not models:
         return
     design = Design(
@@ -317,8 +317,7 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
             if (encoder := parts.methods[name].encoder(name, parts.methods))
         },
     )
-    summarised = Summarised(design=design, models=tuple(models))
-    StudySummary(out=parts.place("summary"), test=parts.place("test"), summarised=summarised).run()
+    StudySummary(out=parts.place("summary"), test=parts.place("test"), design=design, models=tuple(models)).run()
 
 
 def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:

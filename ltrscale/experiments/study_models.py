@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, digest
+from ltrscale.config import Config, Operational, Strict, digest, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -60,7 +60,8 @@ class GridConfig(Config):
     """Names of methods; empty for all. Methods that these are built on come along."""
 
 
-class Cell(Config):
+@dataclass(frozen=True)
+class Cell:
     """One model of the study."""
 
     labelled: LabelledCount
@@ -150,27 +151,25 @@ class Measurement(Stage):
         measure_groups(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
 
 
-class Summarised(Config):
-    """The inputs of a summary."""
-
-    design: Design
-    models: tuple[Model, ...]
-
-
 class StudySummary(Stage):
     """Summarise the models measured so far."""
 
     stage: ClassVar = "study"
     test: OutputUrl
-    summarised: Summarised
+    design: Design
+    models: tuple[Model, ...]
+
+    def own_settings(self) -> Settings:
+        """The design and the models."""
+        return {"design": settings_of(self.design), "models": [settings_of(model) for model in self.models]}
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Summarise, and commit the report."""
-        study = study_of(self.summarised.design, self.summarised.models, self.test)
+        study = study_of(self.design, self.models, self.test)
         commit_report(self.out, study, document(study), made_by=origin)
 
 
-class Spent(Config):
+class Spent(Strict):
     """Time and documents of a training so far; `spent.json` beside its output."""
 
     of: str
@@ -257,7 +256,7 @@ class StudyParts:
     def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
         """The run of a model; initial weights and data order also differ between draws."""
         methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
-        out, encoders = self.place(cell.replace(pretraining=None).run), self.encoders(cell.encoder_seed)
+        out, encoders = self.place(replace(cell, pretraining=None).run), self.encoders(cell.encoder_seed)
         own = SeedRun(methods, sized.drawn(cell.draw), cell.draw, ONE, out, encoders=encoders)
         if cell.pretraining is None:
             return own

@@ -10,7 +10,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import load as load_bundle
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config, digest, validate
+from ltrscale.config import Strict, digest, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError
@@ -22,7 +22,7 @@ _WEEKS, _WEEK = "weeks", "week.json"
 _DAMAGED = "delete it, and leave inputs out where its period has joined the data set: the week is judged anew"
 
 
-class Week(Config):
+class Week(Strict):
     """A week of `jobs.weekly`: its inputs, which a resumed week keeps, and its outcome."""
 
     period: str

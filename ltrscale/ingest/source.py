@@ -20,7 +20,8 @@ Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
 
 
-class File(Config):
+@dataclass(frozen=True)
+class File:
     """One input file."""
 
     url: str

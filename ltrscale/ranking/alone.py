@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import group_index, sum_by_group
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.ranking.metrics import ndcg
 
 FEWEST = 30
@@ -31,7 +31,7 @@ NAMES = 0.5
 _Z = 1.96
 
 
-class There(Config):
+class There(Strict):
     """The documents that a feature marks by its presence."""
 
     how: Literal["known", "unusual", "missing"]
@@ -58,7 +58,7 @@ class There(Config):
         return f"{state} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
 
 
-class SingleFeature(Config):
+class SingleFeature(Strict):
     """What one feature says of the labels by itself."""
 
     name: str

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ltrscale.config import Config
+from ltrscale.config import Strict
 
 _LIMIT, _PER_UNIT = 30, 64
 _BINS = 2 * _LIMIT * _PER_UNIT + 1
 
 
-class Calibration(Config):
+class Calibration(Strict):
     """Probabilities against clicks, over all documents."""
 
     documents: int

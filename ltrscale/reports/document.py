@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.reports.charts import Estimated, Spec
 
 
-class Figure(Config):
+class Figure(Strict):
     """An estimate with its 95% interval; None where unknown."""
 
     mean: float | None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.markdown import escape, one_line
 from ltrscale.progress import log
@@ -24,7 +24,7 @@ from ltrscale.reports.drawing import drawable
 from ltrscale.reports.drawing import pictures as pictures_of
 
 
-class Findings(Config):
+class Findings(Strict):
     """The results of a stage, as committed."""
 
     called: ClassVar[str]

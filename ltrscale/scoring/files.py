@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import Config, Operational, digest
+from ltrscale.config import Config, Operational, Strict, digest
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
@@ -146,7 +146,7 @@ def _is_current(
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Done(Config):
+class Done(Strict):
     """A file of scores, in place."""
 
     period: PeriodName

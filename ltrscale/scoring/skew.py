@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.contents import QUANTILES, FeatureReference, Reference, has_value, sample_of
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -41,7 +41,7 @@ _NEAR, _FAR = 0.1, 0.05
 _TAIL = QUANTILES[1]
 
 
-class Skew(Config):
+class Skew(Strict):
     """A feature that differs from training; as text it is one line with the figures."""
 
     feature: str

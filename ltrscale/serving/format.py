@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config
+from ltrscale.config import Config, Strict
 
 CodeTexts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; features without recorded texts are absent."""
@@ -21,7 +21,7 @@ FeatureCodes = Mapping[str, Collection[int]]
 """Codes of categorical features, by feature."""
 
 
-class ModelColumn(Config):
+class ModelColumn(Strict):
     """A column that the model reads."""
 
     column: int
@@ -41,7 +41,7 @@ class ModelColumn(Config):
 FEATURES_FILE = "features.json"
 
 
-class ExportedFeatures(Config):
+class ExportedFeatures(Strict):
     """`features.json`."""
 
     format: Literal["ltrscale-export"] = "ltrscale-export"

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config, validate
+from ltrscale.config import Strict, validate
 from ltrscale.errors import InputError
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in, labels_of
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
@@ -122,7 +122,7 @@ class OpenSearchFormat(PluginFormat):
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
 
 
-class OfField(Config):
+class OfField(Strict):
     """The name of a field."""
 
     field: str
@@ -147,7 +147,7 @@ class FieldValue(OfField):
         return values_n
 
 
-class RangeBounds(Config):
+class RangeBounds(Strict):
     """Limits of a range; None is no limit."""
 
     gt: float | None = None
@@ -165,7 +165,7 @@ class RangeBounds(Config):
         return held_N
 
 
-class Function(Config):
+class Function(Strict):
     """For documents within ranges: a field's value, or only the weight."""
 
     filter: dict[Literal["range"], dict[str, RangeBounds]] = Field(default_factory=dict)
@@ -173,7 +173,7 @@ class Function(Config):
     weight: float = Field(1, ge=0)
 
 
-class FunctionScore(Config):
+class FunctionScore(Strict):
     """The body of a `function_score` of documents that have a field."""
 
     query: dict[Literal["exists"], OfField]

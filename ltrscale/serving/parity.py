@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -53,7 +53,7 @@ _DISTURBED = 0.02
 _UNSEEN = (1 << 24) - 1
 
 
-class RawParity(Config):
+class RawParity(Strict):
     """Comparison of raw rows through the transformer and the exported model with `prepare` and the bundle.
 
     All features were bitwise equal.
@@ -64,7 +64,7 @@ class RawParity(Config):
     largest_difference: float
 
 
-class Parity(Config):
+class Parity(Strict):
     """`parity.json`."""
 
     to: str

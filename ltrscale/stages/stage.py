@@ -294,7 +294,7 @@ class Stage(Config):
     def check(self) -> None:
         """Refuse bad settings before anything is read."""
 
-    def own_settings(self) -> Config:
+    def own_settings(self) -> Config | Settings:
         """The settings that the output depends on, besides the inputs and splits that are fields of the job itself.
 
         If the only other field is a config, such as `finetune` of `FinetuneJob`, its settings; otherwise all settings.

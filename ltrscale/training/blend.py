@@ -17,7 +17,7 @@ from torch import Tensor
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
 from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, member_files, save_blend, with_tokens_of
-from ltrscale.config import Config
+from ltrscale.config import Config, settings_of
 from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
@@ -25,7 +25,7 @@ from ltrscale.draws import random_bits
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member, check_unseen
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings, check_member, check_unseen
 
 Judge = Callable[[Tensor], Doubles]
 """Maps scores [N] to the metric of each group [Q]."""
@@ -56,11 +56,6 @@ class BlendConfig(Config):
     """Of the resamples."""
 
 
-class _Blend(Config):
-    settings: BlendConfig
-    names: tuple[str, ...]
-
-
 class BlendJob(LabelledStage):
     """Make a mean of trained rankers one bundle, which holds them all."""
 
@@ -78,9 +73,9 @@ class BlendJob(LabelledStage):
             for name, url in self.bundles.items():
                 check_member(name, url, self.splits.validation, _LEARNT, chosen_on=True)
 
-    def own_settings(self) -> _Blend:
+    def own_settings(self) -> Settings:
         """The settings, and the names of the members, whose order breaks ties."""
-        return _Blend(settings=self.blend, names=tuple(self.bundles))
+        return {"settings": settings_of(self.blend), "names": list(self.bundles)}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Score the validation groups with each member, choose weights, and commit the bundle.

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.config import Config, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
@@ -187,7 +187,7 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
         of_auxiliary.positions = _positions(auxiliary["positions"], of_auxiliary.stream)
 
 
-class _CheckpointManifest(Config, extra="ignore"):
+class _CheckpointManifest(Strict, extra="ignore"):
     """The part of a checkpoint's manifest that `read_checkpoint` returns."""
 
     tensors: dict[str, str]

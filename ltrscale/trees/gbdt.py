@@ -17,7 +17,7 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.bundle.views import View
-from ltrscale.config import Config, Operational
+from ltrscale.config import Config, Operational, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
@@ -29,7 +29,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import (
     BinCodes,
@@ -46,11 +46,6 @@ from ltrscale.trees.data import (
 )
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsConfig, make_targets, watching
-
-
-class _Ensemble(Config):
-    gbdt: GBDTConfig
-    ensemble: EnsembleConfig
 
 
 class GBDTJob(LabelledStage):
@@ -74,9 +69,11 @@ class GBDTJob(LabelledStage):
                 raise ValueError("ensemble and start exclude each other; leave one of them out")
         return self
 
-    def own_settings(self) -> Config:
+    def own_settings(self) -> Config | Settings:
         """Settings of the trees, and of the ensemble if there is one."""
-        return self.gbdt if self.ensemble is None else _Ensemble(gbdt=self.gbdt, ensemble=self.ensemble)
+        if self.ensemble is None:
+            return self.gbdt
+        return {"gbdt": settings_of(self.gbdt), "ensemble": settings_of(self.ensemble)}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train trees; for an ensemble train each candidate that is not up to date, then choose."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, member_files, save_trees, views, with_tokens_of
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
@@ -21,7 +21,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings, check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
@@ -63,14 +63,6 @@ class StackMember(Config):
     """For each fold the bundle that was trained on the others; empty if `bundle` has seen no training label."""
 
 
-class _Stacked(Config):
-    """The settings of a stack, the names of its members in their order, and their bundles."""
-
-    stack: StackConfig
-    members: tuple[str, ...]
-    bundles: tuple[StackMember, ...]
-
-
 class StackedJob(LabelledStage):
     """Train trees over the scores of trained models, which the bundle holds too, so that it scores raw features.
 
@@ -90,9 +82,10 @@ class StackedJob(LabelledStage):
             if not member.folds:
                 check_ready(name, member.bundle, self.splits)
 
-    def own_settings(self) -> _Stacked:
-        """Settings of the stack, and its members."""
-        return _Stacked(stack=self.stack, members=tuple(self.members), bundles=tuple(self.members.values()))
+    def own_settings(self) -> Settings:
+        """Settings of the stack, the names of its members in their order, and their bundles."""
+        bundles = [settings_of(member) for member in self.members.values()]
+        return {"stack": settings_of(self.stack), "members": list(self.members), "bundles": bundles}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle.

@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, by_content, validate
+from ltrscale.config import Strict, by_content, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.reports import charts
@@ -33,7 +33,7 @@ from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "result.json"
 
 
-class Result(Config):
+class Result(Strict):
     """The state of a trial, and how it has ended."""
 
     state: Literal["running", "complete", "stopped", "failed"]
@@ -49,7 +49,7 @@ class Result(Config):
     """Cause of a failure."""
 
 
-class Trial(Config):
+class Trial(Strict):
     """A trial that has begun."""
 
     number: int = Field(ge=0)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ltrscale import storage
-from ltrscale.config import Config, Json
+from ltrscale.config import Json, Strict
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory of the manifest that lists it."""
@@ -48,7 +48,7 @@ def _of_row_group(counts: Counts) -> Counts:
     return counts
 
 
-class DataFile(Config):
+class DataFile(Strict):
     """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
 
     path: ListedPath

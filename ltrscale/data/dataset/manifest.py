@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config, Json, digest, validate
+from ltrscale.config import Json, Strict, digest, validate
 from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath
 from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
 
 
-class Feature(Config):
+class Feature(Strict):
     """A feature column. Categorical codes are integers below 2**24, which float32 stores exactly."""
 
     name: str
@@ -110,7 +110,7 @@ def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
         log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
 
 
-class ListedFile(Config):
+class ListedFile(Strict):
     """A further file in the directory."""
 
     path: ListedPath
@@ -125,7 +125,7 @@ class ManifestPart(ListedFile):
     additions: int
 
 
-class RawColumns(Config):
+class RawColumns(Strict):
     """The form of the first file of raw rows and of the columns that features are made of."""
 
     rows: Literal["csv", "json", "parquet"]
@@ -135,7 +135,7 @@ class RawColumns(Config):
     `value` a time, date or another type of Parquet."""
 
 
-class FeatureSummary(Config):
+class FeatureSummary(Strict):
     """Summary of a feature: its missing values, and range, mean and deviation of the others (None without any)."""
 
     missing: int
@@ -148,7 +148,7 @@ class FeatureSummary(Config):
     for a feature with fractions, and without such groups."""
 
 
-class Accounting(Config):
+class Accounting(Strict):
     """Rows and groups that were read, kept, rejected and merged; always in = kept + rejected + merged.
 
     A group is rejected when none of its rows is kept. `rules` counts rejected rows by rule; for a relabelled data
@@ -168,7 +168,7 @@ class Accounting(Config):
     """Pairs of categorical values that were hashed to the same code."""
 
 
-class Manifest(Config):
+class Manifest(Strict):
     """`manifest.json` of a data set directory."""
 
     format: Literal["ltrscale-dataset"] = "ltrscale-dataset"

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, is_current, made_by, validate
+from ltrscale.config import Config, Strict, is_current, made_by, validate
 from ltrscale.data.dataset.files import Counts, DataFiles, ListedPath, total_of
 from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
 from ltrscale.data.dataset.manifest import Dataset
@@ -37,7 +37,7 @@ class PreflightConfig(Config):
     """Share of a split's query groups that may be in bad files, which are left out; above it the job stops."""
 
 
-class BadFile(Config):
+class BadFile(Strict):
     """A file that differs from its manifest, the reason, and the counts lost with it."""
 
     path: ListedPath
@@ -47,7 +47,7 @@ class BadFile(Config):
     lost: Counts
 
 
-class CheckedDataset(Config):
+class CheckedDataset(Strict):
     """The checked files of a data set, with their counts by the manifest."""
 
     url: str
@@ -58,7 +58,7 @@ class CheckedDataset(Config):
     """Files that are left out, in the order of the manifest; all others are good."""
 
 
-class Preflight(Config):
+class Preflight(Strict):
     """The result of a pre-flight."""
 
     check: CheckLevel

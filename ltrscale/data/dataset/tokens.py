@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Strict
 
 Owner = Literal["query", "document"]
 Special = Literal["pad", "unk", "cls", "sep", "mask"]
@@ -29,7 +29,7 @@ LISTS = pa.list_(pa.int32())
 """The type of all token columns."""
 
 
-class TokenField(Config):
+class TokenField(Strict):
     """Token lists of queries or documents."""
 
     name: str = Field(pattern=NAME)
@@ -48,7 +48,7 @@ class TokenField(Config):
         return (self.column,) if self.of == "query" else (self.column, lengths_of(self.column))
 
 
-class TokenSummary(Config):
+class TokenSummary(Strict):
     """Counts of a token field: its lists, and what `max_tokens` cut off."""
 
     lists: int = 0
@@ -63,7 +63,7 @@ class TokenSummary(Config):
         return TokenSummary(**sums | {"longest": max(self.longest, other.longest)})
 
 
-class Vocabulary(Config):
+class Vocabulary(Strict):
     """The vocabulary of all token fields: the number of ids, the special ids, and the file with the tokenizer."""
 
     size: int = Field(ge=1)

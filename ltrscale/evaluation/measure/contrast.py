@@ -15,7 +15,7 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.batch import group_index
 from ltrscale.bundle.opened import fitting
-from ltrscale.config import Config, Operational, validate
+from ltrscale.config import Config, Operational, Strict, validate
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
@@ -126,7 +126,7 @@ class ContrastJob(Stage):
         )
 
 
-class Permuted(Config):
+class Permuted(Strict):
     """The contrast with one feature permuted among the documents of each group, in one of the two views."""
 
     name: str

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.config import Config
+from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
 from ltrscale.evaluation.pages import against
@@ -158,7 +158,7 @@ class Gathered:
         self.counts = self.counts.plus(sums.counts)
 
 
-class CorrectedMethod(Config):
+class CorrectedMethod(Strict):
     """The figures of one method by cut-off."""
 
     name: str
@@ -169,7 +169,7 @@ class CorrectedMethod(Config):
     """Corrected differences from the baseline; none for the baseline itself."""
 
 
-class Corrected(Config):
+class Corrected(Strict):
     """The corrected metrics of an evaluation."""
 
     source: PropensitiesConfig

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.config import Config
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.fitting import ValueCounts
@@ -78,7 +78,7 @@ class OutlierConfig(Config):
     """Rules of features whose outliers are known, by feature name; they replace the histogram."""
 
 
-class OutlierDetector(Config):
+class OutlierDetector(Strict):
     """Fitted rules; `outliers.json` of an evaluation."""
 
     data: str

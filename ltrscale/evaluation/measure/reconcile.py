@@ -24,7 +24,7 @@ from ltrscale import storage
 from ltrscale.arrays import Bools, Doubles
 from ltrscale.batch import group_index, to_offsets
 from ltrscale.bundle import Scorer, load, with_tokens_of
-from ltrscale.config import Config, Operational
+from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -282,7 +282,7 @@ class ReconcileJob(Stage):
             report({"metric": of_metric.metric, "figure": of_metric.figure})
 
 
-class ChangedGroup(Config):
+class ChangedGroup(Strict):
     """A group whose value a rule changes; None where it is left out."""
 
     query: str
@@ -290,7 +290,7 @@ class ChangedGroup(Config):
     after: float | None
 
 
-class RuleSwitch(Config):
+class RuleSwitch(Strict):
     """One rule switched from ours to the program's, with all rules before it switched already."""
 
     rule: str
@@ -304,7 +304,7 @@ class RuleSwitch(Config):
     """The groups with the largest changes."""
 
 
-class Reconciled(Config):
+class Reconciled(Strict):
     """A metric by a program's rules."""
 
     program: str
@@ -318,7 +318,7 @@ class Reconciled(Config):
     steps: tuple[RuleSwitch, ...]
 
 
-class OfMetric(Config):
+class OfMetric(Strict):
     """A metric by our rules and by those of each program that has it."""
 
     metric: str

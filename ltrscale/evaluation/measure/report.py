@@ -22,7 +22,7 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import load
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config, digest, validate
+from ltrscale.config import Strict, digest, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.outliers import OutlierDetector
@@ -105,7 +105,7 @@ def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
 
 
-class Sliced(Config):
+class Sliced(Strict):
     """Results of a method by slice."""
 
     slices: dict[str, Scope]
@@ -146,7 +146,7 @@ def by_mean(methods: Sequence[MethodResult], primary: str) -> list[MethodResult]
     return sorted(methods, key=place)
 
 
-class EvaluatedData(Config):
+class EvaluatedData(Strict):
     """The groups that the methods were evaluated on."""
 
     data: tuple[str, ...]

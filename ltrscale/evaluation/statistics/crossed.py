@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtr, nctdtrinc, stdtr, stdtrit
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Config
+from ltrscale.config import Strict
 
 ALPHA, POWER = 0.05, 0.8
 _MANY = 1e6
@@ -271,7 +271,7 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-class Difference(Config):
+class Difference(Strict):
     """A difference with its 95% interval and two-sided p value; None where the groups do not determine it."""
 
     mean: float | None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, errors_to_see, or_none
 
 MOST_DRAWS = 1000
@@ -143,7 +143,7 @@ def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
     return [of.of(draws, pretrainings) for of in drawn]
 
 
-class DrawsNeeded(Config):
+class DrawsNeeded(Strict):
     """What would decide an open difference if it is truly as found: each alone, None where it would not suffice."""
 
     draws: int | None
@@ -154,7 +154,7 @@ class DrawsNeeded(Config):
     """How many times the test groups, with as many draws."""
 
 
-class MeanEstimate(Config):
+class MeanEstimate(Strict):
     """The mean of a metric, or of a difference, over groups and draws of labels."""
 
     mean: float
@@ -229,7 +229,7 @@ def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
     return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **needed))
 
 
-class Crossover(Config):
+class Crossover(Strict):
     """A number of labelled groups at which the difference between two methods changes its sign."""
 
     at: float

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.blocks import Blocks, all_numbers, bootstrap_means, holm, sign_flip_p
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, or_none
 
@@ -29,7 +29,7 @@ PATTERNS = 40
 """The fewest random sign patterns for each comparison that Holm adjusts with others; p can then fall to 1/40."""
 
 
-class Summary(Config):
+class Summary(Strict):
     """A metric of one method over query groups; None where no group defines it."""
 
     mean: float | None
@@ -54,7 +54,7 @@ class Summary(Config):
     """Different labels among the trials; with several the interval is over groups and draws."""
 
 
-class Comparison(Config):
+class Comparison(Strict):
     """A method against the baseline, on the groups where both are defined; positive differences favour the method."""
 
     difference: float
@@ -74,7 +74,7 @@ class Comparison(Config):
     """Whether the differences of several draws look skewed, so that intervals may cover less than they say."""
 
 
-class Scope(Config):
+class Scope(Strict):
     """Results on some of the groups, by metric."""
 
     summaries: dict[str, Summary]

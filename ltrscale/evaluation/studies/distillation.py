@@ -6,7 +6,7 @@ Shapes: Q groups, t trials of a method, M metrics.
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
@@ -22,7 +22,7 @@ TEACHER = "teacher"
 """Name of the teacher among the methods."""
 
 
-class ServingCost(Config):
+class ServingCost(Strict):
     """Cost of training and using a method."""
 
     kind: str

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
@@ -40,7 +40,7 @@ _OF_EVALUATIONS = {"baseline", "primary", "relevant_from", "leave_out_constant",
 """Fields that the summary copies from its evaluations, which agree in them."""
 
 
-class FoldMeans(Config):
+class FoldMeans(Strict):
     """A metric of one method, fold by fold; None where no group defines it."""
 
     folds: tuple[float | None, ...]
@@ -51,7 +51,7 @@ class FoldMeans(Config):
     """Standard error of that mean, from the spread of the folds."""
 
 
-class CrossvalMethod(Config):
+class CrossvalMethod(Strict):
     """The results of one method, by metric."""
 
     name: str

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Config
+from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
@@ -29,7 +29,7 @@ SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
 Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature", "in context"]
 
 
-class MethodTraits(Config):
+class MethodTraits(Strict):
     """The traits of a method, by which tables sort it."""
 
     family: Family
@@ -47,7 +47,7 @@ class MethodTraits(Config):
     """Whether its settings are searched at each number of labelled groups."""
 
 
-class Cost(Config):
+class Cost(Strict):
     """Time of a method; None where unknown."""
 
     pretraining_minutes: float | None = None
@@ -61,7 +61,7 @@ class Cost(Config):
     scored_documents_per_s: float | None = None
 
 
-class StudyPoint(Config):
+class StudyPoint(Strict):
     """A method at one number of labelled groups."""
 
     method: str
@@ -72,7 +72,7 @@ class StudyPoint(Config):
     """By groups and metric, without metrics that no group defines."""
 
 
-class Versus(Config):
+class Versus(Strict):
     """A method against another, in the primary metric."""
 
     method: str

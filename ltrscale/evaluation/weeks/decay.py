@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config, Operational, validate
+from ltrscale.config import Operational, Strict, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import with_periods_named
 from ltrscale.errors import InputError
@@ -43,7 +43,7 @@ _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
 
-class PeriodPoint(Config):
+class PeriodPoint(Strict):
     """A period of a curve."""
 
     period: str
@@ -53,7 +53,7 @@ class PeriodPoint(Config):
     """Metrics of the period's groups, and comparisons with the baseline."""
 
 
-class PeriodCurve(Config):
+class PeriodCurve(Strict):
     """The metric of one method by period."""
 
     trained_until: str
@@ -61,7 +61,7 @@ class PeriodCurve(Config):
     points: tuple[PeriodPoint, ...]
 
 
-class DriftCorrelation(Config):
+class DriftCorrelation(Strict):
     """How well a measure of drift, which needs no labels, ranked the periods by a method's metric."""
 
     measure: str

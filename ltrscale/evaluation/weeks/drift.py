@@ -12,8 +12,9 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C cells, B bins, 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
-from ltrscale.config import Config, Operational
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, chosen_files
@@ -51,11 +52,9 @@ class DriftSettings(Config):
     documents: int | None = Field(default=1_000_000, ge=1)
     """Documents to read from training, from validation and from each period: whole row groups at equal distances; null
     for all. Without drift the index of a feature is about 24 over this number, if documents are independent."""
-    docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
-    """Documents scored in one batch; the result does not depend on it."""
 
 
-class Index(Config):
+class Index(Strict):
     """A population stability index: how far a histogram is from that of training, or of validation."""
 
     psi: float
@@ -86,7 +85,7 @@ class SpreadDrift(Index):
     """Lists that have a spread."""
 
 
-class LabelRates(Config):
+class LabelRates(Strict):
     """The labels of a period."""
 
     groups: int
@@ -97,7 +96,7 @@ class LabelRates(Config):
     """Share of these groups with a relevant document."""
 
 
-class PeriodDrift(Config):
+class PeriodDrift(Strict):
     """What was found in a period; for training itself every index is 0."""
 
     groups: int
@@ -123,7 +122,7 @@ class PeriodDrift(Config):
         return sorted(far, key=lambda name: -self.features[name].beyond)
 
 
-class Drift(Config):
+class Drift(Strict):
     """Drift of every test period."""
 
     train: PeriodDrift
@@ -260,20 +259,23 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     all_features = select(train, labelled=False).features
     features = tuple(feature for feature in all_features if feature.name in read or not read)
     new = {_LENGTHS: BinnedValues()} | {("feature", f.name): BinnedValues(f.kind) for f in features}
-    reference = _counted(train, new, features, {}, settings)
-    scored = _counted(validation, {("spread", name): BinnedValues() for name in bundles}, features, bundles, settings)
+    sampled = partial(_sampled, documents=settings.documents, docs_per_batch=config.docs_per_batch)
+    reference = _counted(train, new, features, {}, sampled)
+    scored = _counted(validation, {("spread", name): BinnedValues() for name in bundles}, features, bundles, sampled)
     histograms = reference.histograms | scored.histograms
     reference = replace(reference, histograms=histograms, sums=scored.sums, lists=scored.lists)
     drifts = {}
     for period in sorted({file.period for _, files in chosen_files(test) for file in files}):
         split = test.replace(periods=(period,))
         later = {key: histogram.later() for key, histogram in histograms.items()}
-        counted = _counted(split, later, features, bundles, settings)
-        drifts[period] = _drift(reference, counted, _label_rates(split, config, settings))
-    return Drift(train=_drift(reference, reference, _label_rates(train, config, settings)), periods=drifts)
+        counted = _counted(split, later, features, bundles, sampled)
+        drifts[period] = _drift(reference, counted, _label_rates(split, sampled, config.relevant_from))
+    rates = _label_rates(train, sampled, config.relevant_from)
+    return Drift(train=_drift(reference, reference, rates), periods=drifts)
 
 
 _LENGTHS = "lists", "length"
+_Sampled = Callable[[Selection], Iterator[QueryGroups]]
 _Histograms = dict[tuple[str, str], BinnedValues]
 """By what is counted and its name: `feature` of a name, `lists` by length, `spread` of a method's scores."""
 
@@ -317,23 +319,23 @@ def _counted(
     histograms: _Histograms,
     features: Sequence[Feature],
     bundles: Mapping[str, Bundle],
-    settings: DriftSettings,
+    sampled: _Sampled,
 ) -> _Counts:
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
     selection = with_tokens_of(selection, [*bundles.values()])
     counts, scorers = _Counts(histograms), scorers_of(bundles, features=features)
-    for groups in _sampled(selection, settings):
+    for groups in sampled(selection):
         counts.add(groups, features, scorers)
     return counts
 
 
-def _sampled(selection: Selection, settings: DriftSettings) -> Iterator[QueryGroups]:
+def _sampled(selection: Selection, *, documents: int | None, docs_per_batch: int) -> Iterator[QueryGroups]:
     """The batches of a selection, or of a sample of it."""
-    if settings.documents is not None:
-        selection = spread(selection, documents=settings.documents)
+    if documents is not None:
+        selection = spread(selection, documents=documents)
     with progress("drift", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=settings.docs_per_batch):
+        for groups in iterate(selection, docs_per_batch=docs_per_batch):
             yield groups
             advance(groups.n_documents)
 
@@ -382,15 +384,15 @@ def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> P
     )
 
 
-def _label_rates(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:
+def _label_rates(split: Split, sampled: _Sampled, relevant_from: float) -> LabelRates | None:
     """The labels of a split; only they are read."""
     if not any(files.counts().labelled for _, files in chosen_files(split)):
         return None
     selection = replace(select(split, labelled=True), features=())
     groups_read = documents = relevant = with_relevant = 0
-    for groups in _sampled(selection, settings):
+    for groups in sampled(selection):
         assert groups.labels_N is not None
-        relevant_Q = sum_by_group((groups.labels_N >= config.relevant_from).long(), groups.offsets_Q1)
+        relevant_Q = sum_by_group((groups.labels_N >= relevant_from).long(), groups.offsets_Q1)
         groups_read, documents = groups_read + groups.n_groups, documents + groups.n_documents
         relevant, with_relevant = relevant + int(relevant_Q.sum()), with_relevant + int((relevant_Q > 0).sum())
     return LabelRates(groups=groups_read, documents=relevant / documents, relevant=with_relevant / groups_read)

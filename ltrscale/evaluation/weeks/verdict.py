@@ -14,7 +14,7 @@ from pydantic import Field
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from ltrscale.bundle import Bundle, boosters
-from ltrscale.config import Config
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
 from ltrscale.evaluation.measure.report import Evaluation
@@ -108,7 +108,7 @@ class Bounds(Config):
     an index is above .25 by chance."""
 
 
-class Power(Config):
+class Power(Strict):
     """The power of a gate: how often a candidate passes or fails, by the normal approximation.
 
     For a candidate as good as production, how often it passes `margin`; with `refuse: worse`, for one worse by
@@ -182,7 +182,7 @@ Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feat
 """The key of `Bounds` that a check is of."""
 
 
-class Check(Config):
+class Check(Strict):
     """One bound and whether it holds."""
 
     bound: Bound

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
@@ -14,7 +14,7 @@ from ltrscale.reports.document import Block, Document, Points, Section, Table, T
 from ltrscale.reports.findings import Findings
 
 
-class BoardRow(Config):
+class BoardRow(Strict):
     """A method of the leaderboard."""
 
     name: str

@@ -10,14 +10,14 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Strict
 from ltrscale.errors import InputError
 
 _BEAT_S = 5.0
 """Interval of saving the time; a killed process loses at most this."""
 
 
-class Entry(Config):
+class Entry(Strict):
     """A model of a method, with its state."""
 
     method: str
@@ -38,7 +38,7 @@ class Entry(Config):
         return self.method if self.number == 0 else f"{self.method}-{self.number}"
 
 
-class AutoRecord(Config):
+class AutoRecord(Strict):
     """`auto.json`: all time-dependent decisions, so that a resumed run decides the same."""
 
     of: str

@@ -18,6 +18,7 @@ from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig
+from ltrscale.stages.stage import Settings
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
@@ -116,7 +117,7 @@ class AnyMethod(Config):
         """Hidden layers of the projector that it pretrains; None if it does not pretrain."""
         return None
 
-    def pretraining(self) -> Config | None:
+    def pretraining(self) -> Settings | None:
         """All settings that determine its pretrained encoder; None if it does not pretrain."""
         return None
 

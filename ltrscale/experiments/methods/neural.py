@@ -5,12 +5,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ltrscale.config import Config, overlay, result_of
+from ltrscale.config import overlay, settings_of
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.stages.stage import Settings
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
@@ -19,13 +20,6 @@ from ltrscale.training.presets import Preset, finetuning
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.tuning.searched import FinetuneSearch
 from ltrscale.tuning.space import label
-
-
-class _Pretraining(Config):
-    """All settings that determine an encoder, besides data and seed."""
-
-    pretrain: PretrainConfig
-    leave_out: tuple[str, ...]
 
 
 class NeuralMethod(ReadingMethod):
@@ -123,10 +117,10 @@ class NeuralMethod(ReadingMethod):
     def projector_layers(self) -> int | None:
         return None if self.pretrain is None else self.pretrain.method.projector_layers
 
-    def pretraining(self) -> Config | None:
+    def pretraining(self) -> Settings | None:
         if self.pretrain is None:
             return None
-        return _Pretraining(pretrain=result_of(self.pretrain), leave_out=tuple(sorted(self.leave_out)))
+        return {"pretrain": settings_of(self.pretrain), "leave_out": sorted(self.leave_out)}
 
     def starting_as(self, other: str) -> Self:
         return type(self)(pretrained_as=other, finetune=self.finetune)

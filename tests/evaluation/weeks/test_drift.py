@@ -169,7 +169,8 @@ def test_does_not_depend_on_the_order_of_rows_nor_on_files(
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     turned = [Row(r.period, r.documents[::-1], r.labels and r.labels[::-1]) for r in shuffled]
     data = write_log(str(tmp_path / "data"), turned, FEATURES, row_group=3, file=11)
-    other = measure_drift(evaluation(data, config.bundles[0]), DriftSettings(documents=None, docs_per_batch=13))
+    in_other_batches = evaluation(data, config.bundles[0]).replace(docs_per_batch=13)
+    other = measure_drift(in_other_batches, DriftSettings(documents=None))
     assert approximately(other) == approximately(measured)
     assert list(other.periods) == list(measured.periods)
 
