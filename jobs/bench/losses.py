@@ -70,7 +70,9 @@ def _config(kind: str) -> RankingLoss:
 
 def _ragged(kind: str) -> Loss:
     config = _config(kind)
-    return lambda scores_N, labels_N, offsets_Q1: config.of(Scored(scores_N, labels_N, offsets_Q1, None, _generator()))
+    return lambda scores_N, labels_N, offsets_Q1: config.losses(
+        Scored(scores_N, labels_N, offsets_Q1, None, _generator())
+    )
 
 
 def _time(kind: str, peer: _Peer | None, groups: int) -> Row:

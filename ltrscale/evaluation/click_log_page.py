@@ -185,7 +185,7 @@ def _by_position(findings: UnderstoodLog) -> Table:
         }
         for p in _places(findings)
     ]
-    return Table.of(rows, "Clicks, exposure and propensities", form=".3f")
+    return Table.from_rows(rows, "Clicks, exposure and propensities", form=".3f")
 
 
 def _model_table(findings: UnderstoodLog) -> Table:
@@ -200,7 +200,7 @@ def _model_table(findings: UnderstoodLog) -> Table:
         }
         for model in findings.models
     ]
-    return Table.of(rows, "Click models")
+    return Table.from_rows(rows, "Click models")
 
 
 def document(findings: UnderstoodLog) -> Document:
@@ -245,7 +245,7 @@ def _overlap(findings: UnderstoodLog) -> Iterator[Block]:
         f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "
         f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them."
     )
-    yield Table.of(
+    yield Table.from_rows(
         [
             {"position": f"{p + 1}", **{f"{q + 1}": links.links[p][q] if p != q else None for q in places}}
             for p in places

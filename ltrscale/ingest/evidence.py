@@ -172,7 +172,7 @@ class _Look:
         return f"{self.hours:.1g} h" if self.hours < 48 else f"{self.hours / 24:,.0f} days"
 
     @property
-    def of_item(self) -> bool:
+    def decided_by_item(self) -> bool:
         item, seen = self.beside.item, self.beside.seen
         return item is not None and item.name in seen and seen.decides(item.name, self.column.name)
 
@@ -192,7 +192,7 @@ class _Look:
     def is_own(self) -> bool:
         """True if it is a property of the item."""
         same = same_for_item(self.above_N, self.beside.seen, self.beside.item)
-        return same or (not self.column.numeric and self.of_item)
+        return same or (not self.column.numeric and self.decided_by_item)
 
     @cached_property
     def wordy(self) -> bool:
@@ -349,7 +349,7 @@ _TABLE: Mapping[str, tuple[_Evidence | list[_Evidence], ...]] = {
             _e(1.0, "{c.span} apart within a list", lambda c: c.hours <= 24),
             _else(-2.0, "{c.span} apart within a list"),
         ],
-        _e(-4.0, "{c.beside.item.name} decides it", lambda c: c.of_item),
+        _e(-4.0, "{c.beside.item.name} decides it", lambda c: c.decided_by_item),
         _e(-1.0, "{0:.0f} years long", lambda c: c.column.days / 365 if c.column.days > 3 * 365 else None),
         _e(0.0, "{0:.2%} of the rows have a bad one", lambda c: c.column.bad, -5.0),
     ),

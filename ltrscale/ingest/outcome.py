@@ -106,7 +106,7 @@ def questions(found: Sequence[SingleFeature]) -> dict[str, str]:
     return texts
 
 
-def of_queries(found: Sequence[SingleFeature]) -> Iterator[str]:
+def query_feature_lines(found: Sequence[SingleFeature]) -> Iterator[str]:
     """One line on the features that are equal within every list, and one on the features that name the query."""
     if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
         yield (
@@ -177,7 +177,7 @@ def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
     """Raise InputError if the counts of a period differ from the expected ones."""
     wrong = []
     for period, expected in expect.items():
-        counts = manifest.files.of_periods([period]).counts()._asdict()
+        counts = manifest.files.in_periods([period]).counts()._asdict()
         expected_by_name = {name: count for name, count in expected if count is not None}
         if any(counts[name] != count for name, count in expected_by_name.items()):
             expected_counts = " and ".join(f"{count:,} {name}" for name, count in expected_by_name.items())
@@ -275,7 +275,7 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
     features = look_alone(Split(data=out))
-    for line in of_queries(features):
+    for line in query_feature_lines(features):
         log.info("prepare: %s", line)
     for question in questions(features).values():
         log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)

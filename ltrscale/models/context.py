@@ -131,12 +131,12 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
         y_SD = layer(chunks.pad(x_ND), Lists(chunks.shapes, chunks.split(chunks.mask_S)))
         return chunks.ragged([y_SD[None]])
 
-    def of_chunk(x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+    def run_chunk(x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
         m, length = x_MLD.shape[:2]
         y_SD = layer(x_MLD.flatten(0, 1), Lists([(m, length)], [mask_ML]))
         return y_SD.view(m, length, y_SD.shape[1])
 
-    return map_lists(of_chunk, x_ND, offsets_Q1, quadratic=quadratic)
+    return map_lists(run_chunk, x_ND, offsets_Q1, quadratic=quadratic)
 
 
 def inverse(order_N: Tensor) -> Tensor:

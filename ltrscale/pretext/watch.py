@@ -74,11 +74,11 @@ class Geometry(NamedTuple):
     """The loss divided by that of an encoder that knows nothing; None if contrast is not the whole loss."""
 
     @classmethod
-    def of(cls, sums: Sums) -> Self:
+    def from_sums(cls, sums: Sums) -> Self:
         """Compute the figures from sums.
 
         Example:
-            >>> Geometry.of(Sums(2, 1, 8, 4, 2, 1, 6, 12))
+            >>> Geometry.from_sums(Sums(2, 1, 8, 4, 2, 1, 6, 12))
             Geometry(alignment=0.5, uniformity=-0.693..., accuracy=0.5, loss_left=0.5)
         """
         ratio = torch.tensor([sums.distance, sums.nearness, sums.found, sums.loss], dtype=torch.float64)

@@ -26,8 +26,8 @@ from ltrscale.training.checkpoint import (
     Buffers,
     Progress,
     Snapshot,
+    broadcast_snapshot,
     list_checkpoints,
-    of_rank_0,
     read_checkpoint,
     take,
     withdraw_checkpoint,
@@ -109,14 +109,14 @@ class Checkpoints:
         """
         if from_rank_0(self.context.carried is not None):
             return self._taken_over(self.context.carried)
-        return of_rank_0(self._choose() if self._first else None)
+        return broadcast_snapshot(self._choose() if self._first else None)
 
     def _taken_over(self, carried: object) -> Snapshot | None:
         """The previous group's state, if rank 0 was part of it."""
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
-            return of_rank_0(carried.snapshot)
-        return of_rank_0(None)
+            return broadcast_snapshot(carried.snapshot)
+        return broadcast_snapshot(None)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; deletes the remains of interrupted writes."""

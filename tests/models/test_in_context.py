@@ -157,7 +157,7 @@ def test_examples_that_teach_nothing_are_refused() -> None:
 def test_functions_of_a_feature_match_their_definition() -> None:
     examples, lists = groups(7, 4, features=1), groups(6, features=1, seed=5)
     x_M, x_N = examples.features_NF[:, 0].double(), lists.features_NF[:, 0].double()
-    scale = Scale.of(x_M[None, :, None], examples.offsets_Q1)
+    scale = Scale.from_examples(x_M[None, :, None], examples.offsets_Q1)
     got_NK = functions_of(x_N[None, :, None], lists.offsets_Q1, scale)[0, :, 0]
 
     def plain(x: Tensor, own_L: Tensor) -> list[Tensor]:

@@ -52,7 +52,7 @@ def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
     parts.append(ManifestPart(**vars(commit.files[-1]), files=files, additions=n_additions))
     made_by = {**manifest.made_by, **({ADDED: added[-1:]} if added else {})}
     return manifest.model_copy(
-        update={"files": DataFiles.of([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
+        update={"files": DataFiles.from_iterable([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
     )
 
 

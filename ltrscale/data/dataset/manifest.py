@@ -222,7 +222,7 @@ class Manifest(Config):
 
     def hash_of(self, periods: Collection[str]) -> str:
         """Hash of the content of some periods; it does not depend on the others."""
-        return self._hash_of(self.files.of_periods(periods).content())
+        return self._hash_of(self.files.in_periods(periods).content())
 
     @cached_property
     def hashes(self) -> dict[str, str]:

@@ -254,12 +254,12 @@ def document(result: Contrast) -> Document:
             f"{result.loss / max(result.uninformed, 1e-9):.0%} of {result.uninformed:.4f}, the loss without any "
             f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
-        Table.of(rows[:_ROWS_SHOWN]),
+        Table.from_rows(rows[:_ROWS_SHOWN]),
         Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
-        sections.append(Section("All features", [Table.of(rows)]))
+        sections.append(Section("All features", [Table.from_rows(rows)]))
     return Document("Contrast", opening, sections)
 
 

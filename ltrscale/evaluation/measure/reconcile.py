@@ -61,7 +61,7 @@ class ScoredLists:
     """Which documents have a score; None for all."""
 
     @classmethod
-    def of(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
+    def from_selection(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
         """The groups of a selection with the scores of the bundle or directory `url`."""
         parts = list(iterate(test, docs_per_batch=65_536))
         scores_N = torch.cat([finite(score(part), url).double() for part in parts])
@@ -196,7 +196,7 @@ class BundleSource(Config):
         """The groups with the scores of the bundle; InputError if it does not fit, or a score is not finite."""
         bundle = load(self.bundle)
         test = with_tokens_of(select(self.split, labelled=True), [bundle])
-        return ScoredLists.of(test, bundle.scorer(features=test.features), self.bundle)
+        return ScoredLists.from_selection(test, bundle.scorer(features=test.features), self.bundle)
 
 
 class ScoresSource(Config):
@@ -215,7 +215,7 @@ class ScoresSource(Config):
     def lists(self) -> ScoredLists:
         """The groups with their scores; InputError if a group has none."""
         score = look_up(self.scores, committed(self.scores, self.split))
-        return ScoredLists.of(select(self.split, labelled=True), score, self.scores)
+        return ScoredLists.from_selection(select(self.split, labelled=True), score, self.scores)
 
 
 ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
@@ -269,7 +269,7 @@ class ReconcileJob(Stage):
         metrics = []
         with progress("reconcile", len(self.metrics)) as advance:
             for name in self.metrics:
-                metrics.append(_of_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
+                metrics.append(_compare_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
                 advance(1)
         n, documents = len(lists.queries), len(lists.scores_N)
         unranked = 0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum())
@@ -349,7 +349,7 @@ def _mean(values_Q: Tensor) -> float | None:
     return float(defined_Q.mean()) if len(defined_Q) else None
 
 
-def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
+def _compare_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
     ours_Q = lists.under(Rules(), metric)
     columns[metric.name] = ours_Q
@@ -439,7 +439,7 @@ def _explained(result: Reconciliation) -> Table:
             why = [f"{s.rule} {s.theirs} {s.part:+.4f} ({s.groups:,})" for s in p.steps if s.groups]
             row |= {"- ours": cell(p.difference, "+.4f"), "explained by": ", ".join(why) or "the same rules here"}
             rows.append(row)
-    return Table.of(rows)
+    return Table.from_rows(rows)
 
 
 def _changed_groups(program: Reconciled) -> Block:

@@ -166,7 +166,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         }
     if not sources:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return {name: Power.of(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
+    return {name: Power.from_margin(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
 
 
 def plan_page(powers: Mapping[str, Power], primary: str) -> Document:

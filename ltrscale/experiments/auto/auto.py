@@ -196,7 +196,7 @@ class _Auto:
         rankers["blend"] = self.blend("blend", members, "greedy")
         self.kept.keep()
         if self.splits.test is not None:
-            self.judge(rankers, SplitsWithTest.of(self.splits))
+            self.judge(rankers, SplitsWithTest.from_splits(self.splits))
             self.kept.keep()
         refitted = None
         if self.refitting and self.record.refitted is not False:

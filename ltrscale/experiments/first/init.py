@@ -215,7 +215,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
     names = dict.fromkeys([*key, guessed.label.name, *(column.name for column in features)])
     lists_N = log.joined(key[0], key[1:])
     kept_N = np.zeros(len(lists_N), np.bool_)
-    kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
+    kept_N[KeyLists.from_codes(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N = structure.joined(key[0], key[1:])
     labels_N, _ = row_labels(guessed, structure, query_N)

@@ -50,5 +50,5 @@ def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
 def _explanations(sources: Sources, url: str, selection: Selection) -> list[Explanation]:
     bundle = sources.opened(url)
     reading = with_tokens_of(selection, [bundle])
-    reasoner = Reasoner.of({url: bundle}, reading.features, sources.categories)
-    return [each for part in read_named(reading) for each in reasoner.of_firsts(part.groups, part.ids, _DEPTH)]
+    reasoner = Reasoner.from_bundles({url: bundle}, reading.features, sources.categories)
+    return [each for part in read_named(reading) for each in reasoner.explain_firsts(part.groups, part.ids, _DEPTH)]

@@ -531,4 +531,4 @@ def test_periods_without_dates_and_splits_without_a_test_are_no_warning(
         check_disjoint(Splits.model_validate({name: values[name] for name in ("train", "validation")}))
     assert caplog.messages == []
     with pytest.raises(InputError, match="splits: test: missing"):
-        SplitsWithTest.of(Splits.model_validate({name: values[name] for name in ("train", "validation")}))
+        SplitsWithTest.from_splits(Splits.model_validate({name: values[name] for name in ("train", "validation")}))

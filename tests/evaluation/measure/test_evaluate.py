@@ -121,7 +121,7 @@ KNOWN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 KEYED = ("rbp(persistence=0.5)@5",)
 OTHERS = [cls for cls in members(MetricConfig) if kind_of(cls) not in {name.partition("@")[0] for name in KNOWN}]
 METRICS = KNOWN | {
-    metric.name: metric.of
+    metric.name: metric.values
     for cls in OTHERS
     for metric in (cls.made(k=k) for k in ((1, 5, 10) if cls.needs_cutoff() else (None,)))
 }

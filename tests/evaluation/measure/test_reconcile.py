@@ -106,7 +106,7 @@ def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None
     assert sum(len(each.programs) for each in found.metrics) == len(POLICIES)
     for each in found.metrics:
         metric = metric_named(each.metric, threshold=2)
-        own_Q = metric.of(*scored)
+        own_Q = metric.values(*scored)
         assert each.figure == pytest.approx(own_Q.nanmean().item())
         assert each.undefined == int(own_Q.isnan().sum()) > 0
         of_kind = [policy for policy in POLICIES if policy.kind == metric.kind]

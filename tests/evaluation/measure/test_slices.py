@@ -266,7 +266,7 @@ def test_committed_scores_alone_read_no_features(
         seen.extend(part.selection.features for part in parts)
         return map(function, parts)
 
-    monkeypatch.setattr(Seen, "of", None)  # no slice asks what training has
+    monkeypatch.setattr(Seen, "from_groups", None)  # no slice asks what training has
     found = run(alone, tmp_path / "out", run=watched).methods[0]
     assert seen == [()]
     before = evaluated[0].methods[0]
