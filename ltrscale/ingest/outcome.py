@@ -24,16 +24,16 @@ from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.markdown import one_line
 from ltrscale.progress import Report, log
-from ltrscale.ranking.alone import SingleFeature, alone
+from ltrscale.ranking.single_feature import SingleFeature, single_features
 
 _DOCUMENTS = 100_000
-"""Documents to look at, in lists with a relevant document; ten times as many labels are read to find them."""
+"""Documents to examine, in lists with a relevant document; ten times as many labels are read to find them."""
 _LONGEST_NAME = 64
 ASK = "is it known when the list is shown?"
 
 
-def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
-    """Look at each feature of a split alone, the best first.
+def examine_features(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
+    """Examine how each feature of a split ranks without the others, the best first.
 
     It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Nothing is
     found if scores serve as labels, because they do not say what users did. `k` is the cut-off of NDCG.
@@ -46,7 +46,7 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
     sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
     groups = _read(spread(sample, documents=_DOCUMENTS))
     assert groups.labels_N is not None
-    features = alone(
+    features = single_features(
         groups.features_NF,
         groups.labels_N,
         groups.offsets_Q1,
@@ -274,7 +274,7 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
 
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    features = look_alone(Split(data=out))
+    features = examine_features(Split(data=out))
     for line in query_feature_lines(features):
         log.info("prepare: %s", line)
     for question in questions(features).values():

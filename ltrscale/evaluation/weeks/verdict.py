@@ -26,8 +26,8 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.ingest.outcome import ASK, questions
-from ltrscale.ranking.alone import SingleFeature
 from ltrscale.ranking.choices import metric_label
+from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import Block, Points, Table
 from ltrscale.reports.findings import Findings
 from ltrscale.storage import join

@@ -40,7 +40,7 @@ from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_colum
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
 from ltrscale.progress import called, log, progress
-from ltrscale.ranking.alone import SingleFeature, alone
+from ltrscale.ranking.single_feature import SingleFeature, single_features
 
 
 class InitConfig(Config):
@@ -231,7 +231,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
             of_each = zip(some, categorical, strict=True)
             x_LF = np.stack([_values(structure, one.name, codes)[rows_L] for one, codes in of_each], axis=1)
             names_F = [column.name for column in some]
-            found += alone(
+            found += single_features(
                 torch.from_numpy(x_LF), labels_L, torch.from_numpy(offsets_Q1), names=names_F, categorical=categorical
             )
             advance(len(some))

@@ -223,7 +223,7 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
 
 def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
     """How well each feature ranks alone, with its importance, and questions on suspicious features."""
-    features = sources.alone
+    features = sources.single_features
     if not features or not features[0].lists:
         return
     for name, question in sources.questions.items():

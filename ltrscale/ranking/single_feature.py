@@ -115,7 +115,7 @@ class SingleFeature(Config):
         return self.ranks or self.marks
 
 
-def alone(
+def single_features(
     features_NF: Tensor,
     labels_N: Tensor,
     offsets_Q1: Tensor,
@@ -125,7 +125,7 @@ def alone(
     k: int = 5,
     relevant_from: float = 1.0,
 ) -> list[SingleFeature]:
-    """Examine each feature alone, in the given order.
+    """How each feature ranks without the others, in the given order.
 
     Numbers rank by their value. Codes of categories have no order: they rank by the mean label of their code in the
     other half of the lists, unseen codes by the overall mean.
@@ -141,7 +141,7 @@ def alone(
 
     Example:
         >>> x = torch.tensor([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0]])
-        >>> found = alone(
+        >>> found = single_features(
         ...     x,
         ...     torch.tensor([0.0, 1.0, 2.0]),
         ...     torch.tensor([0, 3]),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ltrscale.ranking.alone import CERTAIN, FEWEST, LIFT, SingleFeature, alone
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.ranking.single_feature import CERTAIN, FEWEST, LIFT, SingleFeature, single_features
 
 LISTS, LENGTH = 200, 8
 
@@ -21,7 +21,7 @@ def log_of(seed: int = 0) -> tuple[torch.Generator, Tensor, Tensor]:
 
 
 def single_feature(x_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, codes: bool = False) -> SingleFeature:
-    (found,) = alone(x_N[:, None], labels_N, offsets_Q1, names=["x"], categorical=[codes])
+    (found,) = single_features(x_N[:, None], labels_N, offsets_Q1, names=["x"], categorical=[codes])
     return found
 
 
