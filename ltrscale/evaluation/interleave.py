@@ -33,7 +33,7 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
-from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.crossed import Difference

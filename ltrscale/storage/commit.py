@@ -31,8 +31,8 @@ from ltrscale.storage.committed import (
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
+from ltrscale.storage.manifest_parts import no_longer_listed
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.parts import no_longer_listed
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.lease import check_lease
+from ltrscale.storage.manifest_parts import names_to_delete, sizes_in
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.parts import names_to_delete, sizes_in
 
 T = TypeVar("T")
 

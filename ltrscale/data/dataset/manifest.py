@@ -339,7 +339,7 @@ def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
 
 
 def _files_of(url: str, part: ManifestPart) -> DataFiles:
-    rows = storage.read_part(url, vars(part))
+    rows = storage.read_manifest_part(url, vars(part))
     try:
         is_file = pc.equal(rows["kind"], FILE)
         is_addition = pc.equal(rows["kind"], ADDITION)

@@ -22,10 +22,10 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.evaluation.measure.corrected import Correction, Gathered, summarised
+from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
-from ltrscale.evaluation.measure.parts import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.report import (
     GROUPS,
     EvaluatedData,

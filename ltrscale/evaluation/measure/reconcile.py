@@ -30,7 +30,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named

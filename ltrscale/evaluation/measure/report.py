@@ -25,8 +25,8 @@ from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
+from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.parts import GroupValues, has_positions
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope

@@ -27,9 +27,9 @@ from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
+from ltrscale.evaluation.measure.measuring import look_up, order_shown
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
-from ltrscale.evaluation.measure.parts import look_up, order_shown
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for

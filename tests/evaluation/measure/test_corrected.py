@@ -23,8 +23,8 @@ from ltrscale.evaluation.measure.corrected import (
     summarised,
 )
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.page import debiasing
-from ltrscale.evaluation.measure.parts import order_shown
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.pages import number
