@@ -86,7 +86,7 @@ def _members_of(name: Member) -> list[Member]:
 
 @cache
 def unions() -> list[tuple[set[Member], set[str]]]:
-    """The members and the files of each union: those that have a name, and those that are told apart by the kind."""
+    """The members and the files of each union: those that have a name, and those that are distinguished by the kind."""
     found = []
     for path, tree in trees().items():
         values = {value for value in names_in(path).values() if isinstance(value, ast.expr)}

@@ -247,7 +247,7 @@ class FeatureReference(Config):
     missing: float
     """Share of the documents without a value, or with `fill`."""
     fill: float | None = None
-    """The number that stands for a missing value where these are filled; rows no longer tell the two apart."""
+    """The number that stands for a missing value where these are filled; rows no longer distinguish the two."""
     quantiles: tuple[float, ...] = ()
     """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
     value."""
@@ -349,7 +349,7 @@ class RecordedSplits(Config, extra="ignore"):
 
 
 class Provenance(Config, extra="ignore"):
-    """The part of a manifest's `made_by` that tells which data a bundle has seen."""
+    """The part of a manifest's `made_by` that states which data a bundle has seen."""
 
     config: RecordedSplits = RecordedSplits()
     inputs: dict[str, str] = Field(default_factory=dict)

@@ -73,7 +73,7 @@ class Trust(Config):
     """Whether clicks on poor documents fall faster with the position than clicks on good ones."""
 
     judged_by: str
-    """What tells good from poor: a column of expert labels, or `clicks` of half of the sessions."""
+    """What separates good documents from poor ones: a column of expert labels, or `clicks` of half of the sessions."""
     harvested: bool
     """Whether both curves are harvested; otherwise they are click ratios, which mix order and examination."""
     good: int
@@ -127,7 +127,7 @@ class UnderstoodLog(Findings):
     links: Links
     propensities: Propensities
     trust: Trust | None
-    """None where neither labels nor overlapping positions tell good documents from poor ones."""
+    """None where neither labels nor overlapping positions separate good documents from poor ones."""
     models: tuple[ModelResult, ...]
 
     @property
@@ -239,7 +239,7 @@ def _about_log(findings: UnderstoodLog) -> str:
 
 def _overlap(findings: UnderstoodLog) -> Iterator[Block]:
     links, places = findings.links, _places(findings)
-    connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
+    connected = "connected: propensities can be separated from relevance" if links.connected else "not connected"
     yield Text(
         f"Of {links.pairs:,} documents of a query, {links.several:,} ({links.several / max(links.pairs, 1):.1%}) were "
         f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "

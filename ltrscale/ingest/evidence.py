@@ -1,6 +1,6 @@
 """The evidence for and against the roles of a log's columns: one table of points and reasons.
 
-Points are coarse, since they only have to tell the columns of one log apart: a name is worth at most five, and clear
+Points are coarse, since they only have to separate the columns of one log: a name is worth at most five, and clear
 structure outweighs it.
 
 User actions are 0 for most rows of a list, differ between lists for the same item, and are rarer further down the list.
@@ -51,8 +51,8 @@ class Candidate:
     @property
     def by_chance(self) -> bool:
         """True if, as an item, it comes again within lists as often as a property of items would."""
-        told = self.column.like(names.THING) and any(each.startswith("decides") for each in self.reasons)
-        return not told and any(each.endswith("as by chance") for each in self.reasons)
+        is_named = self.column.like(names.THING) and any(each.startswith("decides") for each in self.reasons)
+        return not is_named and any(each.endswith("as by chance") for each in self.reasons)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What `prepare` checks and reports about the data set that it makes, including leaks.
 
 Leaks are features that may be known only after users have acted, found by looking at each feature alone. No check can
-tell a leak from an honest feature that is as good as the labels, so people have to answer: jobs.prepare and the report
+distinguish a leak from an honest feature as good as the labels, so people have to answer: jobs.prepare and the report
 ask about suspicious features, and the gate refuses until `bounds.expected` has the answer.
 """
 

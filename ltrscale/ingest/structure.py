@@ -20,7 +20,7 @@ ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
 _TELLING = 10
-"""The fewest lists that can tell something."""
+"""The fewest lists that are evidence of anything."""
 SAMPLED = 200_000
 """Approximate number of rows sampled from the lists of a key."""
 

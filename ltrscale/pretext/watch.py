@@ -1,4 +1,4 @@
-"""Watching pretraining: how well the projections of two views tell documents apart, and whether that is too easy.
+"""Watching pretraining: how well the projections of two views distinguish documents, and whether that is too easy.
 
 An encoder that recognises a document by a unique value, or maps all documents to one point, has a good loss but has
 learnt nothing. Both show in the geometry of the projections.

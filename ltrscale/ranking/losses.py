@@ -363,8 +363,8 @@ def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
     labels_ML, order_ML = torch.where(chunk.mask_ML, labels_N[chunk.rows_ML].double(), torch.inf).sort()
     scores_ML = scores_N[chunk.rows_ML.gather(1, order_ML)]
     lower_ML = torch.searchsorted(labels_ML, labels_ML)  # number of documents with lower labels
-    rivals_ML = scores_ML.logcumsumexp(1).gather(1, (lower_ML - 1).clamp(min=0))
-    loss_ML = -F.logsigmoid(scores_ML - rivals_ML)  # log(1 + exp(rivals - score))
+    lower_scores_ML = scores_ML.logcumsumexp(1).gather(1, (lower_ML - 1).clamp(min=0))
+    loss_ML = -F.logsigmoid(scores_ML - lower_scores_ML)  # log(1 + exp(lower - score))
     return torch.where(chunk.mask_ML & (lower_ML > 0), loss_ML, 0.0).sum(1)
 
 

@@ -33,7 +33,7 @@ UNFINISHED = ".unfinished.json"
 """Lists the files of long work that has ended early, and how to resume it; see `Commit.save`."""
 _REQUESTS = 16  # at a time
 _FEW = 64
-_MOST_A_TURN = 64
+_MOST_A_BATCH = 64
 _log = logging.getLogger("ltrscale")
 
 
@@ -105,12 +105,12 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     """Results of a function for each item, in order; the calls run concurrently, as they mostly wait for storage."""
-    # several items per thread turn, because handing over one can cost more than its call
-    some = max(1, min(_MOST_A_TURN, len(items) // (4 * _REQUESTS)))
-    turns = [items[i : i + some] for i in range(0, len(items), some)]
+    # several items per call of a thread, because handing over one can cost more than its call
+    some = max(1, min(_MOST_A_BATCH, len(items) // (4 * _REQUESTS)))
+    batches = [items[i : i + some] for i in range(0, len(items), some)]
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        results = pool.map(lambda turn: [function(item) for item in turn], turns)
-        return [result for of_turn in results for result in of_turn]
+        results = pool.map(lambda batch: [function(item) for item in batch], batches)
+        return [result for of_batch in results for result in of_batch]
 
 
 def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:

@@ -1,4 +1,4 @@
-"""Report storage errors in one line with the URL and the remedy, and tell which of them a retry may cure."""
+"""Report storage errors in one line with the URL and the remedy, and say which of them a retry may cure."""
 
 import errno
 import re

@@ -71,7 +71,7 @@ class Checkpoints:
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        context: counts committed checkpoints, on rank 0 in the writing thread, and tells if the workers regroup.
+        context: counts committed checkpoints, on rank 0 in the writing thread, and signals whether the workers regroup.
     """
 
     def __init__(

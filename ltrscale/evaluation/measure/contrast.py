@@ -264,7 +264,7 @@ def document(result: Contrast) -> Document:
 
 
 _HOW_TO_READ = (
-    "Each row has one feature permuted among the documents that are told apart, in one of the two views. loss is the "
+    "Each row has one feature permuted among the compared documents, in one of the two views. loss is the "
     "mean over documents, rise its difference from the loss as trained, found the share of the documents whose other "
     "view is the closest, masked the rate at which the views hide the feature.",
     "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "

@@ -24,7 +24,7 @@ from ltrscale.draws import random_bits
 
 _DRAWN = 1 << 18
 """Blocks or signs drawn at once, few enough that the results stay in the cache."""
-_TURNED = 1 << 10
+_ROTATED = 1 << 10
 """From this many blocks on, a draw serves several resamples."""
 OWN_BLOCK = 1 << 14
 """With at most this many groups each is a block."""
@@ -194,14 +194,14 @@ def _times(rng: np.random.Generator, samples: int, blocks: int) -> Doubles:
     # Drawing is the slow part, so a draw from many blocks serves eight resamples, each shifted by an eighth of the
     # blocks. Each is a draw with replacement, and any two are nearly independent: a block's counts come from blocks
     # that are far apart.
-    turns = 8 if blocks >= _TURNED else 1
-    n = -(-samples // turns)
-    times_SB = np.empty((turns * n, blocks))
+    rotations = 8 if blocks >= _ROTATED else 1
+    n = -(-samples // rotations)
+    times_SB = np.empty((rotations * n, blocks))
     draws_SB = rng.integers(0, max(blocks, 1), size=(n, blocks), dtype=np.min_scalar_type(blocks))
     for times_B, draws_B in zip(times_SB, draws_SB, strict=False):
         times_B[:] = np.bincount(draws_B, minlength=blocks)
-    for turn in range(1, turns):
-        times_SB[turn * n : (turn + 1) * n] = np.roll(times_SB[:n], turn * blocks // turns, axis=1)
+    for rotation in range(1, rotations):
+        times_SB[rotation * n : (rotation + 1) * n] = np.roll(times_SB[:n], rotation * blocks // rotations, axis=1)
     return times_SB[:samples]
 
 

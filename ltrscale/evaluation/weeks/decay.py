@@ -309,7 +309,7 @@ _HOW_TO_READ = (
     "without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists. Of features the table has those of "
     "the largest index, with their shares of missing values and unknown codes; metrics.json has all.",
     "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. It "
-    "warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
+    "warns without labels that a model separates documents less, or more, than it did; not that it is wrong.",
     "Drift is that of all groups, labelled or not, and of the features that some model reads.",
 )
 

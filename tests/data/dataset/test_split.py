@@ -336,7 +336,7 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
 def test_a_file_that_was_shipped_under_two_names_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, same: bool
 ) -> None:
-    """Groups are numbered on, and rows fall into other row groups: content hashes do not tell."""
+    """Groups are numbered on, and rows fall into other row groups: content hashes do not reveal this."""
     lines = {}
     for name, seed, queries in (("train", 0, 31), ("vali", 1, 17), ("test", 1 if same else 2, 17)):
         rng = np.random.default_rng(seed)

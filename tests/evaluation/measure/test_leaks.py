@@ -1,4 +1,4 @@
-"""Leaks on a shop's log: prepare and the report ask, the gate refuses until it is told; real data raise no question."""
+"""Leaks on a shop's log: prepare and the report ask, the gate refuses without answer; real data raise no question."""
 
 import logging
 import math

@@ -145,7 +145,7 @@ def test_a_row_without_a_score_was_not_retrieved(tmp_path: Path, missing: float 
     assert "6 documents, of which 3 were not retrieved" in (tmp_path / "out" / "report.md").read_text()
 
 
-# For each rule a table in which it alone tells a program from us, and the query that shows it.
+# For each rule a table in which it alone separates a program from us, and the query that shows it.
 EASY: Rows = [("easy", "a", 1, 2.0), *(("easy", f"b{i}", 0, 0.5 - i) for i in range(5))]
 CASES: dict[tuple[str, str, str], tuple[str, Rows]] = {
     ("ties", "LightGBM", "input"): ("ndcg@5", [("q", "a", 0, 1.0), ("q", "b", 1, 1.0)]),

@@ -178,15 +178,15 @@ def test_intervals_and_tests_of_blocks_keep_their_size() -> None:
 
 def test_a_draw_from_many_blocks_serves_eight_resamples_that_are_as_good_as_independent() -> None:
     rng, repetitions = np.random.default_rng(14), 300
-    values_QM = rng.exponential(size=(module._TURNED, repetitions))
+    values_QM = rng.exponential(size=(module._ROTATED, repetitions))
     (means_SM,) = bootstrap_means([Blocks.from_values(values_QM[:, None])], samples=4000, seed=15)
     low_M, high_M = np.quantile(means_SM, [0.025, 0.975], axis=0)
     assert 0.91 <= ((low_M <= 1) & (high_M >= 1)).mean() <= 0.98
     np.testing.assert_allclose(means_SM.mean(axis=0), values_QM.mean(axis=0), rtol=0.005)
-    errors_M = values_QM.std(axis=0) / module._TURNED**0.5
+    errors_M = values_QM.std(axis=0) / module._ROTATED**0.5
     assert (means_SM.std(axis=0) / errors_M).mean() == pytest.approx(1, abs=0.01)
     # the resamples of one draw, which lie an eighth of a part apart
-    part = module._DRAWN // module._TURNED
+    part = module._DRAWN // module._ROTATED
     of_draws_M = (
         means_SM[: 4000 // part * part].reshape(-1, 8, part // 8, repetitions) - means_SM.mean(axis=0)
     ) / errors_M

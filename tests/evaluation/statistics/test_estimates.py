@@ -124,7 +124,7 @@ def test_an_open_difference_has_what_would_see_it_and_a_decided_one_has_not() ->
     assert few.needs is None, "fewer than five draws judge nothing"
     same = estimate(Drawn(tuple(range(5)), np.zeros((4, 5, 1))))
     assert same is not None
-    assert (same.verdict, same.needs) == ("open", None), "nothing tells methods apart that are the same"
+    assert (same.verdict, same.needs) == ("open", None), "nothing separates methods that are the same"
 
 
 def test_differences_are_of_the_draws_that_both_have() -> None:

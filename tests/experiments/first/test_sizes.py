@@ -143,8 +143,8 @@ def test_the_table_in_the_docs_is_computed() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "own-data.md").read_text()
     rows = re.findall(r"^\| (\d[\d,]*) \| ([\d,]+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) == 5
-    for documents, told, figures in rows:
-        z = first_sizes(LogSize(int(documents.replace(",", "")), int(told.replace(",", "")), 20))
+    for documents, labelled, figures in rows:
+        z = first_sizes(LogSize(int(documents.replace(",", "")), int(labelled.replace(",", "")), 20))
         batches = (f"{z.docs_per_batch:,}", f"{z.pretraining_docs_per_batch:,}")
         expected = [
             f"{z.epochs}",
