@@ -159,11 +159,11 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
 
     mailbox = open_mailbox()
     remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RESTARTS)
-    room = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
+    at_once = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
     leases, running = storage.share_leases(), dict[Any, Task]()
     try:
         while True:
-            while len(running) < room and (task := queue.next()) is not None:
+            while len(running) < at_once and (task := queue.next()) is not None:
                 running[remote.remote(task.call, workers.threads, leases, mailbox)] = task
             if not running:
                 return

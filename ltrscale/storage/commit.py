@@ -173,7 +173,7 @@ class Commit:
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
-        """Report a full disk in one line, and delete the unfinished file to free its room."""
+        """Report a full disk in one line, and delete the unfinished file to free its space."""
         if shutil.disk_usage(self._staging).free < size:
             raise disk_full(url, size, self._staging)
         try:
@@ -233,7 +233,7 @@ class Commit:
         if not self._waiting:
             return old_manifest
         stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
-        # reserve the manifest's bytes on the disk, so that writing it last finds room
+        # reserve the manifest's bytes on the disk, so that writing it last finds space
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)

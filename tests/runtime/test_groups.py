@@ -3,8 +3,8 @@
 import pytest
 
 from ltrscale.runtime import mailbox
+from ltrscale.runtime.capacity import _fits
 from ltrscale.runtime.mailbox import AttemptEnded, Mailbox, ReportedMetrics
-from ltrscale.runtime.room import _fits
 from ltrscale.runtime.workers import WorkersConfig
 
 

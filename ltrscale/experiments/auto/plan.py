@@ -251,8 +251,8 @@ def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
 
 def _dealt(stream: Mapping[str, Any], sizes: AutoSizes) -> dict[str, Any]:
     """Settings for one stream per worker; the streams share the documents of a batch."""
-    room = sizes.workers * sizes.longest if sizes.workers > 1 else 0
-    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], room), "streams": sizes.workers}
+    least = sizes.workers * sizes.longest if sizes.workers > 1 else 0
+    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], least), "streams": sizes.workers}
 
 
 def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,14 +33,14 @@ def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
 
 
 def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
-    def room(*entries: Entry) -> float:
+    def needed(*entries: Entry) -> float:
         return forecast(*entries).left - forecast(*entries, refits=True).left
 
-    assert room(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
-    assert room(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
+    assert needed(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
+    assert needed(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
     pretrained = done("pretrained", minutes=20)
-    assert room(done("scratch", minutes=3), pretrained) == pytest.approx(1.2 * (3 + 3)), "finetuned as the other is"
-    assert room(pretrained, done("pretrained", 1, minutes=4)) == pytest.approx(1.2 * (4 + 4)), "as its second was"
+    assert needed(done("scratch", minutes=3), pretrained) == pytest.approx(1.2 * (3 + 3)), "finetuned as the other is"
+    assert needed(pretrained, done("pretrained", 1, minutes=4)) == pytest.approx(1.2 * (4 + 4)), "as its second was"
 
 
 def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
