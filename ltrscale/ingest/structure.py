@@ -19,7 +19,7 @@ from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, witho
 ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
-_TELLING = 10
+_FEWEST_LISTS = 10
 """The fewest lists that are evidence of anything."""
 SAMPLED = 200_000
 """Approximate number of rows sampled from the lists of a key."""
@@ -120,7 +120,7 @@ class KeyLists:
         """
         n_Q, having_Q = self._lengths_Q, self.having(true_N)
         some_Q = (n_Q > 1) & (having_Q > 0)
-        return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _TELLING else None
+        return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _FEWEST_LISTS else None
 
     def height(self, places_N: NDArray[np.float64], above_N: NDArray[np.bool_]) -> float:
         """How many deviations further up than the mean place of their lists some rows are, on average."""

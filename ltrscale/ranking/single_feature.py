@@ -31,7 +31,7 @@ NAMES = 0.5
 _Z = 1.96
 
 
-class There(Config):
+class Presence(Config):
     """The documents that a feature marks by its presence."""
 
     how: Literal["known", "unusual", "missing"]
@@ -75,7 +75,7 @@ class SingleFeature(Config):
     """Different values, of a feature without fractions; 0 for others."""
     shaped: float = 0.0
     """Mean NDCG@k by the mean label of the values nearby in other lists, which follows any shape; 0 where unknown."""
-    there: There | None
+    there: Presence | None
     """The marked documents that are relevant most surely; None where all values are the same."""
 
     @property
@@ -200,7 +200,7 @@ def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
     return scores_N
 
 
-def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
+def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[Presence]:
     """The documents with a known, missing or unusual value, where these differ from the rest."""
     present_N = ~x_N.isnan()
     values_V, count_V = np.unique(x_N[present_N].numpy(), return_counts=True)
@@ -211,7 +211,7 @@ def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
         if not 0 < n < len(x_N) or base in (0.0, 1.0):
             continue
         of_relevant, of_others = n_relevant / (base * len(x_N)), (n - n_relevant) / ((1 - base) * len(x_N))
-        yield There(
+        yield Presence(
             how=state,
             usual=usual if state == "unusual" else None,
             relevant=of_relevant,

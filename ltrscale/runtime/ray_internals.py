@@ -54,7 +54,7 @@ def read_environment_again() -> None:
 
 
 @contextmanager
-def sigterm_left_alone() -> Iterator[None]:
+def keep_sigterm() -> Iterator[None]:
     """Keep `ray.init` from installing a SIGTERM handler while the block runs; it has no option for that."""
     from ray._private import utils
 

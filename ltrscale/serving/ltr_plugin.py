@@ -122,13 +122,13 @@ class OpenSearchFormat(PluginFormat):
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
 
 
-class OfField(Config):
+class FieldReference(Config):
     """The name of a field."""
 
     field: str
 
 
-class FieldValue(OfField):
+class FieldValue(FieldReference):
     """The value of a field, times a factor in single precision."""
 
     factor: float = 1
@@ -176,7 +176,7 @@ class Function(Config):
 class FunctionScore(Config):
     """The body of a `function_score` of documents that have a field."""
 
-    query: dict[Literal["exists"], OfField]
+    query: dict[Literal["exists"], FieldReference]
     field_value_factor: FieldValue | None = None
     """The only function, instead of `functions`."""
     functions: tuple[Function, ...] = ()

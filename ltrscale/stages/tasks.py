@@ -114,10 +114,10 @@ class Costs:
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
         self._spent += seconds
-        remaining = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
+        remaining = sum(number * self._expected_cost(*like) for like, number in self._left.items() if number)
         return self._spent / (self._spent + remaining) if remaining else 1.0
 
-    def _foretold(self, kind: str, size: float) -> float:
+    def _expected_cost(self, kind: str, size: float) -> float:
         """The mean cost of tasks of the same kind and size, or of the kind in proportion to size, or of all."""
         if same := self._costs.get((kind, size)):
             return statistics.fmean(same)

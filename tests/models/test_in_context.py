@@ -216,8 +216,8 @@ def test_pretraining_on_problems_teaches_to_read_examples() -> None:
     def loss(number: int, *, shuffled: bool = False) -> Tensor:
         made = problems(config, seed=0, number=number)
         x_BNF, labels_BN, offsets_Q1, read = made.features_BNF, made.labels_BN, made.offsets_Q1, made.n_read
-        told_BM = labels_BN[:, :read].roll(1, 0) if shuffled else labels_BN[:, :read]
-        reading = net.read(x_BNF[:, :read], told_BM, offsets_Q1[: made.n_examples + 1])
+        example_labels_BM = labels_BN[:, :read].roll(1, 0) if shuffled else labels_BN[:, :read]
+        reading = net.read(x_BNF[:, :read], example_labels_BM, offsets_Q1[: made.n_examples + 1])
         asked_Q1 = offsets_Q1[made.n_examples :] - read
         return loss_of_layers(net(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
 

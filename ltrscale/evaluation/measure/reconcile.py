@@ -278,8 +278,8 @@ class ReconcileJob(Stage):
         values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
         rows = pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values})
         commit_report(self.out, result, document(result), made_by=origin, tables={GROUPS: rows})
-        for of_metric in result.metrics:
-            report({"metric": of_metric.metric, "figure": of_metric.figure})
+        for found in result.metrics:
+            report({"metric": found.metric, "figure": found.figure})
 
 
 class ChangedGroup(Config):
@@ -318,7 +318,7 @@ class Reconciled(Config):
     steps: tuple[RuleSwitch, ...]
 
 
-class OfMetric(Config):
+class ReconciledMetric(Config):
     """A metric by our rules and by those of each program that has it."""
 
     metric: str
@@ -340,7 +340,7 @@ class Reconciliation(Findings):
     """Documents without a score."""
     tied: int
     """Groups in which documents with different labels have the same score."""
-    metrics: tuple[OfMetric, ...]
+    metrics: tuple[ReconciledMetric, ...]
 
 
 def _mean(values_Q: Tensor) -> float | None:
@@ -349,7 +349,9 @@ def _mean(values_Q: Tensor) -> float | None:
     return float(defined_Q.mean()) if len(defined_Q) else None
 
 
-def _compare_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
+def _compare_metric(
+    metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]
+) -> ReconciledMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
     ours_Q = lists.under(Rules(), metric)
     columns[metric.name] = ours_Q
@@ -359,7 +361,7 @@ def _compare_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, colum
             reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)
-    return OfMetric(
+    return ReconciledMetric(
         metric=metric.name,
         policy=metric.policy,
         figure=_mean(ours_Q),

@@ -109,9 +109,9 @@ def init(config: InitConfig) -> None:
             out,
             counted.unit,
             counted.periods,
-            LogSize(counted.rows, counted.told_apart, width),
+            LogSize(counted.rows, counted.informative_rows, width),
             score=engine_score([each.name for each in guessed.features]),
-            lists=counted.queries_told_apart,
+            lists=counted.informative_queries,
             moving=guessed.moving,
         )
         texts |= runs

@@ -217,11 +217,11 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
         yield Chart(charts.bars(rows, title="share of the gain", order=sources.methods), caption)
     else:
         yield LeftOut("no method of the evaluation has trees, which alone have importances; evaluate one of trees too")
-    yield from _alone(sources, of_methods)
+    yield from _single_features(sources, of_methods)
     yield from _missing_values(sources)
 
 
-def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
+def _single_features(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
     """How well each feature ranks alone, with its importance, and questions on suspicious features."""
     features = sources.single_features
     if not features or not features[0].lists:
