@@ -276,7 +276,7 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
 
 
 def _keys_of_kind(keys: Sequence[Key], given: str) -> list[Key]:
-    """A kind asked for by its name, or one of its keys, with all keys below it; empty if no kind has that name."""
+    """The keys of the kind with this name, or one of its keys and all below it; empty if no kind has that name."""
     for kind in keys:
         prefix = kind.asked
         if prefix != kind.name and (given == prefix or given.startswith(f"{prefix}.")):

@@ -267,7 +267,7 @@ _LAYOUTS = WeakTensorKeyDictionary()
 
 
 def register(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
-    """Register the values of offsets on a device, so that nothing needs to be copied back from it."""
+    """Register the values of offsets on a device, which saves copying them back to the host."""
     _LAYOUTS[offsets_Q1] = ListLayout(values_Q1, offsets_Q1.device)
 
 

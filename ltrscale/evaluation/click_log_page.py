@@ -83,7 +83,7 @@ class Trust(Config):
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """The verdict of the interval."""
         if self.slope.low is None or self.slope.high is None:
             return "cannot judge: too few clicks on one of both kinds of documents"
         if self.slope.high < 0:

@@ -20,7 +20,7 @@ ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
 _FEWEST_LISTS = 10
-"""The fewest lists that are evidence of anything."""
+"""Minimum number of lists for a statistic."""
 SAMPLED = 200_000
 """Approximate number of rows sampled from the lists of a key."""
 

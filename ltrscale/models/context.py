@@ -152,7 +152,7 @@ def inverse(order_N: Tensor) -> Tensor:
 
 
 def order_within_lists(keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Document indices list by list, within a list by rising key; ties keep the order of the input, NaN comes last.
+    """Document indices, list by list, each list sorted by rising key; ties keep the input order, NaN comes last.
 
     Example:
         >>> order_within_lists(torch.tensor([3.0, float("nan"), 1.0, 9.0, 5.0]), torch.tensor([0, 3, 3, 5])).tolist()

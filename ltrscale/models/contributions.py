@@ -231,7 +231,7 @@ def by_swaps(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups, pairs
 def _as_swapped_back(
     scorer: Callable[[QueryGroups], Tensor], one: QueryGroups, a: int, b: int, order_K: Tensor
 ) -> Tensor:
-    """D with all K features swapped, with the first one swapped back, and so on until none is swapped, [K + 1]."""
+    """D [K + 1] with all K features swapped, with the first swapped back, with the first two, up to all of them."""
     n, copies = one.n_documents, len(order_K) + 1
     differences = []
     for first in range(0, copies, max(1, _AT_ONCE // n)):

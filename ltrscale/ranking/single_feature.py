@@ -59,7 +59,7 @@ class Presence(Config):
 
 
 class SingleFeature(Config):
-    """What one feature says of the labels by itself."""
+    """The relation of one feature to the labels, without the other features."""
 
     name: str
     k: int
@@ -95,7 +95,7 @@ class SingleFeature(Config):
 
     @property
     def like_chance(self) -> bool:
-        """True if it says nothing, in any shape, about the order of lists in which it varies."""
+        """True if it orders the lists in which it varies no better than chance, whatever the shape of the relation."""
         best = self.replace(ndcg=max(self.ndcg, self.shaped))
         return self.lists >= MANY and self.varies > 0 and best.lift <= LIKE_CHANCE
 

@@ -207,7 +207,7 @@ def _taken(mailbox: Any) -> Iterator[Post]:
 
 
 class _Lifeline(ControllerCallback):  # type: ignore[misc]
-    """Ends the controller of Ray Train once the mailbox is gone, because nobody waits for the run any more."""
+    """Ends the controller of Ray Train once the mailbox has died, because no process waits for the run any more."""
 
     # In a thread, because the controller answers nobody while it waits for capacity. It must be dead before its
     # reservations are removed: after `ray.kill` a process may still ask for more.

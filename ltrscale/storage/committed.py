@@ -261,7 +261,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
 
 
 def sweep_helpers(url: str) -> None:
-    """Delete files that helper processes of this holder of a directory have left and nobody has taken over.
+    """Delete files left by helper processes of this holder of a directory, unless another process has taken them over.
 
     A helper may have died after its file was in place. Call it at the end of the work, when no helper runs any more.
     """

@@ -53,7 +53,7 @@ _NO_KEYS = (PermissionError, boto.NoCredentialsError, boto.PartialCredentialsErr
 
 
 def is_fault(error: BaseException) -> bool:
-    """True if an error while reading a file is the storage's fault and says nothing about the content.
+    """True if an error while reading a file is a fault of the storage, not of the content.
 
     pyarrow raises OSError for both: without an error number for undecodable content, and with its own text for an
     answer of S3.

@@ -115,7 +115,7 @@ class FilesToRead(Sequence[FileToRead]):
 
 
 class Columns(NamedTuple):
-    """Of each row group: the number of its file, its index there, its counts, and the labelled groups before it."""
+    """Columns of row groups: number of the file, index in that file, counts, and labelled groups before it."""
 
     file_R: NDArray[np.int64]
     index_R: NDArray[np.int64]

@@ -108,7 +108,7 @@ def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
 def read_planned(
     plan: Iterable[PlannedRead], columns: Sequence[str], open_file: Callable[[str], ParquetReads], *, threads: int
 ) -> Iterator[pa.Table]:
-    """The tables of a plan; each thread reads one row group ahead, and without threads nothing is read ahead."""
+    """The tables of a plan. Each thread reads one row group ahead; without threads, no row group is read ahead."""
     read = functools.partial(_read_item, columns=columns, open_file=open_file)
     return _ahead(read, plan, threads) if threads else map(read, plan)
 

@@ -32,7 +32,7 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 
 def headline(evaluation: Evaluation) -> str:
-    """The line that a team ships by: the best of its models against what serves today, or as much as is known."""
+    """The line that decides whether to ship: the best model against the ranker in service, or as much as is known."""
     metric, best = metric_label(evaluation.primary), best_of(evaluation)
     if best is None:
         return f"No group defines {metric}"
@@ -62,7 +62,7 @@ class AgainstServing(NamedTuple):
 
 
 def standing(evaluation: Evaluation) -> AgainstServing | None:
-    """The best model against what serves; None if either is missing, or no group defines the metric."""
+    """The best model against the ranker in service; None if either is missing, or no group defines the metric."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
     others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone comes after all models
@@ -181,7 +181,7 @@ def _figures(lead: Comparison) -> str:
 
 
 def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
-    """Where the order shown, the reference, stands."""
+    """The order shown, as a reference, compared with the best method."""
     if (lead := evaluation.leads.get(AS_SHOWN)) is None:
         return
     where, lead = ("behind", _turned(lead)) if lead.difference < 0 else ("ahead of", lead)
