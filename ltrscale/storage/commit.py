@@ -94,7 +94,7 @@ class Commit:
         """The document of an unfinished commit, with its `files`; empty if there is none."""
         if not helping:
             if files.read_if_there(join(url, KEPT)) is not None:
-                with self._alone():  # another writer may be about to commit or delete these files
+                with self._exclusively():  # another writer may be about to commit or delete these files
                     delete_kept(url)
             saved = files.read_if_there(join(url, UNFINISHED))
             self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
@@ -198,7 +198,7 @@ class Commit:
         if self.saved:  # `stale` already has its files that the old manifest lists
             stale |= listed_in(self.saved).keys() - set(names_in(self.url, document))
         self._flush()
-        with self._alone():
+        with self._exclusively():
             check_lease(self.url)
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
@@ -215,7 +215,7 @@ class Commit:
                 self.finished = True
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[None]:
         """Keep other writers out, by a lock on a local disk or below a held lease, else by a lease."""
         if is_local(self.url) or writers.covering(self.url) is not None:
             with files.exclusively(self.url):

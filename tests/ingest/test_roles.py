@@ -73,7 +73,9 @@ def test_what_comes_again_without_being_an_item_says_nothing_of_lists() -> None:
         (["2025-01-01", "soon", "later"], ()),
     ],
 )
-def test_times_are_told_from_ids_and_a_bad_stamp_does_not_count(values: list[object], formats: tuple[str, ...]) -> None:
+def test_times_are_distinguished_from_ids_and_a_bad_stamp_does_not_count(
+    values: list[object], formats: tuple[str, ...]
+) -> None:
     [column] = columns_of(pa.table({"at": values}), pa.schema([("at", pa.array(values).type)]), Dialect())
     assert column.formats == formats
 

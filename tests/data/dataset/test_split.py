@@ -419,7 +419,7 @@ def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, t
         ({"kind": "clicks", "ranking": "random", "copies": 2, "max_relevance": 9, "periods": ["2026-W01"]}, False),
     ],
 )
-def test_folds_of_a_data_set_and_of_one_made_from_it_are_told_apart_by_their_queries(
+def test_folds_of_a_data_set_and_of_one_made_from_it_are_distinguished_by_their_queries(
     weeks: Any, tmp_path: Path, step: dict[str, Any], apart: bool
 ) -> None:
     made_by = {"stage": "relabel", "config": {}, "inputs": {weeks.url: open_dataset(weeks.url).manifest.hash}}

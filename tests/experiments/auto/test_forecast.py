@@ -56,7 +56,7 @@ def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
     assert forecast().more() is None
 
 
-def test_a_machine_that_was_slow_is_foretold_to_be_and_one_that_stopped_early_is_not_fast() -> None:
+def test_a_machine_that_was_slow_is_predicted_to_be_and_one_that_stopped_early_is_not_fast() -> None:
     assert forecast(done("scratch", minutes=4, foretold=1)).speed == (1.0, 0.25)
     assert forecast(done("trees", minutes=1, foretold=4)).speed == (1.0, 1.0)
     slow, fast = forecast(done("scratch", minutes=4, foretold=1)), forecast(done("scratch", minutes=4, foretold=4))
