@@ -234,7 +234,7 @@ class SplitsWithTest(Splits):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_splits(cls, values: Any) -> Any:
+    def _accept_splits(cls, values: Any) -> Any:
         """Accept `Splits` that have a test split."""
         return values.model_dump(exclude_none=True) if isinstance(values, Splits) else values
 
