@@ -205,13 +205,13 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
                 if row:
                     view_NF[:, row - 1] = second_NF[order_N, row - 1]
                 z1_NP = net.project(view_NF, draw)
-                sums = [_contrast_sums(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
+                sums = [_batch_sums(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
                 sums_4 += torch.stack(sums).mean(0)
                 advance(len(x_NF))
     return sums_V4
 
 
-def _contrast_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
+def _batch_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The four sums of a micro-batch; for SimSiam the loss is SimCLR-Rank's, because its bundle holds no predictor."""
     among_Q1, n = method.among(offsets_Q1), len(z0_NP)
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
