@@ -14,7 +14,17 @@ import secrets
 from pathlib import Path
 
 import s3fs
-from processes import RUNS, Process, free_ports, is_free, one_line_errors, print_exports, program, tell, write_private
+from processes import (
+    RUNS,
+    Process,
+    free_ports,
+    is_free,
+    one_line_errors,
+    print_exports,
+    print_status,
+    program,
+    write_private,
+)
 
 from ltrscale.errors import InputError
 
@@ -42,7 +52,7 @@ def main() -> None:
             case "start":
                 _start(server, given.folder.resolve(), given.port, given.bucket)
             case "stop":
-                tell("stopped" if server.stop(_STOP_S) else "not running")
+                print_status("stopped" if server.stop(_STOP_S) else "not running")
             case _:
                 _show(server, given.folder.resolve())
 
@@ -123,7 +133,7 @@ def _show(server: Process, folder: Path) -> None:
     if server.pid is None:
         raise InputError(f"{folder}: no server runs here; start it with `python cluster/dev_s3.py start`")
     environment: dict[str, str] = json.loads((folder / "environment.json").read_text())
-    tell(f"S3 server at {environment['AWS_ENDPOINT_URL']}, process {server.pid}, log {server.log}")
+    print_status(f"S3 server at {environment['AWS_ENDPOINT_URL']}, process {server.pid}, log {server.log}")
     print_exports(environment)
 
 

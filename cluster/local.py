@@ -29,7 +29,7 @@ from processes import (
     is_free,
     one_line_errors,
     print_exports,
-    tell,
+    print_status,
     write_private,
 )
 
@@ -76,7 +76,7 @@ def main() -> None:
                     _start(folder, given.dashboard_port, given.workers, _worker_options(given.cpus, given.resources))
                 _show(folder)
             case "stop":
-                tell("stopped" if _stop(folder) else "not running")
+                print_status("stopped" if _stop(folder) else "not running")
             case _:
                 _show(folder)
 
@@ -186,8 +186,8 @@ def _show(folder: Path) -> None:
         raise InputError(f"{folder}: no cluster runs here; start it with `python cluster/local.py start`")
     client: dict[str, str] = json.loads((folder / "environment.json").read_text())
     running = sum(worker.pid is not None for worker in workers)
-    tell(f"Ray head, process {head.pid}, and {running} workers; dashboard {client['RAY_API_SERVER_ADDRESS']}")
-    tell(f"for Prometheus: {(folder / 'scratch').read_text()}/prom_metrics_service_discovery.json")
+    print_status(f"Ray head, process {head.pid}, and {running} workers; dashboard {client['RAY_API_SERVER_ADDRESS']}")
+    print_status(f"for Prometheus: {(folder / 'scratch').read_text()}/prom_metrics_service_discovery.json")
     print_exports(client)
 
 

@@ -132,7 +132,7 @@ def print_exports(environment: Mapping[str, str]) -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
-def tell(line: str) -> None:
+def print_status(line: str) -> None:
     """Print to standard error, because the shell evaluates standard output."""
     print(line, file=sys.stderr)
 
@@ -143,5 +143,5 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        tell(f"error: {error}")
+        print_status(f"error: {error}")
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""One command line a verb: it reads a config, and imports the room of its job when it runs."""
+"""One command line a verb: it reads a config, and imports the package of its job when it runs."""
 
 import os
 import signal

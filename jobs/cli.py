@@ -56,7 +56,7 @@ class Command:
     name: str
     """The name of the job's module."""
     job: Callable[[], Job]
-    """Imports the job from its room when it runs; `--help` reads a table instead, and imports none."""
+    """Imports the job from its package when it runs; `--help` reads a table instead, and imports none."""
     description: str
     """What the job does, with an example: the docstring of its module."""
     keys: str = ""

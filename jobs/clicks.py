@@ -1,6 +1,6 @@
 r"""Look at a click log before you train on it.
 
-What position does to clicks, whether relevance can be told from it, and which
+What position does to clicks, whether relevance can be separated from it, and which
 click models predict later clicks. The data set needs positions, clicks and
 document ids: columns.positions, columns.clicks and columns.item of jobs.prepare.
 

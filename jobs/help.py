@@ -266,7 +266,7 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
         InputError: there is no such key; names the nearest.
     """
     names = [key.name for key in keys]
-    of_kind = [] if given in names else _of_kind(keys, given)
+    of_kind = [] if given in names else _keys_of_kind(keys, given)
     if chosen := of_kind or [key for key in keys if key.is_below(given.split("."))]:
         return chosen
     # a key given without its prefix, such as `epochs` for `finetune.epochs`, beats a similar spelling
@@ -275,8 +275,8 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
     raise InputError(f"--help {given}: unknown key; did you mean {suggestion!r}?")
 
 
-def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
-    """A kind asked for by its name, or one of its keys, with all keys below it; empty if no kind has that name."""
+def _keys_of_kind(keys: Sequence[Key], given: str) -> list[Key]:
+    """The keys of the kind with this name, or one of its keys and all below it; empty if no kind has that name."""
     for kind in keys:
         prefix = kind.asked
         if prefix != kind.name and (given == prefix or given.startswith(f"{prefix}.")):

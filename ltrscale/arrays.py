@@ -24,7 +24,7 @@ class Moments(NamedTuple):
     means and M2 a sum of squared deviations.
 
     Example:
-        >>> parts = [Moments.of(np.array(x, np.float32)) for x in ([[1.0], [np.nan]], [[3.0]])]
+        >>> parts = [Moments.from_values(np.array(x, np.float32)) for x in ([[1.0], [np.nan]], [[3.0]])]
         >>> moments = parts[0].merge(parts[1])
         >>> moments.mean_F.tolist(), moments.scale_F().tolist()
         ([2.0], [1.0])
@@ -40,13 +40,13 @@ class Moments(NamedTuple):
         return Moments(np.zeros(n_features, np.int64), np.zeros(n_features), np.zeros(n_features))
 
     @staticmethod
-    def of(features_NF: NDArray[np.float32], *, log1p: bool = False) -> "Moments":
+    def from_values(features_NF: NDArray[np.float32], *, log1p: bool = False) -> "Moments":
         """Moments of some documents' values x, or of `sign(x) log(1 + |x|)` with `log1p`."""
         n_features = features_NF.shape[1]
         moments, step = Moments.none(n_features), max(1, _VALUES // max(1, n_features))
         for first in range(0, len(features_NF), step):
             x_NF = features_NF[first : first + step]
-            moments = moments.merge(_of_block(np.copysign(np.log1p(np.abs(x_NF)), x_NF) if log1p else x_NF))
+            moments = moments.merge(_block_moments(np.copysign(np.log1p(np.abs(x_NF)), x_NF) if log1p else x_NF))
         return moments
 
     def merge(self, other: "Moments") -> "Moments":
@@ -68,7 +68,7 @@ class Moments(NamedTuple):
         return np.where(std_F > floor_F, std_F, 1.0)
 
 
-def _of_block(x_NF: NDArray[np.float32]) -> Moments:
+def _block_moments(x_NF: NDArray[np.float32]) -> Moments:
     y_NF = x_NF.astype(np.float64)
     sum_F = y_NF.sum(0)
     count_F = np.full(len(sum_F), len(y_NF))

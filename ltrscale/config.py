@@ -475,7 +475,7 @@ def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
 def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
     """Whether a place of a config is a mapping by names, whose entries cannot be null."""
     plain = (str, int, float, bool, type(None))  # these have no entries at all
-    types = [kind for kind in _Walk.of(cls, path).here if kind not in plain]
+    types = [kind for kind in _Walk.to_location(cls, path).here if kind not in plain]
     values = [_alternatives(typing.get_args(kind)[1]) for kind in types if typing.get_origin(kind) is dict]
     return 0 < len(types) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
 
@@ -504,7 +504,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
     """One validation problem as `key: problem`, with the nearest known key where the key is unknown."""
-    *above, key = typed = _Walk.of(cls, problem["loc"]).typed or ("",)
+    *above, key = typed = _Walk.to_location(cls, problem["loc"]).typed or ("",)
     key_path = ".".join(typed)
     if problem["type"] != "extra_forbidden":
         value = problem["input"]
@@ -515,13 +515,13 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
         elif problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
             message = "Input should be a mapping of keys to values"
         elif problem["type"].startswith("union_tag"):
-            kinds = list(map(kind_of, _Walk.of(cls, problem["loc"]).models()[0]))
+            kinds = list(map(kind_of, _Walk.to_location(cls, problem["loc"]).models()[0]))
             tag = problem["ctx"].get("tag")
             message = f"has no kind; set {'.'.join([*typed, 'kind'])} to one of {', '.join(kinds)}"
             if tag is not None:
                 message = f"kind {tag!r} is unknown; {suggestion(tag, kinds, 'the kinds are')}"
         return f"{key_path}: {message}{shown}" if key_path else message
-    level, others = _Walk.of(cls, problem["loc"][:-1]).models()
+    level, others = _Walk.to_location(cls, problem["loc"][:-1]).models()
     fixed = {name: value for model in level for name, value in fixed_keys_of(model).items()}
     if key in fixed:
         return f"{key_path}: no longer a key, because its value is fixed at {json.dumps(fixed[key])}; remove it"
@@ -547,7 +547,7 @@ class _Walk(NamedTuple):
     """Configs of other kinds than the chosen one."""
 
     @classmethod
-    def of(cls, root: type[BaseModel], loc: Sequence[str | int]) -> Self:
+    def to_location(cls, root: type[BaseModel], loc: Sequence[str | int]) -> Self:
         """The walk to a place that pydantic gives."""
         walk = cls((), (root,))
         for part in loc:

@@ -80,7 +80,7 @@ class UnavailableError(InputError):
 class Refused(Exception):  # noqa: N818 - the job worked; its answer is no
     """A check that the user asked for failed; each line of the message is a reason.
 
-    Jobs print the lines and exit with status 3, so that scripts can tell it from an error.
+    Jobs print the lines and exit with status 3, so that scripts can distinguish it from an error.
     """
 
     status: ClassVar[int] = 3

@@ -61,13 +61,13 @@ class Chunks:
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks that have a list."""
         if len(self.rows_S):
-            yield from map(Chunk, self.of_groups(self.groups_G), self.split(self.rows_S), self.split(self.mask_S))
+            yield from map(Chunk, self.split_groups(self.groups_G), self.split(self.rows_S), self.split(self.mask_S))
 
     def split(self, values_S: Tensor) -> list[Tensor]:
         """Values of all slots, [S, ...], as one view [M, L, ...] for each chunk."""
         return split_slots(values_S, self.shapes)
 
-    def of_groups(self, values_G: Tensor) -> list[Tensor]:
+    def split_groups(self, values_G: Tensor) -> list[Tensor]:
         """Values of `groups_G`, [G, ...], as one view [M, ...] for each chunk."""
         return list(torch.split(values_G, [m for m, _ in self.shapes]))
 
@@ -267,7 +267,7 @@ _LAYOUTS = WeakTensorKeyDictionary()
 
 
 def register(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
-    """Register the values of offsets on a device, so that nothing needs to be copied back from it."""
+    """Register the values of offsets on a device, which saves copying them back to the host."""
     _LAYOUTS[offsets_Q1] = ListLayout(values_Q1, offsets_Q1.device)
 
 

@@ -40,44 +40,44 @@ def one_thread() -> Iterator[None]:
 
 
 class Timings(float):
-    """A quantity measured in turns with others: their median, and the single turns in `turns`.
+    """A quantity measured in rounds with others: their median, and the single rounds in `rounds`.
 
-    A quotient is taken turn by turn, so that a change in the machine's speed cancels out.
+    A quotient is taken round by round, so that a change in the machine's speed cancels out.
 
     Example:
         >>> from copy import copy
         >>> ratio = Timings([2.0, 6.0, 3.0]) / Timings([1.0, 2.0, 3.0])
-        >>> ratio, copy(ratio).turns
+        >>> ratio, copy(ratio).rounds
         (2.0, (2.0, 3.0, 1.0))
     """
 
-    turns: tuple[float, ...]
+    rounds: tuple[float, ...]
 
-    def __new__(cls, turns: Sequence[float]) -> Self:
+    def __new__(cls, rounds: Sequence[float]) -> Self:
         """The median of these values."""
-        made = super().__new__(cls, statistics.median(turns))
-        made.turns = tuple(turns)
+        made = super().__new__(cls, statistics.median(rounds))
+        made.rounds = tuple(rounds)
         return made
 
     def __reduce__(self) -> tuple[type[Self], tuple[tuple[float, ...]]]:
-        """Copies and pickles keep the turns."""
-        return type(self), (self.turns,)
+        """Copies and pickles keep the rounds."""
+        return type(self), (self.rounds,)
 
     def __truediv__(self, other: float) -> "Timings":
-        """The quotient of each turn."""
-        others = other.turns if isinstance(other, Timings) else [other] * len(self.turns)
-        return Timings([a / b for a, b in zip(self.turns, others, strict=True)])
+        """The quotient of each round."""
+        others = other.rounds if isinstance(other, Timings) else [other] * len(self.rounds)
+        return Timings([a / b for a, b in zip(self.rounds, others, strict=True)])
 
 
 def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Timings]:
     """Processor time (user and system) of each work on one torch thread.
 
-    The works take turns, so that a change in the machine's speed affects all of them. The first turn warms up and is
+    The works alternate, so that a change in the machine's speed affects all of them. The first round warms up and is
     not counted.
     """
     with one_thread():
-        turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
-    return [Timings(times) for times in zip(*turns[1:], strict=True)]
+        rounds = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
+    return [Timings(times) for times in zip(*rounds[1:], strict=True)]
 
 
 def _seconds(work: Callable[[], object]) -> float:

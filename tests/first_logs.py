@@ -30,7 +30,7 @@ def _lists(rng: np.random.Generator, lists: int, items: int, least: int = 4, mos
 
 
 def shop_log(folder: Path) -> Path:
-    """The shop of `tests/shop.py`: shuffled, rival ids, a bad stamp, broken rows."""
+    """The shop of `tests/shop.py`: shuffled, competing ids, a bad stamp, broken rows."""
     shop.weeks(1, 3, 60).to_csv(folder / "log.csv", index=False)
     return folder / "log.csv"
 
@@ -208,7 +208,7 @@ def _shared(*parts: str) -> Callable[[Path], Path]:
 
 
 LOGS: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "shop": ("made: shuffled CSV, rival ids, broken rows", shop_log),
+    "shop": ("made: shuffled CSV, competing ids, broken rows", shop_log),
     "German shop": ("made: `;`, decimal commas, files of weeks, a late column, embeddings", german_shop_log),
     "hotels": ("made: as Expedia's searches", hotels),
     "events": ("made: a row for each view, cart, purchase", events),

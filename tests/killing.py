@@ -71,13 +71,13 @@ def _is_change(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
 
 
 def found_in(folder: Path) -> dict[str, str]:
-    """The hashes of all files, and the folders, by name; of files that tell of a run, and of manifests, the names."""
+    """The hashes of all files, and the folders, by name; of files that record a run, and of manifests, the names."""
     return dict(_found_in(folder))
 
 
 def _found_in(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        told = any(f"/{part}" in f"/{name}" for part in _OF_THE_RUN) or path.name.endswith("manifest.json")
-        content = "" if path.is_dir() or told else hashlib.sha256(path.read_bytes()).hexdigest()
+        of_the_run = any(f"/{part}" in f"/{name}" for part in _OF_THE_RUN) or path.name.endswith("manifest.json")
+        content = "" if path.is_dir() or of_the_run else hashlib.sha256(path.read_bytes()).hexdigest()
         yield _TOKEN.sub("", name), content

@@ -1,4 +1,4 @@
-"""A small data set in which a category names each document, and nothing else tells documents apart under noise."""
+"""A small data set in which a category names each document, and nothing else distinguishes documents under noise."""
 
 from pathlib import Path
 from typing import Any

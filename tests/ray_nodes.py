@@ -34,7 +34,7 @@ def nodes(number: int) -> Iterator[Cluster]:
 
 
 def give_notice(cluster: Cluster, node: Node) -> None:
-    """Tell the cluster that a node will disappear, as a cloud does before it takes a spot instance back."""
+    """Announce to the cluster that a node will disappear, as a cloud does before it takes a spot instance back."""
     accepted, why = ray._raylet.GcsClient(address=cluster.address).drain_node(
         node.node_id,
         autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),

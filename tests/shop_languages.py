@@ -7,7 +7,7 @@ import pyarrow as pa
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.profile import LogColumn, columns_of
-from ltrscale.ingest.structure import Structure, of_table
+from ltrscale.ingest.structure import Structure, table_structure
 
 LANGUAGES: dict[str, tuple[str, ...]] = {
     "English": ("search_id", "searched_at", "product_id", "seller_no", "position", "clicked", "in_cart", "purchased"),
@@ -96,7 +96,7 @@ def named(log: pd.DataFrame, language: str) -> pd.DataFrame:
 def looked_at(log: pd.DataFrame) -> tuple[list[LogColumn], Structure]:
     """The columns of a log in memory, and their structure."""
     table = pa.Table.from_pandas(log, preserve_index=False)
-    return columns_of(table, table.schema, Dialect()), of_table(table)
+    return columns_of(table, table.schema, Dialect()), table_structure(table)
 
 
 def guessed(log: pd.DataFrame, **given: str) -> Guess:

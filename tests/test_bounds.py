@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import ltrscale
 from ltrscale.config import Strict
 
-ROOMS = tuple(f"ltrscale.{room}." for room in ("models", "pretext", "bundle", "trees", "ranking"))
+PACKAGES = tuple(f"ltrscale.{name}." for name in ("models", "pretext", "bundle", "trees", "ranking"))
 RESULTS = {
     "SingleFeature",
     "BundleConfig",
@@ -50,12 +50,12 @@ SIZES_NOTHING = {
 def configs() -> list[type[Strict]]:
     """The configs and records of the rooms that make models."""
     for module in pkgutil.walk_packages(ltrscale.__path__, "ltrscale."):
-        if module.name.startswith(ROOMS):
+        if module.name.startswith(PACKAGES):
             importlib.import_module(module.name)
     found, left = {}, [Strict]
     while left:
         left += (cls := left.pop()).__subclasses__()
-        if cls.__module__.startswith(ROOMS) and cls.__name__ not in RESULTS:
+        if cls.__module__.startswith(PACKAGES) and cls.__name__ not in RESULTS:
             found[cls.__qualname__] = cls
     return [found[name] for name in sorted(found)]
 

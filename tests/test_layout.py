@@ -92,7 +92,7 @@ def test_a_batch_that_was_moved_is_known_and_what_was_asked_is_made_ahead() -> N
             made = use(second.offsets_Q1)
         assert counted.counts.copies == 0
         assert [values.cpu().tolist() for values in made] == [values.tolist() for values in use(groups.offsets_Q1)]
-        with counting() as counted:  # offsets of which nobody told are asked for
+        with counting() as counted:  # offsets that nobody has passed are asked for
             assert group_index(torch.tensor([0, 1, 3]).to(device)).cpu().tolist() == [0, 1, 1]
         assert counted.counts.waits.total() == 3  # for their copy to the device, their values, and the result
         assert len(list(layout(first.offsets_Q1).tensors())) > 5

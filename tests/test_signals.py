@@ -1,4 +1,4 @@
-"""The time to end: it asks like a signal, in its own thread alone, and a signal before the stop is told from it."""
+"""The time to end: it asks like a signal, in its own thread alone, and differs from a signal before the stop."""
 
 import signal
 import threading

@@ -86,12 +86,12 @@ def _members_of(name: Member) -> list[Member]:
 
 @cache
 def unions() -> list[tuple[set[Member], set[str]]]:
-    """The members and the files of each union: those that have a name, and those that are told apart by the kind."""
+    """The members and the files of each union: those that have a name, and those that are distinguished by the kind."""
     found = []
     for path, tree in trees().items():
         values = {value for value in names_in(path).values() if isinstance(value, ast.expr)}
         for node in ast.walk(tree):
-            if node in values or _is_told_by_kind(node):
+            if node in values or _has_discriminator(node):
                 of_union = set(members(path, node))
                 if len(of_union) > 1:
                     found.append((of_union, {path, *(file for file, _ in of_union)}))
@@ -99,7 +99,7 @@ def unions() -> list[tuple[set[Member], set[str]]]:
     return [*found, (bundles, {file for file in trees() if file.startswith("ltrscale/bundle/")})]
 
 
-def _is_told_by_kind(node: ast.AST) -> bool:
+def _has_discriminator(node: ast.AST) -> bool:
     match node:
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[_, ast.Call(keywords=keywords), *_])):
             return any(keyword.arg == "discriminator" for keyword in keywords)

@@ -1,4 +1,4 @@
-"""Adds known token lists to small data sets: every list can be told from every other."""
+"""Adds known token lists to small data sets: every list differs from every other."""
 
 import json
 from collections.abc import Sequence

@@ -97,10 +97,10 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _figure(ratio: float | None) -> str:
-    """A count as it is, a ratio with two digits and the range of its turns."""
+    """A count as it is, a ratio with two digits and the range of its rounds."""
     if ratio is None:
         return ""
     if isinstance(ratio, int):
         return f"{ratio:,}"
-    turns = ratio.turns if isinstance(ratio, Timings) else ()
-    return f"{ratio:.2f}" + (f" ({min(turns):.2f}-{max(turns):.2f})" if len(turns) > 1 else "")
+    rounds = ratio.rounds if isinstance(ratio, Timings) else ()
+    return f"{ratio:.2f}" + (f" ({min(rounds):.2f}-{max(rounds):.2f})" if len(rounds) > 1 else "")

@@ -70,7 +70,9 @@ def _config(kind: str) -> RankingLoss:
 
 def _ragged(kind: str) -> Loss:
     config = _config(kind)
-    return lambda scores_N, labels_N, offsets_Q1: config.of(Scored(scores_N, labels_N, offsets_Q1, None, _generator()))
+    return lambda scores_N, labels_N, offsets_Q1: config.losses(
+        Scored(scores_N, labels_N, offsets_Q1, None, _generator())
+    )
 
 
 def _time(kind: str, peer: _Peer | None, groups: int) -> Row:
@@ -117,7 +119,7 @@ def _against_lightgbm() -> list[Row]:
         squared = _booster("regression", scores_N, labels_N, offsets_Q1)
         work = _work(loss, scores_N, labels_N, offsets_Q1)
         seconds, round_seconds, other_seconds = cpu_seconds(work, lambdarank.update, squared.update, repeats=15)
-        peer_seconds = Timings([a - b for a, b in zip(round_seconds.turns, other_seconds.turns, strict=True)])
+        peer_seconds = Timings([a - b for a, b in zip(round_seconds.rounds, other_seconds.rounds, strict=True)])
         row = Row(
             name=f"LambdaRank, {pairs}: documents per CPU second, ours / LightGBM's objective",
             ratio=peer_seconds / seconds,
@@ -267,8 +269,8 @@ def _list_mle(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
     labels_QL, order_QL = labels_QL.masked_fill(~mask_QL, torch.inf).sort()
     scores_QL = scores_QL.gather(1, order_QL)
     lower_QL = torch.searchsorted(labels_QL, labels_QL)
-    rivals_QL = scores_QL.logcumsumexp(1).gather(1, (lower_QL - 1).clamp(min=0))
-    return torch.where(mask_QL & (lower_QL > 0), -F.logsigmoid(scores_QL - rivals_QL), 0.0).sum(1)
+    lower_scores_QL = scores_QL.logcumsumexp(1).gather(1, (lower_QL - 1).clamp(min=0))
+    return torch.where(mask_QL & (lower_QL > 0), -F.logsigmoid(scores_QL - lower_scores_QL), 0.0).sum(1)
 
 
 PEERS = {

@@ -312,7 +312,7 @@ def on_paper() -> Selection:
     features = tuple(Feature(name=f"f{i}") for i in range(12))
     documents = np.random.default_rng(0).integers(3_000, 5_401, ON_PAPER).tolist()
     source = FileSource("s3://logs/news", "0" * 64, 1 << 28)
-    row_groups = RowGroups.of(
+    row_groups = RowGroups.from_iterable(
         RowGroup(
             f"s3://logs/news/part-{i // 32:05d}.parquet", i % 32, "all", 350, n, 4, 0, 4 * i, None, source, features
         )

@@ -95,7 +95,7 @@ def measure(cls: type[Metric], groups: int = GROUPS) -> Row:
     offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(groups, seed=0)))
     n = int(offsets_Q1[-1])
     lists = torch.randperm(n, generator=generator).double(), torch.randint(0, 5, (n,), generator=generator), offsets_Q1
-    seconds, peer_seconds = cpu_seconds(lambda: metric.of(*lists), lambda: peer.of(*lists))
+    seconds, peer_seconds = cpu_seconds(lambda: metric.values(*lists), lambda: peer.values(*lists))
     return Row(
         name=f"{metric.name} of {groups:,} groups: documents per CPU second, ours / our NDCG@10",
         ratio=peer_seconds / seconds,

@@ -118,7 +118,7 @@ def bench_cost() -> list[Row]:
         write_groups(data)
         for setting in SETTINGS:
             rows += _checked(setting, data, folder)
-    return [*rows, *_of_64_gpus()]
+    return [*rows, *_rows_for_64_gpus()]
 
 
 def _checked(setting: Setting, data: str, folder: Path) -> list[Row]:
@@ -270,7 +270,7 @@ _ROW_GROUP_BYTES = 8 << 20
 _EPOCHS = (1, 10)
 
 
-def of_h200s() -> tuple[Workload, str]:
+def h200_workload() -> tuple[Workload, str]:
     """An epoch of SimCLR-Rank over 35 million lists on H200s, and what bounds the computation of a step."""
     groups = lists(_STEP // _LENGTH, _LENGTH)
     rate, bound = count(steps()["method simclr_rank"], groups).rate(next(gpu for gpu in GPUS if gpu.name == "H200"))
@@ -306,9 +306,9 @@ def _decode_s_a_byte() -> float:
     return seconds / (4.0 * (N_FEATURES + 1) * selection.n_documents)
 
 
-def _of_64_gpus() -> list[Row]:
+def _rows_for_64_gpus() -> list[Row]:
     """One epoch and ten, as the model predicts them."""
-    work, bound = of_h200s()
+    work, bound = h200_workload()
     of_step, steps_of_epoch = step(work, _GPUS, ETHERNET, S3, CLUSTER), work.steps(_GPUS)
     wholes = {n: run_s(work, _GPUS, ETHERNET, S3, CLUSTER, epochs=n) for n in _EPOCHS}
     epoch = epoch_s(work, _GPUS, ETHERNET, S3, CLUSTER)

@@ -28,9 +28,9 @@ from ltrscale.data.dataset.selection import scored_row_groups, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.parts import PartT
+from ltrscale.evaluation.measure.measuring import Measuring
 from ltrscale.evaluation.measure.metrics import values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.parts import Measuring
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.ingest.additions import with_addition

@@ -204,8 +204,8 @@ def table_rows(rows: int, repeats: int = 5) -> list[Row]:
         ratio=host_s / dense_s,
         goal=0.5,
         at_least=False,
-        ours=f"{1000 * min(host_s.turns):.0f} CPU-ms",
-        peer=f"{1000 * min(dense_s.turns):.0f} CPU-ms",
+        ours=f"{1000 * min(host_s.rounds):.0f} CPU-ms",
+        peer=f"{1000 * min(dense_s.rounds):.0f} CPU-ms",
         note=note,
     )
     sent_row = Row(

@@ -287,7 +287,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             values = []
             for groups in iterate(selection, docs_per_batch=_SCORED_AT_ONCE):
                 assert groups.labels_N is not None
-                values.append(metric.of(scorer(groups), groups.labels_N, groups.offsets_Q1))
+                values.append(metric.values(scorer(groups), groups.labels_N, groups.offsets_Q1))
         return float(torch.cat(values).nanmean())
 
     @as_value_errors

@@ -32,14 +32,14 @@ def explained(
     """
     selection = with_tokens_of(select(split, labelled=False), [bundle])
     names = open_dataset(split.data[0]).manifest.names_of_categories
-    reasoner = Reasoner.of({bundle.url: bundle}, selection.features, names, device=choose_device("auto"))
+    reasoner = Reasoner.from_bundles({bundle.url: bundle}, selection.features, names, device=choose_device("auto"))
     found: list[Explanation] = []
     for part in read_named(selection):
         ids = part.ids.drop(["doc_ids"]).append_column(
             "doc_ids", pa.array([[items[int(row)] for row in of_list.as_py()] for of_list in part.ids["doc_ids"]])
         )
         if rows is None:
-            found += reasoner.of_firsts(part.groups, ids, depth)
+            found += reasoner.explain_firsts(part.groups, ids, depth)
         elif (places := _places(part, rows)) is not None:
             found += reasoner.explain(part.groups, ids, [(places[0], places[1:])])
     if rows is not None and not found:

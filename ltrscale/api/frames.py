@@ -33,7 +33,7 @@ from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of
-from ltrscale.ingest.structure import of_table
+from ltrscale.ingest.structure import table_structure
 from ltrscale.progress import log
 from ltrscale.stages.tracking import untracked
 
@@ -96,7 +96,7 @@ def _arrow(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
     if _is_pandas(rows) and hasattr(rows, "columns"):  # its Arrow stream would have the index as a column
-        return _of_pandas(rows)
+        return _from_pandas(rows)
     if type(rows).__module__.partition(".")[0] == "polars" and hasattr(rows, "columns"):
         polars = sys.modules["polars"]  # Arrow has no 128-bit integers
         rows = rows.cast({polars.Int128: polars.Decimal(38, 0)}, strict=False)
@@ -113,7 +113,7 @@ def _is_pandas(rows: Any) -> bool:
     return type(rows).__module__.partition(".")[0] == "pandas"
 
 
-def _of_pandas(rows: Any) -> pa.Table:
+def _from_pandas(rows: Any) -> pa.Table:
     """A data frame as a table: sparse columns become dense, complex numbers are left out."""
     kinds = dict(enumerate(rows.dtypes))
     changed = {i: np.float64 for i, kind in kinds.items() if kind == np.longdouble}
@@ -243,7 +243,9 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
         if field.name not in used and not (prefixes and field.name.startswith(prefixes))
     }
     first = table.slice(0, _FIRST_ROWS)
-    log_columns, seen = (columns_of(first, table.schema, Dialect()), of_table(first)) if len(table) else ([], None)
+    log_columns, seen = (
+        (columns_of(first, table.schema, Dialect()), table_structure(first)) if len(table) else ([], None)
+    )
     for each in log_columns:
         if not each.distinct and not each.missing and not each.size:  # bytes that are not text
             free.pop(each.name, None)

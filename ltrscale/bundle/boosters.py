@@ -221,11 +221,11 @@ def _mean_of(
             boosters.append((booster, _vocabularies(categorical, functions.codes(booster))))
 
     def mean(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        def of_models() -> NDArray[np.float64]:
+        def mean_answer() -> NDArray[np.float64]:
             answers = (ask(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters)
             return np.asarray(sum(np.asarray(answer, np.float64) for answer in answers) / len(boosters))
 
-        return of_models() if len(columns_NG) <= _SHORT else interruptibly(of_models)
+        return mean_answer() if len(columns_NG) <= _SHORT else interruptibly(mean_answer)
 
     return mean
 

@@ -247,7 +247,7 @@ class FeatureReference(Strict):
     missing: float
     """Share of the documents without a value, or with `fill`."""
     fill: float | None = None
-    """The number that stands for a missing value where these are filled; rows no longer tell the two apart."""
+    """The number that stands for a missing value where these are filled; rows no longer distinguish the two."""
     quantiles: tuple[float, ...] = ()
     """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
     value."""
@@ -265,12 +265,14 @@ class Reference(Strict):
     features: tuple[FeatureReference, ...]
 
     @classmethod
-    def of(cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None) -> Self:
+    def from_groups(
+        cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None
+    ) -> Self:
         """The reference made of these groups; `fills` are the numbers that stand for missing values, by feature.
 
         Example:
             >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))
-            >>> (price,) = Reference.of(groups, [Feature(name="price")]).features
+            >>> (price,) = Reference.from_groups(groups, [Feature(name="price")]).features
             >>> price.missing, price.quantiles
             (0.25, (1.0, 1.0, 2.0, 5.0, 5.0))
         """
@@ -304,7 +306,9 @@ def reference_of(selection: Selection) -> Reference:
     if reference is None:
         groups = sample_of(selection)
         reference = (
-            Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
+            Reference(lists=0, features=())
+            if groups is None
+            else Reference.from_groups(groups, selection.features, fills)
         )
     _references[key] = reference
     for oldest in list(_references)[:-_REFERENCES]:
@@ -345,7 +349,7 @@ class RecordedSplits(Strict, extra="ignore"):
 
 
 class Provenance(Strict, extra="ignore"):
-    """The part of a manifest's `made_by` that tells which data a bundle has seen."""
+    """The part of a manifest's `made_by` that states which data a bundle has seen."""
 
     config: RecordedSplits = RecordedSplits()
     inputs: dict[str, str] = Field(default_factory=dict)

@@ -160,7 +160,7 @@ class Reasoner:
     """The names of categories by their codes, by feature."""
 
     @classmethod
-    def of(
+    def from_bundles(
         cls,
         opened: Mapping[str, Bundle],
         features: Sequence[Feature],
@@ -177,7 +177,7 @@ class Reasoner:
         explainers = [bundle.explainer(Computing(device), features) for bundle in opened.values()]
         return cls(tuple(features), [*scorers.values()], explainers, names)
 
-    def of_firsts(self, groups: QueryGroups, ids: pa.Table, depth: int) -> list[Explanation]:
+    def explain_firsts(self, groups: QueryGroups, ids: pa.Table, depth: int) -> list[Explanation]:
         """Why the first document of each list stands above those of ranks 2 to `depth`; none for a list of one."""
         scores_N = torch.stack([score(groups).double() for score in self.scorers]).mean(0)
         chosen = []

@@ -55,7 +55,7 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
         raise ValueError("tree_sizes are not those of its trees")
     for i, block in enumerate(blocks):
         first, _, lines = block.partition("\n")
-        _of_tree(i, _check_lightgbm_tree, first == str(i), lines, n_columns)
+        _check_tree(i, _check_lightgbm_tree, first == str(i), lines, n_columns)
 
 
 def _check_lightgbm_tree(in_place: bool, text: str, n_columns: int) -> None:
@@ -143,7 +143,7 @@ def check_xgboost(model: bytes, n_columns: int) -> None:
     if len(learner.get("feature_types") or "") not in (0, n_columns):
         raise ValueError(f"feature_types are not {n_columns}")
     for i, tree in enumerate(trees):
-        _of_tree(i, _check_xgboost_tree, i, tree, n_columns)
+        _check_tree(i, _check_xgboost_tree, i, tree, n_columns)
 
 
 def _check_xgboost_tree(number: int, tree: Any, n_columns: int) -> None:
@@ -247,7 +247,7 @@ def _reached(left: Sequence[int], right: Sequence[int]) -> int:
     return sum(reached)
 
 
-def _of_tree(number: int, check: Any, *arguments: Any) -> None:
+def _check_tree(number: int, check: Any, *arguments: Any) -> None:
     try:
         check(*arguments)
     except ValueError as error:

@@ -185,7 +185,7 @@ class _Reader:
         usable_Q = np.logical_and.reduce(list(valid.values()))
         groups, in_log = len(table), id(row_group) in self.of_log
         table = table.filter(pa.array(usable_Q))
-        lists = _Lists.of(table, row_group, self.settings.depth)
+        lists = _Lists.from_table(table, row_group, self.settings.depth)
         low_N = lists.positions_N < 1
         if low_N.any():
             name = table.column("query_id")[int(lists.group_N[low_N.argmax()])].as_py()
@@ -249,7 +249,7 @@ class _Lists:
     doubled_Q: Bools
 
     @staticmethod
-    def of(table: pa.Table, row_group: RowGroup, depth: int) -> "_Lists":
+    def from_table(table: pa.Table, row_group: RowGroup, depth: int) -> "_Lists":
         lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
         columns = {}
         for name in (*NEEDED, "labels", "relevance"):

@@ -107,7 +107,7 @@ def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> t
     """The period of each instant, and the rows whose time stamp is missing or cannot be read.
 
     Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit that puts
-    them below 10**11 seconds; so seconds and milliseconds can be told apart from March 1973 on. A number that spells
+    them below 10**11 seconds; so seconds and milliseconds can be distinguished from March 1973 on. A number that spells
     a day (see `is_day_number`) is read only by the format `%Y%m%d`.
 
     Example:

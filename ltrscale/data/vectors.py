@@ -34,7 +34,7 @@ class Vectors:
 
     Example:
         >>> found = Vectors(pa.array([[1.0, 2.0], None, [3.0]]))
-        >>> found.lengths_N.tolist(), found.of_length(2).tolist()
+        >>> found.lengths_N.tolist(), found.rows_of_length(2).tolist()
         ([2, -1, 1], [[1.0, 2.0], [nan, nan], [nan, nan]])
     """
 
@@ -56,7 +56,7 @@ class Vectors:
         broken_N[np.searchsorted(self._starts_N, places, side="right") - 1] = True  # the last row that begins there
         return broken_N
 
-    def of_length(self, size: int) -> NDArray[np.float32]:
+    def rows_of_length(self, size: int) -> NDArray[np.float32]:
         """The vectors of this length as rows [N, D], NaN in all other rows."""
         has_N = self.lengths_N == size
         if has_N.all():

@@ -140,7 +140,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:
     """The original groups, with all columns of the new data set."""
-    with progress(label, dataset.manifest.files.of_periods(periods).counts().documents) as advance:
+    with progress(label, dataset.manifest.files.in_periods(periods).counts().documents) as advance:
         for block in read_groups(dataset, periods=periods):
             missing_N = np.full(block.n_documents, np.nan, np.float32)
             first = {"relevance": block.columns_N["labels"]}

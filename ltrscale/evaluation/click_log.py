@@ -214,7 +214,7 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         "SDBN": partial(DynamicBayesian.simplified, smoothing=_SMOOTHING),
         "DBN": partial(DynamicBayesian.fit, smoothing=_SMOOTHING),
     }
-    judge = _Judge.of(read, fitted, job.ndcg_at) if read.labels else None
+    judge = _Judge.from_log(read, fitted, job.ndcg_at) if read.labels else None
     results = []
     if judge:
         cells = count(fitted)
@@ -254,7 +254,7 @@ class _Judge:
     at: int
 
     @staticmethod
-    def of(read: ClickLog, fitted: Sessions, at: int) -> "_Judge":
+    def from_log(read: ClickLog, fitted: Sessions, at: int) -> "_Judge":
         query_D = np.full(fitted.pairs, -1)
         rows, columns = np.nonzero(fitted.shown_SP)
         query_D[fitted.pairs_SP[rows, columns]] = fitted.queries_S[rows]
@@ -267,4 +267,6 @@ class _Judge:
     def ndcg(self, order_D: Doubles) -> Difference:
         """NDCG of the expert labels in this order, over the queries that have a relevant document."""
         scores_N = torch.from_numpy(order_D[self.pairs_N])
-        return Difference.of(metric_named(f"ndcg@{self.at}").of(scores_N, self.labels_N, self.offsets_Q1).numpy())
+        return Difference.from_values(
+            metric_named(f"ndcg@{self.at}").values(scores_N, self.labels_N, self.offsets_Q1).numpy()
+        )

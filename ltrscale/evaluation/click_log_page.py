@@ -73,7 +73,7 @@ class Trust(Strict):
     """Whether clicks on poor documents fall faster with the position than clicks on good ones."""
 
     judged_by: str
-    """What tells good from poor: a column of expert labels, or `clicks` of half of the sessions."""
+    """What separates good documents from poor ones: a column of expert labels, or `clicks` of half of the sessions."""
     harvested: bool
     """Whether both curves are harvested; otherwise they are click ratios, which mix order and examination."""
     good: int
@@ -83,7 +83,7 @@ class Trust(Strict):
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """The verdict of the interval."""
         if self.slope.low is None or self.slope.high is None:
             return "cannot judge: too few clicks on one of both kinds of documents"
         if self.slope.high < 0:
@@ -127,7 +127,7 @@ class UnderstoodLog(Findings):
     links: Links
     propensities: Propensities
     trust: Trust | None
-    """None where neither labels nor overlapping positions tell good documents from poor ones."""
+    """None where neither labels nor overlapping positions separate good documents from poor ones."""
     models: tuple[ModelResult, ...]
 
     @property
@@ -185,7 +185,7 @@ def _by_position(findings: UnderstoodLog) -> Table:
         }
         for p in _places(findings)
     ]
-    return Table.of(rows, "Clicks, exposure and propensities", form=".3f")
+    return Table.from_rows(rows, "Clicks, exposure and propensities", form=".3f")
 
 
 def _model_table(findings: UnderstoodLog) -> Table:
@@ -200,7 +200,7 @@ def _model_table(findings: UnderstoodLog) -> Table:
         }
         for model in findings.models
     ]
-    return Table.of(rows, "Click models")
+    return Table.from_rows(rows, "Click models")
 
 
 def document(findings: UnderstoodLog) -> Document:
@@ -239,13 +239,13 @@ def _about_log(findings: UnderstoodLog) -> str:
 
 def _overlap(findings: UnderstoodLog) -> Iterator[Block]:
     links, places = findings.links, _places(findings)
-    connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
+    connected = "connected: propensities can be separated from relevance" if links.connected else "not connected"
     yield Text(
         f"Of {links.pairs:,} documents of a query, {links.several:,} ({links.several / max(links.pairs, 1):.1%}) were "
         f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "
         f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them."
     )
-    yield Table.of(
+    yield Table.from_rows(
         [
             {"position": f"{p + 1}", **{f"{q + 1}": links.links[p][q] if p != q else None for q in places}}
             for p in places

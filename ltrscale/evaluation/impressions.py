@@ -316,7 +316,7 @@ def lift(credit_2Q: Doubles) -> Difference:
     if not level_Q.any():
         return Difference(mean=None, low=None, high=None, p=None)
     ratio = difference_Q.sum() / level_Q.sum()
-    return Difference.of(ratio + (difference_Q - ratio * level_Q) / level_Q.mean())
+    return Difference.from_values(ratio + (difference_Q - ratio * level_Q) / level_Q.mean())
 
 
 def impressions_needed(mean: float, variance: float, *, power: float) -> float | None:

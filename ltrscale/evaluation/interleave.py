@@ -33,7 +33,7 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
-from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.crossed import Difference
@@ -219,7 +219,7 @@ def _simulated(job: InterleaveJob) -> _Measured:
             assert groups.ids_Q is not None
             scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
             outcome = simulate(_ranked_groups(groups, scores, job, top), job.pairs, traffic)
-            values_QR = torch.stack([metric.of(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
+            values_QR = torch.stack([metric.values(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
             documents += groups.n_documents
             advance(groups.n_documents)
@@ -260,7 +260,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
             method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, _POWER, separate=method == METHODS[-1])
             for m, method in enumerate(METHODS)
         }
-        metric = Difference.of(measured.metric_QR[:, one] - measured.metric_QR[:, other])
+        metric = Difference.from_values(measured.metric_QR[:, one] - measured.metric_QR[:, other])
         pairs.append(RankerPair(one=names[one], other=names[other], metric=metric, methods=methods))
     offline = [pair.metric for pair in pairs]
     defined_QR = measured.metric_QR[~np.isnan(measured.metric_QR[:, 0])]
@@ -321,7 +321,7 @@ def document(result: Interleaved) -> Document:
             f"documents, {result.impressions:,} impressions for each pair and method. {label} is defined in "
             f"{result.defined:,} of the groups."
         ),
-        Table.of(
+        Table.from_rows(
             [{"ranker": name, label: result.means.get(name), "from": url} for name, url in result.rankers.items()]
         ),
         _table_of_pairs(result),
@@ -339,14 +339,14 @@ def document(result: Interleaved) -> Document:
         for method, a in result.agreement.items()
     ]
     sections = (
-        Section(f"Agreement of {label} with the lift", [Table.of(agreements)]),
+        Section(f"Agreement of {label} with the lift", [Table.from_rows(agreements)]),
         Section("How to read the tables", [Points(list(_explanations(result)))]),
     )
     return Document("Interleaving", opening, sections)
 
 
 def _table_of_pairs(result: Interleaved) -> Table:
-    return Table.of(
+    return Table.from_rows(
         [
             {
                 "pair": f"{pair.one} - {pair.other}",

@@ -231,12 +231,12 @@ def all_summaries(scopes: Scopes) -> Table:
                 row |= {"std. error": s.std_error, "draws": s.draws, "defined": s.groups, "undefined": s.undefined}
                 best = s.as_one if metric_class(metric).normalised else None
                 rows.append({**row, "with 0": s.as_zero, "with 1": best})
-    return Table.of(rows)
+    return Table.from_rows(rows)
 
 
 def all_comparisons(scopes: Scopes) -> Table:
     """A row for each metric of each method, except the baseline."""
-    return Table.of(
+    return Table.from_rows(
         [
             {
                 "groups": groups,

@@ -178,12 +178,12 @@ class PipelineConfig(Config):
                 return
             for fold in self.folds:
                 log.info("fold %s", fold)
-                self.of_fold(fold).run()
+                self.for_fold(fold).run()
             summaries = [self._summarised(column) for column in self.evaluate_on]
         for out in summaries:
             print_report(out, document(Crossval.read(out)))
 
-    def of_fold(self, fold: str) -> "PipelineConfig":
+    def for_fold(self, fold: str) -> "PipelineConfig":
         """The pipeline of one fold."""
         values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
         return validate(PipelineConfig, {**values, "out": join(self.out, fold)}, f"fold {fold}")
@@ -276,7 +276,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
         log.info("splits.test is left out: nothing is evaluated")
     else:
         for column in config.evaluate_on:
-            tested = SplitsWithTest.of(splits.replace(test={**splits.test.model_dump(), "labels": column}))
+            tested = SplitsWithTest.from_splits(splits.replace(test={**splits.test.model_dump(), "labels": column}))
             evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
             EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
     if config.refit is not None:

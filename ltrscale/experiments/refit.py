@@ -55,7 +55,7 @@ class _Learned(NamedTuple):
     start: str | None
 
     @classmethod
-    def of(cls, url: str) -> Self:
+    def read(cls, url: str) -> Self:
         """Read a bundle's record; an `InputError` if it has several models or is from another kind of job."""
         opened = bundle.load(url)
         origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
@@ -95,19 +95,19 @@ class RefitJob(TrainingStage):
 
     def identity(self) -> Settings:
         """Settings and periods of the bundle, and the further periods."""
-        learned = _Learned.of(self.bundle)
+        learned = _Learned.read(self.bundle)
         return with_splits(learned.settings, learned.train, self._rest(learned))
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, of the bundle, and of the bundle that it started from."""
-        learned = _Learned.of(self.bundle)
+        learned = _Learned.read(self.bundle)
         bundles = [self.bundle, *([learned.start] if learned.start else [])]
         weights = weights_of(learned.settings) if isinstance(learned.settings, InContextConfig) else {}
         return dataset_hashes([learned.train, self._rest(learned)]) | bundle_hashes(bundles) | weights
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle."""
-        learned = _Learned.of(self.bundle)
+        learned = _Learned.read(self.bundle)
         splits = Splits(train=learned.train, validation=self._rest(learned))
         match learned.settings:
             case FinetuneConfig() as settings:

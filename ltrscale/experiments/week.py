@@ -98,7 +98,7 @@ def check_new(
         raise InputError(
             f"{new.url}: {data} has {in_few_words(present)} already, and a period is not replaced; {remedy}"
         )
-    if not new.manifest.files.of_periods(periods[-1:]).counts().labelled:
+    if not new.manifest.files.in_periods(periods[-1:]).counts().labelled:
         raise InputError(
             f"{new.url}: {periods[-1]} has no labels, by which models are judged; run this again once it has some"
         )

@@ -31,7 +31,7 @@ from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, Eva
 from ltrscale.evaluation.weeks.decay import measured_weeks
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.verdict import Bounds, of_drift
+from ltrscale.evaluation.weeks.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
 from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
@@ -101,7 +101,7 @@ class WeeklyJob(Config):
     """Read and measure in parallel on a Ray cluster; the results are the same."""
 
     @cached_property
-    def of(self) -> PipelineConfig:
+    def pipeline_config(self) -> PipelineConfig:
         """The pipeline; an `InputError` if it lacks the method, or changes the data set before training."""
         config = load(PipelineConfig, self.pipeline)
         if self.method not in config.methods:
@@ -119,18 +119,18 @@ class WeeklyJob(Config):
     @property
     def data(self) -> str:
         """The data set to extend."""
-        return self.of.data or join(self.of.out, "data")
+        return self.pipeline_config.data or join(self.pipeline_config.out, "data")
 
     @property
     def settings(self) -> str:
         """Hash of all that determines a week's outcome, besides its rows and the model in service."""
-        of_pipeline = self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
+        of_pipeline = self.pipeline_config.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
         return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), of_pipeline])
 
     @property
     def evaluate(self) -> EvaluateSettings:
         """The pipeline's settings without its baseline; the model in service is the baseline."""
-        return EvaluateSettings.model_validate({**self.of.evaluate.model_dump(), "baseline": None})
+        return EvaluateSettings.model_validate({**self.pipeline_config.evaluate.model_dump(), "baseline": None})
 
     def reading(self, *, add: bool) -> PrepareConfig:
         """The `prepare` settings that made the data set, applied to the new rows."""
@@ -152,7 +152,9 @@ class WeeklyJob(Config):
         """The splits with the existing periods, by name."""
         splits = self.splits.on(self.data)
         by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
-        return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in by_name.items()}))
+        return SplitsWithTest.from_splits(
+            splits.replace(**{name: split.model_dump() for name, split in by_name.items()})
+        )
 
     def run(self) -> None:
         """Do the remaining work of a week; with `dry_run` only print it.
@@ -169,7 +171,7 @@ class WeeklyJob(Config):
                 now = take_back(self.out, self.registry)
                 log.info("weekly: %s of %s is in service again (export: %s)", now.bundle, now.period, now.export)
             return
-        with recorded(self.out, self, "weekly"), cluster_for(self.of.workers):
+        with recorded(self.out, self, "weekly"), cluster_for(self.pipeline_config.workers):
             week = _run(self)
             forget(self.out)
         if week.outcome == "refused":
@@ -181,7 +183,7 @@ def _run(job: WeeklyJob) -> Week:
         in_service.check()
     new = _arrived(job)
     earlier = Week.read(job.out, new.manifest.periods[-1])
-    content = new.manifest.hash_of(_of_week(job, new))
+    content = new.manifest.hash_of(_new_periods(job, new))
     if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
         earlier = _begin_week(job, new, content, earlier)
     elif earlier.outcome != "under way":
@@ -215,14 +217,14 @@ def _arrived(job: WeeklyJob) -> Dataset:
     return open_dataset(out)
 
 
-def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
+def _new_periods(job: WeeklyJob, new: Dataset) -> list[str]:
     """The new periods; the last one, if `new` is the whole data set."""
     return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
 
 
 def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
     """Start a week, and record its periods and the model in service."""
-    periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
+    periods, all_periods = _new_periods(job, new), open_dataset(job.data).manifest.periods
     is_begun = earlier is not None and earlier.content == content
     check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
     before = [period for period in all_periods if period not in periods]
@@ -276,9 +278,11 @@ def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
 
 def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
     """Train the method with the first seed of the pipeline; returns the bundle."""
-    seed = job.of.seeds[0]
+    seed = job.pipeline_config.seeds[0]
     with one_view():
-        return SeedRun(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
+        return SeedRun(
+            job.pipeline_config.methods, splits.drawn(seed), seed, job.pipeline_config.workers, folder
+        ).model(job.method)
 
 
 def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
@@ -309,7 +313,7 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         raise InputError(f"{bundle}: another run has replaced it while it was judged; run the same command again")
     if job.refit:
         final = join(folder, week.candidate, "final")
-        RefitJob(out=final, bundle=bundle, also=week.splits.test, workers=job.of.workers).run()
+        RefitJob(out=final, bundle=bundle, also=week.splits.test, workers=job.pipeline_config.workers).run()
         bundle = final
     return week.replace(outcome="in service", bundle=_serve(job, week, bundle))
 
@@ -330,12 +334,12 @@ def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
 
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     """The bounds on drift that the new periods break, as seen by the model in service."""
-    test = week.splits.test.replace(data=new.url, periods=_of_week(job, new))
+    test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
     splits = week.before.replace(test=test.model_dump())
     settings = {**job.evaluate.model_dump(), "slice_by": ("period",), "slices": {}}
     config = EvaluateConfig(**settings, models={PRODUCTION: (week.production,)}, splits=splits)
     _, decay = measured_weeks(out, config, job.drift, ray=job.ray)
-    return [check.reason for check in of_drift(decay.drift, job.bounds, PRODUCTION) if not check.holds]
+    return [check.reason for check in drift_checks(decay.drift, job.bounds, PRODUCTION) if not check.holds]
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:

@@ -178,7 +178,9 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
 
 def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
     """The manifest of the files of both, with `made_by` and the files of query ids from `new`."""
-    stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
+    stats, added = (
+        FeatureStats.from_summaries(part.summaries, part.counts().documents, part.grouped) for part in (before, new)
+    )
     stats.merge(added)
     # None where either data set has too many texts to record
     texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
@@ -206,6 +208,6 @@ def _label_counts(old: Manifest, new: Manifest) -> dict[str, int]:
     """The summed counts by label; empty if either data set has too many labels to count."""
     if any(part.counts().labelled and not part.label_counts for part in (old, new)):
         return {}
-    labels = LabelCounts.of(old.label_counts)
-    labels.merge(LabelCounts.of(new.label_counts))
+    labels = LabelCounts.from_counts(old.label_counts)
+    labels.merge(LabelCounts.from_counts(new.label_counts))
     return labels.counts()

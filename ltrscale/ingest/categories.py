@@ -75,8 +75,8 @@ class CategoryEncoder:
         new = np.ones(len(values), dtype=bool)
         inside = places < len(self.known)
         new[inside] = self.known[places[inside]] != values[inside]
-        room = _MOST_VALUES - len(self.known)
-        fresh = np.flatnonzero(new)[:room]
+        remaining = _MOST_VALUES - len(self.known)
+        fresh = np.flatnonzero(new)[:remaining]
         if len(fresh):
             codes = np.unique(values[fresh] >> _SHIFT)
             pairs_before = self._pairs(codes)

@@ -1,6 +1,6 @@
 """The evidence for and against the roles of a log's columns: one table of points and reasons.
 
-Points are coarse, since they only have to tell the columns of one log apart: a name is worth at most five, and clear
+Points are coarse, since they only have to separate the columns of one log: a name is worth at most five, and clear
 structure outweighs it.
 
 User actions are 0 for most rows of a list, differ between lists for the same item, and are rarer further down the list.
@@ -51,8 +51,8 @@ class Candidate:
     @property
     def by_chance(self) -> bool:
         """True if, as an item, it comes again within lists as often as a property of items would."""
-        told = self.column.like(names.THING) and any(each.startswith("decides") for each in self.reasons)
-        return not told and any(each.endswith("as by chance") for each in self.reasons)
+        is_named = self.column.like(names.THING) and any(each.startswith("decides") for each in self.reasons)
+        return not is_named and any(each.endswith("as by chance") for each in self.reasons)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Look:
         return f"{self.hours:.1g} h" if self.hours < 48 else f"{self.hours / 24:,.0f} days"
 
     @property
-    def of_item(self) -> bool:
+    def decided_by_item(self) -> bool:
         item, seen = self.beside.item, self.beside.seen
         return item is not None and item.name in seen and seen.decides(item.name, self.column.name)
 
@@ -192,7 +192,7 @@ class _Look:
     def is_own(self) -> bool:
         """True if it is a property of the item."""
         same = same_for_item(self.above_N, self.beside.seen, self.beside.item)
-        return same or (not self.column.numeric and self.of_item)
+        return same or (not self.column.numeric and self.decided_by_item)
 
     @cached_property
     def wordy(self) -> bool:
@@ -349,7 +349,7 @@ _TABLE: Mapping[str, tuple[_Evidence | list[_Evidence], ...]] = {
             _e(1.0, "{c.span} apart within a list", lambda c: c.hours <= 24),
             _else(-2.0, "{c.span} apart within a list"),
         ],
-        _e(-4.0, "{c.beside.item.name} decides it", lambda c: c.of_item),
+        _e(-4.0, "{c.beside.item.name} decides it", lambda c: c.decided_by_item),
         _e(-1.0, "{0:.0f} years long", lambda c: c.column.days / 365 if c.column.days > 3 * 365 else None),
         _e(0.0, "{0:.2%} of the rows have a bad one", lambda c: c.column.bad, -5.0),
     ),

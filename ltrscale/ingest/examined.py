@@ -59,7 +59,7 @@ def resolve_features(
 
 def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
     """The columns of a file, plus the optional ones that it lacks."""
-    for name in mapping.of_optional(schema):
+    for name in mapping.missing_optional(schema):
         numeric = name in mapping.features and name not in mapping.categorical
         kind = pa.list_(pa.float32()) if name in mapping.vectors else pa.float32() if numeric else pa.string()
         schema = schema.append(pa.field(name, kind))

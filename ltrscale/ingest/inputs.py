@@ -215,13 +215,13 @@ def cut_units(
     if sort:
         runs = [[i for i, f in enumerate(files) if f.period == p] for p in dict.fromkeys(f.period for f in files)]
     else:
-        room = 0.0
+        remaining = 0.0
         for i, size in enumerate(sizes):
-            if not i or files[i].period != files[i - 1].period or size > room:
+            if not i or files[i].period != files[i - 1].period or size > remaining:
                 runs.append([])
-                room = unit_bytes
+                remaining = unit_bytes
             runs[-1].append(i)
-            room -= size
+            remaining -= size
     return [Unit(k, tuple(files[i] for i in run), tuple(sizes[i] for i in run)) for k, run in enumerate(runs, first)]
 
 

@@ -134,7 +134,7 @@ class ItemBlocks:
 
     def _joined(self, batch: pa.RecordBatch) -> Examined:
         """The rows with joined columns and missing optional ones; rows without a required key are rejected."""
-        for name in self.mapping.of_optional(batch.schema):
+        for name in self.mapping.missing_optional(batch.schema):
             field = with_optional(pa.schema([]), self.mapping).field(name)
             batch = batch.append_column(name, pa.nulls(len(batch), field.type))
         faults: dict[int, str] = {}

@@ -158,11 +158,11 @@ def infer_format(url: str, *, qid: bool = True, first: int | None = None) -> Row
 
 
 def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBlock]:
-    room = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of very short rows fits in memory too
+    most_bytes = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of short rows fits in memory too
     parts: list[RowBlock] = []
     size = values = rejected = 0
     line = 1
-    for piece, share in read_lines(url, size=min(_PIECE, block_bytes, room)):
+    for piece, share in read_lines(url, size=min(_PIECE, block_bytes, most_bytes)):
         part = parse_lines(piece, url, line, row_format)
         line += int(np.count_nonzero(np.frombuffer(piece, np.uint8) == ord("\n")))  # 4 times as fast as bytes.count
         if len(part) or part.rejected:

@@ -29,7 +29,7 @@ def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, NDArray[np.float
 
 def _vectors(rows: Examined, mapping: ColumnMapping) -> dict[str, NDArray[np.float32]]:
     read = {name: rows.vectors(name, size) for name, size in mapping.vector_columns.items()}
-    tables = {name: read[name].of_length(size) for name, size in mapping.vectors.items() if name in read}
+    tables = {name: read[name].rows_of_length(size) for name, size in mapping.vectors.items() if name in read}
     found = {name: tables[column][:, place] for name, (column, place) in mapping.vector_features().items()}
     for name, (kind, one, other) in mapping.similarity_features().items():
         x, y = read[one], read[other]

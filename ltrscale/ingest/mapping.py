@@ -171,7 +171,7 @@ class ColumnMapping(_Columns):
     @field_validator("fill_periods")
     @classmethod
     def _named_periods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if relative := [each for each in value if Relative.of(each)]:
+        if relative := [each for each in value if Relative.parse(each)]:
             raise ValueError(f"{relative[0]!r} counts periods that are not made yet; name them, or a range A..B")
         return value
 
@@ -252,7 +252,7 @@ class ColumnMapping(_Columns):
         parts = {f"within {name}": name for name in self.within}
         return {use: name for use, name in single.items() if name is not None} | parts | self.side()
 
-    def of_optional(self, schema: pa.Schema) -> list[str]:
+    def missing_optional(self, schema: pa.Schema) -> list[str]:
         """The optional columns that a file lacks."""
         return [name for name in self.optional if name not in schema.names]
 

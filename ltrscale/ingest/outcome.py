@@ -1,7 +1,7 @@
 """What `prepare` checks and reports about the data set that it makes, including leaks.
 
 Leaks are features that may be known only after users have acted, found by looking at each feature alone. No check can
-tell a leak from an honest feature that is as good as the labels, so people have to answer: jobs.prepare and the report
+distinguish a leak from an honest feature as good as the labels, so people have to answer: jobs.prepare and the report
 ask about suspicious features, and the gate refuses until `bounds.expected` has the answer.
 """
 
@@ -24,16 +24,16 @@ from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.markdown import one_line
 from ltrscale.progress import Report, log
-from ltrscale.ranking.alone import SingleFeature, alone
+from ltrscale.ranking.single_feature import SingleFeature, single_features
 
 _DOCUMENTS = 100_000
-"""Documents to look at, in lists with a relevant document; ten times as many labels are read to find them."""
+"""Documents to examine, in lists with a relevant document; ten times as many labels are read to find them."""
 _LONGEST_NAME = 64
 ASK = "is it known when the list is shown?"
 
 
-def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
-    """Look at each feature of a split alone, the best first.
+def examine_features(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
+    """Examine how each feature of a split ranks without the others, the best first.
 
     It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Nothing is
     found if scores serve as labels, because they do not say what users did. `k` is the cut-off of NDCG.
@@ -46,7 +46,7 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
     sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
     groups = _read(spread(sample, documents=_DOCUMENTS))
     assert groups.labels_N is not None
-    features = alone(
+    features = single_features(
         groups.features_NF,
         groups.labels_N,
         groups.offsets_Q1,
@@ -106,7 +106,7 @@ def questions(found: Sequence[SingleFeature]) -> dict[str, str]:
     return texts
 
 
-def of_queries(found: Sequence[SingleFeature]) -> Iterator[str]:
+def query_feature_lines(found: Sequence[SingleFeature]) -> Iterator[str]:
     """One line on the features that are equal within every list, and one on the features that name the query."""
     if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
         yield (
@@ -177,7 +177,7 @@ def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
     """Raise InputError if the counts of a period differ from the expected ones."""
     wrong = []
     for period, expected in expect.items():
-        counts = manifest.files.of_periods([period]).counts()._asdict()
+        counts = manifest.files.in_periods([period]).counts()._asdict()
         expected_by_name = {name: count for name, count in expected if count is not None}
         if any(counts[name] != count for name, count in expected_by_name.items()):
             expected_counts = " and ".join(f"{count:,} {name}" for name, count in expected_by_name.items())
@@ -274,8 +274,8 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
 
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    features = look_alone(Split(data=out))
-    for line in of_queries(features):
+    features = examine_features(Split(data=out))
+    for line in query_feature_lines(features):
         log.info("prepare: %s", line)
     for question in questions(features).values():
         log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)

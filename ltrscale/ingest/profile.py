@@ -258,7 +258,7 @@ def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogC
 
 
 def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Some columns of files; columns of text files stay text, since float32 cannot tell long ids apart.
+    """Some columns of files; columns of text files stay text, since float32 cannot distinguish long ids.
 
     Raises:
         InputError: a file lacks all of them.

@@ -100,7 +100,7 @@ def _keys(columns: Sequence[LogColumn]) -> list[LogColumn]:
 
 
 def _shown_by(columns: Sequence[LogColumn], beside: Beside) -> Beside:
-    """The columns that tell a query's id from others: times, counters and the likeliest items."""
+    """The columns that distinguish a query's id from others: times, counters and the likeliest items."""
     clocks = [column for column in columns if column.is_time]
     clocks = [c for c in clocks if c.like(names.EVENT_TIME) or not c.like(names.ITEM_TIME)] or clocks
     keys = [each for each in _keys(columns) if not (each.numeric and each.like(names.POSITION))]
@@ -154,7 +154,7 @@ def _above(columns: Sequence[LogColumn], beside: Beside) -> dict[str, NDArray[np
 def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, ...]:
     """The time column that, with a recurring `column` such as the customer, makes the query's id; or none.
 
-    A customer's rows stand together on each day: there is a list for each run, and the day tells the runs apart.
+    A customer's rows stand together on each day: there is a list for each run, and the day separates the runs.
     """
     lists = seen.lists(column.name)
     if lists.runs < 1.2 * lists.distinct or lists.together < 0.3:

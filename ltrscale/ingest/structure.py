@@ -19,8 +19,8 @@ from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, witho
 ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
-_TELLING = 10
-"""The fewest lists that can tell something."""
+_FEWEST_LISTS = 10
+"""Minimum number of lists for a statistic."""
 SAMPLED = 200_000
 """Approximate number of rows sampled from the lists of a key."""
 
@@ -41,7 +41,7 @@ class KeyLists:
     """Runs of equal values, in all rows."""
 
     @classmethod
-    def of(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
+    def from_codes(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
         """The lists of a key, for a sample of about `sample` rows; code -1 means no value."""
         valid_N = codes_N[codes_N >= 0]
         n, lengths_V = len(valid_N), np.bincount(valid_N)
@@ -84,7 +84,7 @@ class KeyLists:
         """Pairs of rows of one list with the same value, and the number expected if values were dealt at random.
 
         Example:
-            >>> lists = KeyLists.of(np.array([0, 0, 1, 1]))
+            >>> lists = KeyLists.from_codes(np.array([0, 0, 1, 1]))
             >>> lists.pairs(np.array([5, 5, 6, 7])), lists.pairs(np.array([5, 6, 5, 6]))
             ((1, 0.3333333333333333), (0, 0.6666666666666666))
         """
@@ -120,7 +120,7 @@ class KeyLists:
         """
         n_Q, having_Q = self._lengths_Q, self.having(true_N)
         some_Q = (n_Q > 1) & (having_Q > 0)
-        return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _TELLING else None
+        return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _FEWEST_LISTS else None
 
     def height(self, places_N: NDArray[np.float64], above_N: NDArray[np.bool_]) -> float:
         """How many deviations further up than the mean place of their lists some rows are, on average."""
@@ -167,7 +167,7 @@ class Structure:
     def lists(self, name: str) -> KeyLists:
         """The lists of a column."""
         if name not in self._lists:
-            self._lists[name] = KeyLists.of(self.codes[name])
+            self._lists[name] = KeyLists.from_codes(self.codes[name])
         return self._lists[name]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
@@ -210,7 +210,7 @@ class Structure:
         return codes_N
 
 
-def of_table(rows: pa.Table) -> Structure:
+def table_structure(rows: pa.Table) -> Structure:
     """The structure of at least one row in memory, without columns of lists and the like."""
     plain = [each.name for each in rows.schema if cols.is_single(each.type)]
     return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)

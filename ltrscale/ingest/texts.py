@@ -321,19 +321,19 @@ class TokenReader:
         if self.encoding is None:
             is_text = cols.is_text(cols.value_type(values.type))
             return {field.column: cols.texts(values)[0] if is_text else pa.nulls(len(values), pa.string())}, {}
-        ids = _of_lists(values) if cols.is_list(values.type) else self._of_texts(cols.texts(values)[0])
+        ids = _list_ids(values) if cols.is_list(values.type) else self._text_ids(cols.texts(values)[0])
         faults = {i: f"{field.name} {fault}" for i, fault in ids.faults.items()}
         if text.missing == "reject":
             faults |= dict.fromkeys(np.flatnonzero(ids.missing_N).tolist(), f"{field.name} has no text")
         faults |= self._outside(field.name, ids)
         return _cut(field, ids), faults
 
-    def _of_texts(self, texts: pa.StringArray) -> "_Ids":
+    def _text_ids(self, texts: pa.StringArray) -> "_Ids":
         """The ids of texts; each distinct text is tokenized once."""
         assert self.encoding is not None
         coded = texts.dictionary_encode()
         if not self.encoding.content:
-            distinct = _of_numbers(coded.dictionary)
+            distinct = _number_ids(coded.dictionary)
         else:
             ids_T, lengths_K = self.encoding(coded.dictionary.to_pylist())
             distinct = _Ids(ids_T, lengths_K, np.zeros(len(lengths_K), bool), {})
@@ -378,7 +378,7 @@ class _Ids:
         return _Ids(self.ids_T[_runs(starts_N, lengths_N)], lengths_N, missing_N, faults)
 
 
-def _of_lists(values: pa.Array) -> _Ids:
+def _list_ids(values: pa.Array) -> _Ids:
     """The ids of lists."""
     flat, lengths_N = values.flatten(), pc.list_value_length(values).fill_null(0).to_numpy().astype(np.int64)
     missing_N = values.is_null().to_numpy(zero_copy_only=False)
@@ -392,7 +392,7 @@ def _of_lists(values: pa.Array) -> _Ids:
     return _Ids(ids_T, lengths_N, missing_N, faults)
 
 
-def _of_numbers(texts: pa.StringArray) -> _Ids:
+def _number_ids(texts: pa.StringArray) -> _Ids:
     """The ids of texts that are numbers separated by white space."""
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts))
     lengths_N = pc.list_value_length(words).fill_null(0).to_numpy().astype(np.int64)

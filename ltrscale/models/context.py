@@ -131,12 +131,12 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
         y_SD = layer(chunks.pad(x_ND), Lists(chunks.shapes, chunks.split(chunks.mask_S)))
         return chunks.ragged([y_SD[None]])
 
-    def of_chunk(x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+    def run_chunk(x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
         m, length = x_MLD.shape[:2]
         y_SD = layer(x_MLD.flatten(0, 1), Lists([(m, length)], [mask_ML]))
         return y_SD.view(m, length, y_SD.shape[1])
 
-    return map_lists(of_chunk, x_ND, offsets_Q1, quadratic=quadratic)
+    return map_lists(run_chunk, x_ND, offsets_Q1, quadratic=quadratic)
 
 
 def inverse(order_N: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def inverse(order_N: Tensor) -> Tensor:
 
 
 def order_within_lists(keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Document indices list by list, within a list by rising key; ties keep the order of the input, NaN comes last.
+    """Document indices, list by list, each list sorted by rising key; ties keep the input order, NaN comes last.
 
     Example:
         >>> order_within_lists(torch.tensor([3.0, float("nan"), 1.0, 9.0, 5.0]), torch.tensor([0, 3, 3, 5])).tolist()

@@ -51,7 +51,7 @@ class _Lists(NamedTuple):
     groups: QueryGroups
     pairs_P2: Tensor
 
-    def of(self, chosen_M: Tensor) -> tuple[QueryGroups, Tensor, Tensor]:
+    def select(self, chosen_M: Tensor) -> tuple[QueryGroups, Tensor, Tensor]:
         """The lists of some pairs, which may repeat, with the rows [M] of both documents."""
         groups = self.groups.select(chosen_M)
         shift_M = groups.offsets_Q1[:-1] - self.groups.offsets_Q1[:-1][chosen_M]
@@ -136,7 +136,7 @@ def _followed(ranker: AnyRanker, lists: _Lists, pair_M: Tensor, point_M: Tensor)
     at_once = max(1, (_TEXTS_AT_ONCE if lists.groups.document_tokens else _AT_ONCE) // longest)
     parts = []
     for pairs, points in zip(torch.split(pair_M, at_once), torch.split(point_M, at_once), strict=True):
-        groups, a_M, b_M = lists.of(pairs.to(lists.pairs_P2.device))
+        groups, a_M, b_M = lists.select(pairs.to(lists.pairs_P2.device))
         with torch.enable_grad(), _moved(ranker, a_M, b_M, points.to(groups.features_NF)) as inputs:
             scores_N = ranker(groups)
             difference_M = scores_N[a_M] - scores_N[b_M]
@@ -215,7 +215,7 @@ def by_swaps(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups, pairs
     phi_PF = torch.zeros(len(pairs_P2), groups.n_features, dtype=torch.float64)
     beside_P = torch.zeros(len(pairs_P2), dtype=torch.float64)
     for p in range(len(pairs_P2)):
-        one, *rows = lists.of(torch.tensor([p], device=pairs_P2.device))
+        one, *rows = lists.select(torch.tensor([p], device=pairs_P2.device))
         a, b = map(int, rows)
         x_NF = one.features_NF
         apart = ((x_NF[a] != x_NF[b]) & ~(x_NF[a].isnan() & x_NF[b].isnan())).nonzero()[:, 0]
@@ -231,7 +231,7 @@ def by_swaps(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups, pairs
 def _as_swapped_back(
     scorer: Callable[[QueryGroups], Tensor], one: QueryGroups, a: int, b: int, order_K: Tensor
 ) -> Tensor:
-    """D with all K features swapped, with the first one swapped back, and so on until none is swapped, [K + 1]."""
+    """D [K + 1] with all K features swapped, with the first swapped back, with the first two, up to all of them."""
     n, copies = one.n_documents, len(order_K) + 1
     differences = []
     for first in range(0, copies, max(1, _AT_ONCE // n)):

@@ -135,11 +135,11 @@ def _sample(examples: QueryGroups, judged_Q: Tensor, config: ReadingConfig, numb
     order_Q = permutation(examples.n_groups, config.seed, "reading", number)
     first = int(judged_Q.numpy()[order_Q].argmax())
     order_Q = np.concatenate([order_Q[first : first + 1], np.delete(order_Q, first)])
-    lengths_Q, rows, room = [], [], config.documents
+    lengths_Q, rows, remaining = [], [], config.documents
     for group in order_Q.tolist():
         chosen = _documents(examples, group, config, number)
-        if 0 < len(chosen) <= room:
-            room -= len(chosen)
+        if 0 < len(chosen) <= remaining:
+            remaining -= len(chosen)
             rows.append(chosen)
             lengths_Q.append(len(chosen))
     rows_N, labels_N = torch.from_numpy(np.concatenate(rows)), examples.labels_N

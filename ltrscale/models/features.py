@@ -41,7 +41,7 @@ class TransformConfig(Config):
     or all are hashed, see `hash_rows`."""
     hash_rows: int = Field(0, ge=0, lt=N_CODES)
     """Rows of the embedding of a categorical feature with more codes than `max_vocabulary`, such as a user or an item:
-    the row of a code is its hash, which needs no vocabulary. Codes that share a row are not told apart; of n codes in R
+    the row of a code is its hash, which needs no vocabulary. Codes that share a row look the same; of n codes in R
     rows an expected `1 - (1 - 1/R)^(n - 1)` do, logged when the transform is fitted. 0 keeps the most frequent codes
     instead."""
     host_rows: int | None = Field(None, ge=0)

@@ -318,7 +318,7 @@ class FeatureStatistics:
         if self.wanted.sample:
             self.sample.add(np.arange(first, first + len(features_NF)), features_NF)
         if self.wanted.moments:
-            self.moments = self.moments.merge(Moments.of(features_NF, log1p=self.wanted.log1p))
+            self.moments = self.moments.merge(Moments.from_values(features_NF, log1p=self.wanted.log1p))
         for column, vocabulary in self.vocabularies.items():
             vocabulary.add(features_NF[:, column])
         for column, seen in self.seen.items():

@@ -45,7 +45,7 @@ class Scale(NamedTuple):
     centre_B1FK: Tensor | float
 
     @staticmethod
-    def of(x_BMF: Tensor, offsets_Q1: Tensor) -> "Scale":
+    def from_examples(x_BMF: Tensor, offsets_Q1: Tensor) -> "Scale":
         """The scale of examples."""
         x_BMF = x_BMF.double()
         sorted_BFM = x_BMF.transpose(1, 2).contiguous().sort(-1).values
@@ -62,7 +62,7 @@ def functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
 
     Example:
         >>> x_BNF, offsets = torch.tensor([[[0.0], [2.0], [7.0]]]), torch.tensor([0, 3])
-        >>> functions_of(x_BNF, offsets, Scale.of(x_BNF, offsets))[0, :, 0, 6].round(decimals=2).tolist()
+        >>> functions_of(x_BNF, offsets, Scale.from_examples(x_BNF, offsets))[0, :, 0, 6].round(decimals=2).tolist()
         [-1.15, 0.0, 1.15]
     """
     x_BNF, values_BFN = x_BNF.double(), x_BNF.double().transpose(1, 2).contiguous()
@@ -157,7 +157,7 @@ class Documents(NamedTuple):
     judged_BN: Tensor
 
     @staticmethod
-    def of(functions_BNFK: Tensor, offsets_Q1: Tensor, labels_BN: Tensor | None = None) -> "Documents":
+    def from_functions(functions_BNFK: Tensor, offsets_Q1: Tensor, labels_BN: Tensor | None = None) -> "Documents":
         """Documents with these functions, and with labels if they are examples."""
         functions_BNX = functions_BNFK.flatten(2).float()
         if labels_BN is None:
@@ -337,9 +337,9 @@ class InContextNetwork(nn.Module):
             labels_BM: grades, at least one of them above 0; those above 4 count as 4 in gains.
             offsets_Q1: offsets of the lists in each problem.
         """
-        scale = Scale.of(x_BMF, offsets_Q1)
+        scale = Scale.from_examples(x_BMF, offsets_Q1)
         functions_BMFK = functions_of(x_BMF, offsets_Q1, scale)
-        examples = Documents.of(functions_BMFK, offsets_Q1, labels_BM)
+        examples = Documents.from_functions(functions_BMFK, offsets_Q1, labels_BM)
         correlation_BFF = rank_correlations(functions_BMFK).float()
         rate_B1, group_M = examples.grades_BN.mean(1, keepdim=True), group_index(offsets_Q1)
         own_MM = group_M[:, None] == group_M
@@ -354,7 +354,7 @@ class InContextNetwork(nn.Module):
 
     def forward(self, reading: Reading, x_BNF: Tensor, offsets_Q1: Tensor) -> list[Tensor]:
         """Scores [B, N] of lists after each layer; the last ones rank, the others are for the loss."""
-        documents = Documents.of(functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
+        documents = Documents.from_functions(functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
         state, scores = self._state(documents, reading.rate_B1, is_example=False), []
         for layer, memory in zip(self._layers(), reading.memories, strict=True):
             state = layer.documents(state, documents, memory.writes_BXd)
@@ -401,7 +401,7 @@ def loss_of_layers(scores: Sequence[Tensor], labels_BN: Tensor, offsets_Q1: Tens
     The mean is over lists with a relevant document. Equal scores give the value 0.
     """
     offsets_R1 = repeated(offsets_Q1, len(labels_BN))
-    documents = Documents.of(labels_BN.new_zeros(*labels_BN.shape, 0, 0), offsets_Q1, labels_BN)
+    documents = Documents.from_functions(labels_BN.new_zeros(*labels_BN.shape, 0, 0), offsets_Q1, labels_BN)
     n_judged = (documents.judged_BN / lengths_N(offsets_Q1)).sum().clamp(min=1)
 
     def loss(scores_BN: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ class GSF(ListContext):
         dtype = torch.promote_types(h_ND.dtype, torch.float32)
         sums_NB = torch.zeros(len(h_ND), config.width, dtype=dtype, device=h_ND.device)
         for strides_Q in strides_QR.T:
-            windows = _Windows.of(offsets_Q1, strides_Q)
+            windows = _Windows.from_strides(offsets_Q1, strides_Q)
             hidden_WH = self.bias.expand(len(windows.row_W), -1)
             for place in range(config.size):
                 hidden_WH = hidden_WH + places_NmH[:, place].index_select(0, windows.document_W(place))
@@ -230,7 +230,7 @@ class _Windows(NamedTuple):
     stride_W: Tensor
 
     @staticmethod
-    def of(offsets_Q1: Tensor, strides_Q: NDArray[np.int64]) -> "_Windows":
+    def from_strides(offsets_Q1: Tensor, strides_Q: NDArray[np.int64]) -> "_Windows":
         """The windows of one round; a list with stride 0 has none."""
         has_one_N, device = (strides_Q > 0).repeat(layout(offsets_Q1).lengths_Q), offsets_Q1.device
         row_W = send(np.flatnonzero(has_one_N), device)

@@ -157,7 +157,7 @@ class RankerScores(NamedTuple):
     members_NM: Tensor | None = None
     """Scores of each member, whose mean is the score; None with a single member."""
 
-    def of_members(self) -> list["RankerScores"]:
+    def by_member(self) -> list["RankerScores"]:
         """The scores to train, each with its own loss."""
         if self.members_NM is None:
             return [self]

@@ -21,7 +21,7 @@ from ltrscale.layout import Chunks, registered_offsets
 from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
-from ltrscale.pretext.objective import Parts, Pretrainer
+from ltrscale.pretext.objective import AddedModules, Pretrainer
 from ltrscale.pretext.siamese import Siamese
 from ltrscale.pretext.watch import unit_vectors
 
@@ -43,9 +43,9 @@ class Contrastive(Siamese):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A projector."""
-        return Parts(projector=Projector(encoder.member_width, self.projector))
+        return AddedModules(projector=Projector(encoder.member_width, self.projector))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """The InfoNCE loss of each document."""

@@ -16,7 +16,7 @@ from ltrscale.models.bert import initialise
 from ltrscale.models.cross_encoder import CrossEncoder, Pairs, TokenNumbers
 from ltrscale.models.layers import Encoder
 from ltrscale.pretext.augment import Draw
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer
 
 MASKED, RANDOM = 0.8, 0.1
 """Shares of the chosen tokens that become [MASK] and a random token; the others stay as they are (Devlin et al.)."""
@@ -35,10 +35,10 @@ class MaskedLanguageConfig(Objective):
     """Share of the tokens of queries and documents to restore. Of these 80% become [MASK], 10% a random token, and 10%
     stay."""
 
-    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A decoder of tokens; no projector."""
         assert isinstance(encoder, CrossEncoder)
-        return Parts(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
+        return AddedModules(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
 
     def summed(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """The summed loss of the hidden tokens, and their number."""

@@ -1,6 +1,6 @@
 """The base class of pretext objectives, and the network that each of them trains.
 
-Every objective trains the same kind of encoder. Its other parts (projector, predictor, decoder) are for pretraining.
+Every objective trains the same kind of encoder. Its other modules (projector, predictor, decoder) are for pretraining.
 
 Shapes: N documents, F features, D embedding, P projection, S sampled documents.
 """
@@ -22,8 +22,8 @@ from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import CollapseWatch
 
 
-class Parts(NamedTuple):
-    """The parts that an objective adds to an encoder."""
+class AddedModules(NamedTuple):
+    """The modules that an objective adds to an encoder."""
 
     projector: Projector | None = None
     """Saved with the encoder: finetuning may start from its first layers."""
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 
 
 class Objective(Config):
-    """A pretext objective as a config selects it: parameters, parts, and a call of the pure loss function."""
+    """A pretext objective as a config selects it: parameters, modules, and a call of the pure loss function."""
 
     regroups: ClassVar[bool] = False
     """Whether documents are regrouped at random inside each shuffle window."""
@@ -52,8 +52,8 @@ class Objective(Config):
         """Whether it needs a sample of the training documents under this augmentation."""
         return False
 
-    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """The parts that it adds to an encoder, with fresh weights; a projector is shared by the encoder's members."""
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:
+        """The modules that it adds to an encoder, freshly initialised; members of an encoder share a projector."""
         raise NotImplementedError
 
     def check_encoder(self, encoder: EncoderSettings) -> None:
@@ -80,7 +80,7 @@ class Objective(Config):
 
 
 class Pretrainer(nn.Module):
-    """Transform, encoder and the objective's parts; a call returns the loss of a micro-batch.
+    """Transform, encoder and the modules that the objective adds; a call returns the loss of a micro-batch.
 
     Args:
         transform: fitted on the training data.
@@ -116,16 +116,16 @@ class Pretrainer(nn.Module):
         # None if no feature is masked: views then draw no random numbers for masks.
         self.register_buffer("rates_F", rates_F if rates_F is not None and rates_F.any() else None, persistent=False)
         self.encoder = network.build(transform)
-        parts = method.parts(self.encoder, transform.numeric_F, transform.cardinalities)
-        self.projector = parts.projector
-        self.predictor: nn.Module = parts.predictor or nn.Identity()
-        self.decoder: nn.Module = parts.decoder or nn.Identity()
+        added = method.added_modules(self.encoder, transform.numeric_F, transform.cardinalities)
+        self.projector = added.projector
+        self.predictor: nn.Module = added.predictor or nn.Identity()
+        self.decoder: nn.Module = added.decoder or nn.Identity()
         refuse_batch_norm(self)
         keep_on_host(self, transform.config.host_rows)
 
     @property
     def architecture(self) -> Architecture:
-        """The configs of the parts that are saved."""
+        """The configs of the modules that are saved."""
         projector = None if self.projector is None else self.projector.config
         return Architecture(
             transform=self.network.transform,

@@ -20,7 +20,7 @@ from ltrscale.layout import send
 from ltrscale.models.layers import Encoder, Layers, Size
 from ltrscale.models.ranker import HeadConfig, mlp_head
 from ltrscale.pretext.augment import Draw, permute_columns, random_entries
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer
 
 MAX_CLASSES = 256
 """Categories of one feature that reconstruction distinguishes; a larger vocabulary is folded."""
@@ -203,9 +203,9 @@ class VimeConfig(Objective):
     """Weight of the reconstruction, relative to the mask."""
     decoder: DecoderConfig = DecoderConfig()
 
-    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:
         """A decoder, which reads all members at once; no projector."""
-        return Parts(decoder=VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
+        return AddedModules(decoder=VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """The VIME loss of each document."""

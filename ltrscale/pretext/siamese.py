@@ -13,7 +13,7 @@ from ltrscale.batch import one_list
 from ltrscale.models.layers import Encoder, MicroBatchNorm, Size
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer
 from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 
 
@@ -140,10 +140,10 @@ class SimSiamConfig(Siamese):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A projector, and a predictor on top of it."""
         projector = Projector(encoder.member_width, self.projector)
-        return Parts(
+        return AddedModules(
             projector=projector, predictor=Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
         )
 

@@ -17,7 +17,7 @@ from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer
 from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_errors
 from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 
@@ -198,10 +198,12 @@ class SubTabConfig(Objective):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:
         """A projector, and a decoder that reads all members at once, as the contrast does."""
         projector = Projector(encoder.member_width, self.projector)
-        return Parts(projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
+        return AddedModules(
+            projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities)
+        )
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """The SubTab loss of each document."""

@@ -1,4 +1,4 @@
-"""Watching pretraining: how well the projections of two views tell documents apart, and whether that is too easy.
+"""Watching pretraining: how well the projections of two views distinguish documents, and whether that is too easy.
 
 An encoder that recognises a document by a unique value, or maps all documents to one point, has a good loss but has
 learnt nothing. Both show in the geometry of the projections.
@@ -74,11 +74,11 @@ class Geometry(NamedTuple):
     """The loss divided by that of an encoder that knows nothing; None if contrast is not the whole loss."""
 
     @classmethod
-    def of(cls, sums: Sums) -> Self:
+    def from_sums(cls, sums: Sums) -> Self:
         """Compute the figures from sums.
 
         Example:
-            >>> Geometry.of(Sums(2, 1, 8, 4, 2, 1, 6, 12))
+            >>> Geometry.from_sums(Sums(2, 1, 8, 4, 2, 1, 6, 12))
             Geometry(alignment=0.5, uniformity=-0.693..., accuracy=0.5, loss_left=0.5)
         """
         ratio = torch.tensor([sums.distance, sums.nearness, sums.found, sums.loss], dtype=torch.float64)

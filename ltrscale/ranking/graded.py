@@ -32,7 +32,7 @@ class DCGConfig(Metric):
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount")
     k: FirstRanks = 5
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return dcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
@@ -100,7 +100,7 @@ class ERRConfig(Metric):
     grades: int = Field(4, ge=1, le=1000)
     """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return err(scores_N, labels_N, offsets_Q1, k=self.k, grades=self.grades)
 
@@ -151,7 +151,7 @@ class RBPConfig(Metric):
     persistence: float = Field(0.8, gt=0, lt=1)
     """The chance that a user goes on to the next rank: .95 if patient, .5 if not."""
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return rbp(scores_N, labels_N, offsets_Q1, k=self.k, persistence=self.persistence, threshold=self.threshold)
 
@@ -203,7 +203,7 @@ class GainNDCGConfig(Metric):
         text = table or "of the column `gains`, 0 where it has none"
         return of_ndcg.replace("gain 2^y - 1", f"gain {text}").replace("without relevance", "without gain")
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; needs a table of gains."""
         assert self.gains != "column", "gains of documents come with groups: call of_groups"
         return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
@@ -213,14 +213,14 @@ class GainNDCGConfig(Metric):
         assert self.gains != "column", "judged documents have labels alone"
         return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
-    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
+    def values_on(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
         """The value of each group, shape [Q]; in the column of gains, a missing gain counts as 0.
 
         Raises:
             ValueError: the groups have no gains, one is negative, or a label is not in the table.
         """
         if self.gains != "column":
-            return super().of_groups(scores_N, groups)
+            return super().values_on(scores_N, groups)
         if groups.gains_N is None:
             raise ValueError("gains: column needs the column `gains` of the data set; prepare it with columns.gain")
         gains_N = groups.gains_N.nan_to_num(0.0)
@@ -250,7 +250,7 @@ class ClickNDCGConfig(Metric):
         """The policy of NDCG, for clicks."""
         return NDCGConfig(k=self.k).policy.replace("gain 2^y - 1", "gain 1 of a click").replace("relevance", "click")
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """NDCG of each group, shape [Q]; the labels are clicks, NaN where unknown."""
         return ndcg(scores_N, (labels_N > 0).double(), offsets_Q1, k=self.k)
 

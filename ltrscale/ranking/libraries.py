@@ -146,7 +146,7 @@ def under(
     if isinstance(metric, NDCGConfig):
         values_Q = _ndcg_under(rules, metric.k, (scores_N, ranked_N, lists), (worth_N, offsets_Q1))
     else:
-        values_Q = _of_relevant(rules, metric, (scores_N, ranked_N, lists), sum_by_group(worth_N, offsets_Q1))
+        values_Q = _relevance_metric(rules, metric, (scores_N, ranked_N, lists), sum_by_group(worth_N, offsets_Q1))
     if "short" in metric.ruled_by:
         lengths_Q, k = lists.diff(), int(metric.model_dump()["k"])
         if rules.short == "zero":
@@ -163,12 +163,12 @@ def _worth(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor) -
     return exponential_gain(labels_N) if rules.gain == "exponential" else labels_N.double()
 
 
-def _of_relevant(rules: Rules, metric: Metric, lists: tuple[Tensor, Tensor, Tensor], relevant_Q: Tensor) -> Tensor:
+def _relevance_metric(rules: Rules, metric: Metric, lists: tuple[Tensor, Tensor, Tensor], relevant_Q: Tensor) -> Tensor:
     """A metric of relevant documents, from scores, relevance and offsets of the retrieved; `relevant_Q` counts all."""
     if metric.kind == "map" and rules.ties == "block":
         values_Q = _block_precision(*lists)
     else:
-        values_Q = metric.replace(threshold=1.0).of(*lists)
+        values_Q = metric.replace(threshold=1.0).values(*lists)
     _, relevant_N, offsets_Q1 = lists
     if metric.kind in ("map", "recall"):  # both divide by the number of relevant documents
         values_Q = values_Q * (sum_by_group(relevant_N, offsets_Q1) / relevant_Q)
@@ -253,7 +253,7 @@ class LetorNDCGConfig(Metric):
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
     k: FirstRanks = 5
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return letor_ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
@@ -289,7 +289,7 @@ class LetorMeanNDCGConfig(Metric):
     rules: ClassVar[Rules] = LETOR
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal")
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return letor_mean_ndcg(scores_N, labels_N, offsets_Q1)
 
@@ -319,7 +319,7 @@ class LetorMAPConfig(Metric):
     rules: ClassVar[Rules] = LETOR
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return letor_average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
@@ -359,7 +359,7 @@ class LetorPrecisionConfig(Metric):
     k: FirstRanks = 5
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return letor_precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 

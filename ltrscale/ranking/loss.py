@@ -47,7 +47,7 @@ class Loss(Config):
     needs_relevance: ClassVar[bool] = False
     """True if a group needs a relevant document, instead of two different labels."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]; 0 for a group that `counted` excludes."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class SigmoidConfig(Pointwise):
     highest_label: float = Field(1.0, gt=0)
     """Labels are divided by this: 4 for grades from 0 to 4."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return sigmoid_cross_entropy(*scored.lists, highest_label=self.highest_label, weights_N=scored.weights_N)
 
@@ -142,7 +142,7 @@ class SquaredErrorConfig(Pointwise):
     standardise: bool = False
     """Regress on labels standardised per query group, so that their zero and scale do not matter."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return squared_error(*scored.lists, standardise=self.standardise, weights_N=scored.weights_N)
 

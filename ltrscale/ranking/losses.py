@@ -43,7 +43,7 @@ class SoftmaxConfig(Loss):
     dual: ClassVar[bool] = True
     needs_relevance: ClassVar[bool] = True
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return softmax(*scored.lists, weights_N=scored.weights_N)
 
@@ -75,7 +75,7 @@ class AttentionAllocationConfig(Loss):
     kind: Literal["attention_allocation"] = "attention_allocation"
     weighted: ClassVar[bool] = True
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return attention_allocation(*scored.lists, weights_N=scored.weights_N)
 
@@ -125,7 +125,7 @@ class ListNetConfig(Loss):
     standardise: bool = False
     """Standardise labels per query group first, so that their scale does not matter."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         settings = self.model_dump(exclude={"kind"})
         return list_net(*scored.lists, **settings)
@@ -170,7 +170,7 @@ class ListMLEConfig(Loss):
 
     kind: Literal["list_mle"] = "list_mle"
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return list_mle(*scored.lists)
 
@@ -212,7 +212,7 @@ class ApproxNDCGConfig(Loss):
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return approx_ndcg(*scored.lists, temperature=self.temperature)
 
@@ -258,7 +258,7 @@ class GumbelApproxNDCGConfig(Loss):
     scale: float = Field(1.0, ge=0)
     """Factor of the Gumbel noise."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return gumbel_approx_ndcg(
             *scored.lists,
@@ -363,8 +363,8 @@ def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
     labels_ML, order_ML = torch.where(chunk.mask_ML, labels_N[chunk.rows_ML].double(), torch.inf).sort()
     scores_ML = scores_N[chunk.rows_ML.gather(1, order_ML)]
     lower_ML = torch.searchsorted(labels_ML, labels_ML)  # number of documents with lower labels
-    rivals_ML = scores_ML.logcumsumexp(1).gather(1, (lower_ML - 1).clamp(min=0))
-    loss_ML = -F.logsigmoid(scores_ML - rivals_ML)  # log(1 + exp(rivals - score))
+    lower_scores_ML = scores_ML.logcumsumexp(1).gather(1, (lower_ML - 1).clamp(min=0))
+    loss_ML = -F.logsigmoid(scores_ML - lower_scores_ML)  # log(1 + exp(lower - score))
     return torch.where(chunk.mask_ML & (lower_ML > 0), loss_ML, 0.0).sum(1)
 
 

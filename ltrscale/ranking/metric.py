@@ -216,18 +216,18 @@ class Metric(Config):
         own_settings = [f"{key} {values[key]}" for key in self.own_keys()]
         return "; ".join([*own_settings, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; NaN where it is undefined."""
         raise NotImplementedError
 
-    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """Like `of`, for labelled groups; a metric may read more than their labels."""
+    def values_on(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
+        """Like `values`, for labelled groups; a metric may read more than their labels."""
         assert groups.labels_N is not None
-        return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
+        return self.values(scores_N, groups.labels_N, groups.offsets_Q1)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The normaliser that depends on all relevant documents of a group, shape [Q]; 0 if there are none.
 
         It is 1 for a metric without such a normaliser. `Judged` replaces the list's by that of all judged documents.
         """
-        return (~self.of(labels_N, labels_N, offsets_Q1).isnan()).double()
+        return (~self.values(labels_N, labels_N, offsets_Q1).isnan()).double()

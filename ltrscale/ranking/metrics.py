@@ -33,7 +33,7 @@ class NDCGConfig(Metric):
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
     k: FirstRanks = 5
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
@@ -104,7 +104,7 @@ class MRRConfig(Metric):
     kind: Literal["mrr"] = "mrr"
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return mrr(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
@@ -138,7 +138,7 @@ class MAPConfig(Metric):
     kind: Literal["map"] = "map"
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
@@ -184,7 +184,7 @@ class PrecisionConfig(Metric):
     k: FirstRanks = 5
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
@@ -217,7 +217,7 @@ class RecallConfig(Metric):
     k: FirstRanks = 5
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return recall(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
@@ -255,7 +255,7 @@ class SuccessConfig(Metric):
     k: FirstRanks = 5
     threshold: Threshold = 1.0
 
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]."""
         return success(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 

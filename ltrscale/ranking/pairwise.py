@@ -47,7 +47,7 @@ class LambdaRankConfig(Loss):
     normalise: Literal["ideal", "lightgbm"] = "ideal"
     """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return lambdarank(*scored.lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
@@ -102,7 +102,7 @@ class RankNetConfig(Loss):
     sigma: float = Field(1.0, gt=0)
     """Steepness of the logistic."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return ranknet(*scored.lists, sigma=self.sigma)
 
@@ -132,7 +132,7 @@ class HingeConfig(Loss):
 
     kind: Literal["hinge"] = "hinge"
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return hinge(*scored.lists)
 
@@ -167,7 +167,7 @@ class SoftmaxNegativesConfig(Loss):
     threshold: float = Field(1.0, gt=0)
     """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return softmax_negatives(
             *scored.lists,

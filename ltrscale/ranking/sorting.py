@@ -34,7 +34,7 @@ class NeuralSortNDCGConfig(Loss):
     k: int | None = Field(None, ge=1)
     """Cut-off of the NDCG; empty for the whole list."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return neural_sort_ndcg(*scored.lists, temperature=self.temperature, k=self.k)
 
@@ -81,7 +81,7 @@ class GumbelNeuralSortNDCGConfig(Loss):
     scale: float = Field(1.0, ge=0)
     """Factor of the Gumbel noise."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return gumbel_neural_sort_ndcg(
             *scored.lists,
@@ -142,7 +142,7 @@ class PiRankConfig(Loss):
     mode: Mode = "soft"
     """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
 
-    def of(self, scored: Scored) -> Tensor:
+    def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]."""
         return pirank(*scored.lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
 

@@ -71,13 +71,13 @@ def _chart_of(rows: ChartRows, **parts: Any) -> Spec:
     }
 
 
-def _of(field: str, kind: str, title: str | None = None, **more: Any) -> Spec:
+def _encoding(field: str, kind: str, title: str | None = None, **more: Any) -> Spec:
     """The encoding of a field, untitled by default."""
     return {"field": field, "type": kind, "title": title, **more}
 
 
 def _number(field: str, title: str | None = None, *, zero: bool = False, **scale: Any) -> Spec:
-    return _of(field, "quantitative", title, scale={"zero": zero, **scale})
+    return _encoding(field, "quantitative", title, scale={"zero": zero, **scale})
 
 
 def _in_order(rows: ChartRows, field: str) -> list[Any]:
@@ -96,7 +96,7 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
     legend = {"values": names} if len(names) > 1 else None
     domain = list(order or names)
     colours = "tableau10" if len(domain) <= _FEW_COLOURS else "tableau20"
-    return _of("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
+    return _encoding("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
 
 
 def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
@@ -137,15 +137,15 @@ def interval_chart(
         unit: format of the values; by default plain numbers.
     """
     names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
-    y: Spec = {"y": _of("name", "nominal", sort=names)}
+    y: Spec = {"y": _encoding("name", "nominal", sort=names)}
     if len(rows) > len(names):
-        y["yOffset"], several = _of("series", "nominal", sort=series), len(series)
+        y["yOffset"], several = _encoding("series", "nominal", sort=series), len(series)
     opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
-    tips = [_of("name", "nominal", "name"), _of("series", "nominal", "of")]
-    tips += [_of(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
+    tips = [_encoding("name", "nominal", "name"), _encoding("series", "nominal", "of")]
+    tips += [_encoding(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
     shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
     scale = {"type": "log", "padding": 10} if log else {"zero": False}
-    along = _of("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
+    along = _encoding("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
     bar = {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}}
     layers = [
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": bar},
@@ -187,11 +187,11 @@ def lines(
     """
     scale = {"type": "log", "nice": False, "padding": 20} if log else {"zero": False, "padding": 20 if ticks else 0}
     axis = {"values": list(ticks), "format": "~s"} if ticks else {}
-    across: Spec = {"x": _of("x", "quantitative", x, scale=scale, axis=axis)}
+    across: Spec = {"x": _encoding("x", "quantitative", x, scale=scale, axis=axis)}
     if ordinal:
-        across = {"x": _of("x", "ordinal", x, sort=_in_order(rows, "x"), axis={"labelOverlap": True})}
-    tips = [_of("series", "nominal", "of"), _of("x", "ordinal" if ordinal else "quantitative", "at")]
-    tips.append(_of("y", "quantitative", "value", format=".4f"))
+        across = {"x": _encoding("x", "ordinal", x, sort=_in_order(rows, "x"), axis={"labelOverlap": True})}
+    tips = [_encoding("series", "nominal", "of"), _encoding("x", "ordinal" if ordinal else "quantitative", "at")]
+    tips.append(_encoding("y", "quantitative", "value", format=".4f"))
     shared = {**across, "color": _series(rows, order), "tooltip": tips}
     line = {"type": "line", "point": {"size": 28}} if dots else {"type": "line", "strokeWidth": 1.5}
     layers: list[Spec] = [{"mark": line, "encoding": {**shared, "y": _number("y", y, zero=zero)}}]
@@ -218,14 +218,14 @@ def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = 
     """
     names, series = _in_order(rows, "name"), _in_order(rows, "series")
     encoding: Spec = {
-        "y": _of("name", "nominal", sort=names),
-        "x": _of("value", "quantitative", title, axis={"format": unit} if unit else {}),
+        "y": _encoding("name", "nominal", sort=names),
+        "x": _encoding("value", "quantitative", title, axis={"format": unit} if unit else {}),
         "color": _series(rows, order),
-        "tooltip": [_of("name", "nominal", "name"), _of("value", "quantitative", "value", format=".4f")],
+        "tooltip": [_encoding("name", "nominal", "name"), _encoding("value", "quantitative", "value", format=".4f")],
     }
     beside = len(series) if len(rows) > len(names) else 1
     if beside > 1:
-        encoding["yOffset"] = _of("series", "nominal", sort=series)
+        encoding["yOffset"] = _encoding("series", "nominal", sort=series)
     return _chart_of(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
 
 
@@ -243,7 +243,9 @@ def histogram(
     colour = {"condition": {"test": "datum.beyond", "value": _LABEL_COLOURS[4]}, "value": _LABEL_COLOURS[1]}
     across = {"x": _number("low", title, domain=[edges[0], edges[-1]]), "x2": {"field": "high"}}
     ticks = [0, *(10**power for power in range(1, 12) if 10**power <= max(counts))]
-    up = _of("count", "quantitative", "documents", scale={"type": "symlog"}, axis={"values": ticks, "format": ",d"})
+    up = _encoding(
+        "count", "quantitative", "documents", scale={"type": "symlog"}, axis={"values": ticks, "format": ",d"}
+    )
     layers: list[Spec] = [{"mark": "bar", "encoding": {**across, "y": up, "y2": {"datum": 0}, "color": colour}}]
     places = [cut for cut in (left, right) if edges[0] <= cut <= edges[-1]]
     layers += [{"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": cut}}} for cut in places]
@@ -257,11 +259,11 @@ def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
     sizes = {"scale": {"domain": list(labels), "range": [16 + 16 * s for s in shades]}}
     bare: Spec = {"axis": None, "scale": {"zero": False}}
     encoding = {
-        "x": _of("x", "quantitative", **bare),
-        "y": _of("y", "quantitative", **bare),
-        "color": _of("label", "ordinal", "label", **colours),
-        "size": _of("label", "ordinal", "label", **sizes),
-        "tooltip": [_of("label", "ordinal", "label")],
+        "x": _encoding("x", "quantitative", **bare),
+        "y": _encoding("y", "quantitative", **bare),
+        "color": _encoding("label", "ordinal", "label", **colours),
+        "size": _encoding("label", "ordinal", "label", **sizes),
+        "tooltip": [_encoding("label", "ordinal", "label")],
     }
     mark = {"type": "circle", "opacity": 0.75}
     return _chart_of(rows, height=300, title=title, mark=mark, encoding=encoding)
@@ -288,14 +290,18 @@ def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
         title: title of the values.
     """
     axes = _in_order(rows, "axis")
-    across = {"x": _of("axis", "nominal", sort=axes, axis={**_named(axes), "grid": True})}
-    up: Spec = {"y": _of("place", "quantitative", axis=None, scale={"domain": [0, 1]})}
-    colour = _of("value", "quantitative", title, scale={"scheme": "viridis"})
-    tips = [_of(name, "nominal", name) for name in ("line", "axis", "shown")]
+    across = {"x": _encoding("axis", "nominal", sort=axes, axis={**_named(axes), "grid": True})}
+    up: Spec = {"y": _encoding("place", "quantitative", axis=None, scale={"domain": [0, 1]})}
+    colour = _encoding("value", "quantitative", title, scale={"scheme": "viridis"})
+    tips = [_encoding(name, "nominal", name) for name in ("line", "axis", "shown")]
     drawn = {**across, **up, "color": colour, "detail": {"field": "line"}, "tooltip": tips}
     text = {"type": "text", "align": "left", "dx": 4, "fontSize": 10}
     layers: list[Spec] = [
         {"mark": {"type": "line", "opacity": 0.6}, "encoding": drawn},
-        {"data": {"values": list(ends)}, "mark": text, "encoding": {**across, **up, "text": _of("shown", "nominal")}},
+        {
+            "data": {"values": list(ends)},
+            "mark": text,
+            "encoding": {**across, **up, "text": _encoding("shown", "nominal")},
+        },
     ]
     return _chart_of(rows, height=260, layer=layers)

@@ -63,13 +63,13 @@ class Table:
     """True if the table is collapsed behind its caption."""
 
     @classmethod
-    def of(
+    def from_rows(
         cls, rows: Sequence[Mapping[str, TableCell]], caption: str = "", *, form: str = ".4f", folded: bool = False
     ) -> Self:
         """A table of rows by column, each value as `cell` shows it; columns are those of all rows in their order.
 
         Example:
-            >>> found = Table.of([{"method": "gbdt", "MAP": 0.5}, {"method": "mlp", "groups": 1200}])
+            >>> found = Table.from_rows([{"method": "gbdt", "MAP": 0.5}, {"method": "mlp", "groups": 1200}])
             >>> found.header, found.rows
             (['method', 'MAP', 'groups'], [['gbdt', '0.5000', '-'], ['mlp', '-', '1,200']])
         """

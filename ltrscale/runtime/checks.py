@@ -306,7 +306,7 @@ Answer = Literal["open", "token", "silent", "closed"]
 
 
 def open_ports(ports: Collection[int]) -> CheckResult:
-    """Check that Ray serves nobody without a token on addresses that others can reach.
+    """Check that Ray requires a token on addresses that others can reach.
 
     Args:
         ports: the ports to check.
@@ -333,7 +333,7 @@ def open_ports(ports: Collection[int]) -> CheckResult:
 
 
 def open_dashboard(address: str) -> CheckResult:
-    """Check that the dashboard at a URL serves nobody without a token."""
+    """Check that the dashboard at a URL requires a token."""
     parts = urlsplit(address)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
     match answer(host, port, secure=parts.scheme == "https"):

@@ -89,7 +89,7 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
     if address is None:
         return
     try:
-        yield from _of_dashboard(address, config) if "://" in address else _of_nodes(address, config)
+        yield from _dashboard_diagnoses(address, config) if "://" in address else _node_diagnoses(address, config)
     except InputError as error:
         yield Diagnosis("cluster", checks.from_error(error))
 
@@ -126,7 +126,7 @@ class Look:
                 yield checks.store_clock(self.store)
 
 
-def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
+def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     """Check every node of the connected cluster."""
     import ray  # imported late, as below: checking a laptop needs no Ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -187,7 +187,7 @@ def _looked(look: Look) -> tuple[list[CheckResult], float]:
     return lines, time.time()
 
 
-def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
+def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     """Check a cluster from outside: its dashboard, and its nodes through a job that runs these same checks there."""
     check_answers(address)
     yield Diagnosis("cluster", open_dashboard(address))

@@ -231,7 +231,7 @@ def _signals_held() -> Iterator[None]:
         return
     received: list[int] = []
     try:
-        with handling(lambda number, _: received.append(number)), ray_internals.sigterm_left_alone():
+        with handling(lambda number, _: received.append(number)), ray_internals.keep_sigterm():
             yield
     finally:
         for number in received[:1]:

@@ -1,8 +1,8 @@
 """Groups of workers: Ray Train's, plus joiners that join and leave between two steps without a restart.
 
-Ray Train starts as many workers as there is room for and watches them; to change their number it ends them all and
-starts again. A worker that comes later is a joiner, a separate actor that waits for room. When a joiner comes, or its
-node is about to be removed, all workers leave their work after the same step, form a group of another size in their
+Ray Train starts as many workers as the cluster can hold and watches them; to change their number it ends them all and
+starts again. A worker that comes later is a joiner, a separate actor that waits for capacity. When a joiner comes, or
+its node is about to be removed, all workers leave their work after the same step, form a group of another size in their
 existing processes, and start the work again from the state that rank 0 holds in memory. No step is lost or repeated,
 and only data is read from storage.
 
@@ -235,8 +235,8 @@ class _Joiner:
 class Joiners:
     """The joiners of a run, kept by the launching process.
 
-    All are requested as soon as Ray Train's own workers run, and stay pending until the cluster has room; an autoscaler
-    sees them as demand.
+    All are requested as soon as Ray Train's own workers run, and stay pending until the cluster has capacity; an
+    autoscaler sees them as demand.
 
     Args:
         task: their work.
@@ -255,7 +255,7 @@ class Joiners:
         self._slots = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
-        """End all joiners after the group failed: Ray Train's own workers may need their room."""
+        """End all joiners after the group failed: Ray Train's own workers may need their resources."""
         self._slots = []
         for _, _, actor in self._running.values():
             ray.kill(actor)

@@ -54,7 +54,7 @@ def read_environment_again() -> None:
 
 
 @contextmanager
-def sigterm_left_alone() -> Iterator[None]:
+def keep_sigterm() -> Iterator[None]:
     """Keep `ray.init` from installing a SIGTERM handler while the block runs; it has no option for that."""
     from ray._private import utils
 
@@ -135,7 +135,7 @@ def remove_placement_groups_of(actor: str) -> None:
     """Remove the placement groups of an actor, by its id: those of a dead actor stay until its job ends.
 
     The public table of placement groups does not name their owners. Ray Train's own cleaner asks the dashboard, which
-    not every cluster has, and misses groups that still wait for room.
+    not every cluster has, and misses groups that still wait for capacity.
     """
     from ray import PlacementGroupID
     from ray._private.state import state

@@ -3,7 +3,7 @@
 The work resumes from its newest checkpoint, so recovery restarts all workers: after a worker died, after a node was
 lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
 start is useless: after an error that the user must read, after too many failures in a row, and when the launching
-process was asked to stop. Workers that get room only later come and go without a restart, see `runtime.groups`.
+process was asked to stop. Workers that find capacity only later come and go without a restart, see `runtime.groups`.
 
 Torch's store, where workers meet, listens only on its node's address. By default it would listen on all interfaces,
 without a token. Ray Train has no public option for this: `OnItsNode` uses its internals, which are checked with each
@@ -29,7 +29,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
-from ltrscale.runtime import ray_internals, room
+from ltrscale.runtime import capacity, ray_internals
 from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, alongside, serve, work_in_groups
 from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
@@ -109,7 +109,7 @@ def _gone(what: str, error: Exception) -> InputError:
 
 
 def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
-    """Ray Train's trainer, which starts as many workers as there is room for, and keeps their number."""
+    """Ray Train's trainer, which starts as many workers as there is capacity for, and keeps their number."""
     workers = task.workers
     return TorchTrainer(
         _worker,
@@ -118,7 +118,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
             num_workers=workers.number,
             elastic_resize_monitor_interval_s=math.inf,  # it would restart all workers: joiners come instead
             use_gpu=workers.gpus > 0,
-            resources_per_worker=room.resources(workers),
+            resources_per_worker=capacity.resources(workers),
             label_selector=workers.labels or None,
             accelerator_type=workers.accelerator,
         ),
@@ -154,7 +154,7 @@ def _attend(
 ) -> None:
     """Deliver the workers' posts until the run ends, forward the request to stop, and tend the joiners."""
     running, stop_requested, starts = False, False, 0
-    waiting = room.Waiting(workers)
+    waiting = capacity.Waiting(workers)
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
     while True:
         alive = run.is_alive()  # before taking posts, so that the last ones are delivered
@@ -190,7 +190,7 @@ def _attend(
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
             watch.left(rank, actors[rank])
         if stopping() and not stop_requested:
-            if not running:  # nobody would answer, for instance while the cluster has no room
+            if not running:  # nobody would answer, for instance while the cluster has no capacity
                 raise Stopped("no worker was running")
             ray.get(mailbox.ask_to_stop.remote())
             stop_requested = True
@@ -207,9 +207,9 @@ def _taken(mailbox: Any) -> Iterator[Post]:
 
 
 class _Lifeline(ControllerCallback):  # type: ignore[misc]
-    """Ends the controller of Ray Train once the mailbox is gone, because nobody waits for the run any more."""
+    """Ends the controller of Ray Train once the mailbox has died, because no process waits for the run any more."""
 
-    # In a thread, because the controller answers nobody while it waits for room. It must be dead before its
+    # In a thread, because the controller answers nobody while it waits for capacity. It must be dead before its
     # reservations are removed: after `ray.kill` a process may still ask for more.
 
     def __init__(self, mailbox: Any) -> None:

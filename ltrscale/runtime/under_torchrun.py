@@ -82,7 +82,7 @@ def take_part(job: Callable[[], object]) -> None:
 
 
 def speaks() -> bool:
-    """True if this process, the first to fail, tells the user why all of them end."""
+    """True if this process, the first to fail, reports to the user why all of them end."""
     return _group is None or json.loads(_group.store.get(_FAILURE))["rank"] == _group.rank
 
 
@@ -180,7 +180,7 @@ class Watchers:
                 os.kill(os.getpid(), signal.SIGKILL)  # an exception would not do: the main thread waits in a collective
 
     def leave(self) -> None:
-        """Tell the others that this process is done."""
+        """Inform the other processes that this one is done."""
         with suppress(dist.DistError):
             self._store.set(f"beat-{self._rank}", "")
 

@@ -203,7 +203,7 @@ class ExplainItems(Stage):
         opened = {url: bundles.load(url) for url in self.bundles}
         selection = bundles.with_tokens_of(select(Split(data=(self.data,)), labelled=False), opened.values())
         names = open_dataset(self.data).manifest.names_of_categories
-        reasoner = Reasoner.of(opened, selection.features, names, device=choose_device(self.device))
+        reasoner = Reasoner.from_bundles(opened, selection.features, names, device=choose_device(self.device))
         with storage.Commit(self.out) as commit, progress("explain", selection.n_documents) as advance:
             for period, row_groups in selection.row_groups.by_period().items():
                 with (
@@ -211,7 +211,7 @@ class ExplainItems(Stage):
                     pq.ParquetWriter(path, as_table([]).schema) as writer,
                 ):
                     for part in read_named(selection.only(row_groups)):
-                        writer.write_table(as_table(reasoner.of_firsts(part.groups, part.ids, _DEPTH)))
+                        writer.write_table(as_table(reasoner.explain_firsts(part.groups, part.ids, _DEPTH)))
                         advance(part.groups.n_documents)
             commit.finish({"made_by": origin})
         report({"stage": self.stage, "queries": selection.n_groups})

@@ -98,7 +98,7 @@ def find_skew(
         >>> from ltrscale.batch import QueryGroups
         >>> from ltrscale.data.dataset.manifest import Feature
         >>> groups = QueryGroups(torch.arange(400.0)[:, None] % 50, torch.arange(0, 401, 4))
-        >>> reference = Reference.of(groups, [Feature(name="price")])
+        >>> reference = Reference.from_groups(groups, [Feature(name="price")])
         >>> for finding in find_skew(reference, groups.features_NF * 100, lists=100):
         ...     print(finding)
         price: 98% of its values are outside training's range of 0 to 49; the median is 2450, in training 25
@@ -136,12 +136,12 @@ def _compared(
         message = f"missing{filled} in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
         yield distance, "missing", missing, feature.missing, message
     if len(present_N) and feature.kind == "categorical":
-        yield from _of_codes(feature, present_N, len(values_N), lists, names)
+        yield from _code_findings(feature, present_N, len(values_N), lists, names)
     elif len(present_N) and feature.quantiles:  # without quantiles training had no value, so there is no range
-        yield from _of_range(feature, present_N, (lists[0], round(lists[1] * (1 - missing))))
+        yield from _range_findings(feature, present_N, (lists[0], round(lists[1] * (1 - missing))))
 
 
-def _of_codes(
+def _code_findings(
     feature: FeatureReference,
     present_N: NDArray[np.float32],
     rows: int,
@@ -161,7 +161,7 @@ def _of_codes(
         yield distance, "category", share, feature.new, message
 
 
-def _of_range(feature: FeatureReference, present_N: NDArray[np.float32], lists: tuple[int, int]) -> _Findings:
+def _range_findings(feature: FeatureReference, present_N: NDArray[np.float32], lists: tuple[int, int]) -> _Findings:
     least, low, middle, high, most = feature.quantiles
     median = float(np.median(present_N))
     medians = f"the median is {median:.4g}, in training {middle:.4g}"

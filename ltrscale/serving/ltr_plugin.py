@@ -95,7 +95,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
             where = f"{_FEATURES}: {query['name']}"
             try:
                 body = validate(FunctionScore, query["template"]["function_score"], where)
-                values_N = body.of(fields)
+                values_N = body.scores(fields)
                 values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
             except InputError as error:
                 refused.append(str(error))
@@ -122,18 +122,18 @@ class OpenSearchFormat(PluginFormat):
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
 
 
-class OfField(Strict):
+class FieldReference(Strict):
     """The name of a field."""
 
     field: str
 
 
-class FieldValue(OfField):
+class FieldValue(FieldReference):
     """The value of a field, times a factor in single precision."""
 
     factor: float = 1
 
-    def of(self, fields: Fields, rows_n: NDArray[np.int64]) -> NDArray[np.float64]:
+    def values(self, fields: Fields, rows_n: NDArray[np.int64]) -> NDArray[np.float64]:
         """The values of some documents.
 
         Raises:
@@ -176,7 +176,7 @@ class Function(Strict):
 class FunctionScore(Strict):
     """The body of a `function_score` of documents that have a field."""
 
-    query: dict[Literal["exists"], OfField]
+    query: dict[Literal["exists"], FieldReference]
     field_value_factor: FieldValue | None = None
     """The only function, instead of `functions`."""
     functions: tuple[Function, ...] = ()
@@ -192,7 +192,7 @@ class FunctionScore(Strict):
             raise ValueError("functions need score_mode: first")
         return self
 
-    def of(self, fields: Fields) -> NDArray[np.float32]:
+    def scores(self, fields: Fields) -> NDArray[np.float32]:
         """The scores of documents [N]; NaN where the query does not match.
 
         Raises:
@@ -201,7 +201,7 @@ class FunctionScore(Strict):
         Example:
             >>> body = {"query": {"exists": {"field": "age"}}, "field_value_factor": {"field": "age"}}
             >>> ages_N = np.array([3.0, np.nan], np.float32)
-            >>> FunctionScore.model_validate({**body, "boost_mode": "replace"}).of({"age": ages_N}).tolist()
+            >>> FunctionScore.model_validate({**body, "boost_mode": "replace"}).scores({"age": ages_N}).tolist()
             [3.0, nan]
         """
         left_N = ~np.isnan(_values_of(fields, self.query["exists"].field))
@@ -211,7 +211,7 @@ class FunctionScore(Strict):
             for field, bounds in function.filter.get("range", {}).items():
                 held_N &= bounds.hold(_values_of(fields, field))
             value = function.field_value_factor
-            scores_N[held_N] = function.weight if value is None else value.of(fields, np.flatnonzero(held_N))
+            scores_N[held_N] = function.weight if value is None else value.values(fields, np.flatnonzero(held_N))
             left_N &= ~held_N
         return scores_N
 
@@ -267,14 +267,14 @@ def _leaves(root: Node, values: Mapping[str, NDArray[np.float32]], documents: in
 def _roots(trees: Trees, to: str) -> list[Node]:
     """The trees as nodes in XGBoost's form."""
     if trees.library == "lightgbm":
-        return [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
+        return [_from_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
     learner = json.loads(trees.booster.save_config())["learner"]
     # the base score: the format can hold it only as a tree of one leaf
     nothing = {"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))}
     return [*(json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")), nothing]
 
 
-def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0) -> Node:
+def _from_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0) -> Node:
     """Convert a node of LightGBM's dump and its subtree; ids come later."""
     if "leaf_value" in node:
         return {"leaf": node["leaf_value"]}
@@ -286,7 +286,7 @@ def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0)
         "split": column.label,
         "split_condition": _above(node["threshold"]),
         "missing": "yes" if missing_goes_left(node) else "no",
-        "children": [_of_lightgbm(node[side], trees, to, depth + 1) for side in ("left_child", "right_child")],
+        "children": [_from_lightgbm(node[side], trees, to, depth + 1) for side in ("left_child", "right_child")],
     }
 
 

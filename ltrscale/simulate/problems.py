@@ -129,14 +129,14 @@ def _factors(rng: Generator, offsets_Q1: Ints) -> Doubles:
     """The factors of documents, formula (1); in some problems with heavy tails."""
     n_documents, n_factors = int(offsets_Q1[-1]), int(rng.integers(2, 9))
     share_D = rng.beta(1, 3, n_factors)
-    of_lists_ND = _of_lists(rng, offsets_Q1, n_factors)
+    of_lists_ND = _values_by_list(rng, offsets_Q1, n_factors)
     factors_ND = np.sqrt(share_D) * of_lists_ND + np.sqrt(1 - share_D) * rng.normal(size=(n_documents, n_factors))
     if rng.random() < 0.3:  # Student's t with four degrees of freedom
         factors_ND = factors_ND / np.sqrt(rng.chisquare(4, (n_documents, 1)) / 4)
     return factors_ND
 
 
-def _of_lists(rng: Generator, offsets_Q1: Ints, columns: int) -> Doubles:
+def _values_by_list(rng: Generator, offsets_Q1: Ints, columns: int) -> Doubles:
     """Normal values [N, columns] that are equal within a list."""
     return np.asarray(rng.normal(size=(len(offsets_Q1) - 1, columns)).repeat(np.diff(offsets_Q1), axis=0))
 
@@ -155,7 +155,7 @@ def _mixed(rng: Generator, factors_ND: Doubles, offsets_Q1: Ints, n_features: in
     if rng.random() < 0.6:
         x_NF = _alike(rng, x_NF, factors_ND)
     if rng.random() < 0.5:
-        x_NF = np.where(rng.random(n_features) < 0.1, _of_lists(rng, offsets_Q1, n_features), x_NF)
+        x_NF = np.where(rng.random(n_features) < 0.1, _values_by_list(rng, offsets_Q1, n_features), x_NF)
     return np.asarray(x_NF)
 
 
@@ -230,7 +230,7 @@ def _utility(rng: Generator, factors_ND: Doubles, cause_NF: Doubles, x_NF: Doubl
     pairs = zip(weights, terms, strict=True)
     u_N = _within_lists(np.sum([w * _within_lists(term_N, offsets_Q1) for w, term_N in pairs], axis=0), offsets_Q1)
     u_N = u_N.clip(-4, 4) + math.exp(rng.uniform(math.log(0.3), math.log(2.5))) * rng.normal(size=len(u_N))
-    return np.asarray(u_N / u_N.std() + rng.uniform() * _of_lists(rng, offsets_Q1, 1)[:, 0])
+    return np.asarray(u_N / u_N.std() + rng.uniform() * _values_by_list(rng, offsets_Q1, 1)[:, 0])
 
 
 def _curved(rng: Generator, factors_ND: Doubles, cause_NF: Doubles, x_NF: Doubles) -> Doubles:

@@ -11,7 +11,7 @@ A, b, m, V, v and w are drawn once for a seed, e is normal noise. V and w are sp
 hidden values, and a hidden value depends on four of the seven entries of place u and factors x. g_j makes a score, a
 count, an amount, a ratio or a plain number. Some features show the intent and are constant in a list, and some are pure
 noise. The label is the grade of r plus noise. So relevance is far from linear in the features: the sign of a factor
-depends on the kind, and no feature alone tells the kind. Yet documents of a kind lie close together in the joint
+depends on the kind, and no single feature reveals the kind. Yet documents of a kind lie close together in the joint
 distribution of all features: groups without labels can teach an encoder what a kind is, and few labels can then teach
 what it is worth. Unlabelled groups come from the same distribution, and no feature is computed from the label. The
 shares of categories, and with them of intents, drift in time. The seller nearly identifies a document within its list,
@@ -46,7 +46,7 @@ GENERATOR = {"generator": "2"}
 """Part of a log's identity: raise it when the same settings give other rows."""
 
 _INTENTS, _KINDS = 4, 12
-_PLACE, _FACTORS = 3, 4  # entries of the place, which tells the kind, and of the factors
+_PLACE, _FACTORS = 3, 4  # entries of the place, which reveals the kind, and of the factors
 _WITHIN = 0.1  # spread of places within a kind
 _HIDDEN = 24
 _SELLERS = 400

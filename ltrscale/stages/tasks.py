@@ -114,10 +114,10 @@ class Costs:
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
         self._spent += seconds
-        remaining = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
+        remaining = sum(number * self._expected_cost(*like) for like, number in self._left.items() if number)
         return self._spent / (self._spent + remaining) if remaining else 1.0
 
-    def _foretold(self, kind: str, size: float) -> float:
+    def _expected_cost(self, kind: str, size: float) -> float:
         """The mean cost of tasks of the same kind and size, or of the kind in proportion to size, or of all."""
         if same := self._costs.get((kind, size)):
             return statistics.fmean(same)
@@ -159,11 +159,11 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
 
     mailbox = open_mailbox()
     remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RESTARTS)
-    room = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
+    at_once = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
     leases, running = storage.share_leases(), dict[Any, Task]()
     try:
         while True:
-            while len(running) < room and (task := queue.next()) is not None:
+            while len(running) < at_once and (task := queue.next()) is not None:
                 running[remote.remote(task.call, workers.threads, leases, mailbox)] = task
             if not running:
                 return

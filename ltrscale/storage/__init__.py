@@ -52,6 +52,7 @@ from ltrscale.storage.files import (
 )
 from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
+from ltrscale.storage.manifest_parts import read_manifest_part, sizes_in
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
@@ -68,7 +69,6 @@ from ltrscale.storage.names import (
     local_path,
     period_name,
 )
-from ltrscale.storage.parts import read_part, sizes_in
 from ltrscale.storage.patience import PATIENCE, patiently
 from ltrscale.storage.writers import Lease, is_held, join_leases, share_leases
 
@@ -79,7 +79,7 @@ __all__ = [
     "delta_options", "exists", "filesystem", "fingerprint", "heeds_conditions", "hold", "is_disk_full", "is_fault",
     "is_held", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path",
     "local_path", "named_errors", "open_input", "parse_manifest", "patiently", "period_name", "read_bytes",
-    "read_if_there", "read_manifest", "read_part", "read_verified", "remove", "remove_with_folders", "scratch",
+    "read_if_there", "read_manifest", "read_manifest_part", "read_verified", "remove", "remove_with_folders", "scratch",
     "sha256", "share_leases", "size", "sizes_below", "sizes_in", "swap", "sweep", "sweep_helpers", "withdraw",
     "withdraw_below", "write_bytes",
 ]  # fmt: skip

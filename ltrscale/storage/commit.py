@@ -31,8 +31,8 @@ from ltrscale.storage.committed import (
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
+from ltrscale.storage.manifest_parts import no_longer_listed
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.parts import no_longer_listed
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Commit:
         """The document of an unfinished commit, with its `files`; empty if there is none."""
         if not helping:
             if files.read_if_there(join(url, KEPT)) is not None:
-                with self._alone():  # another writer may be about to commit or delete these files
+                with self._exclusively():  # another writer may be about to commit or delete these files
                     delete_kept(url)
             saved = files.read_if_there(join(url, UNFINISHED))
             self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
@@ -173,7 +173,7 @@ class Commit:
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
-        """Report a full disk in one line, and delete the unfinished file to free its room."""
+        """Report a full disk in one line, and delete the unfinished file to free its space."""
         if shutil.disk_usage(self._staging).free < size:
             raise disk_full(url, size, self._staging)
         try:
@@ -198,7 +198,7 @@ class Commit:
         if self.saved:  # `stale` already has its files that the old manifest lists
             stale |= listed_in(self.saved).keys() - set(names_in(self.url, document))
         self._flush()
-        with self._alone():
+        with self._exclusively():
             check_lease(self.url)
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
@@ -215,7 +215,7 @@ class Commit:
                 self.finished = True
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[None]:
         """Keep other writers out, by a lock on a local disk or below a held lease, else by a lease."""
         if is_local(self.url) or writers.covering(self.url) is not None:
             with files.exclusively(self.url):
@@ -233,7 +233,7 @@ class Commit:
         if not self._waiting:
             return old_manifest
         stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
-        # reserve the manifest's bytes on the disk, so that writing it last finds room
+        # reserve the manifest's bytes on the disk, so that writing it last finds space
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)

@@ -18,8 +18,8 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.lease import check_lease
+from ltrscale.storage.manifest_parts import names_to_delete, sizes_in
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.parts import names_to_delete, sizes_in
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ UNFINISHED = ".unfinished.json"
 """Lists the files of long work that has ended early, and how to resume it; see `Commit.save`."""
 _REQUESTS = 16  # at a time
 _FEW = 64
-_MOST_A_TURN = 64
+_MOST_A_BATCH = 64
 _log = logging.getLogger("ltrscale")
 
 
@@ -105,12 +105,12 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     """Results of a function for each item, in order; the calls run concurrently, as they mostly wait for storage."""
-    # several items per thread turn, because handing over one can cost more than its call
-    some = max(1, min(_MOST_A_TURN, len(items) // (4 * _REQUESTS)))
-    turns = [items[i : i + some] for i in range(0, len(items), some)]
+    # several items per call of a thread, because handing over one can cost more than its call
+    some = max(1, min(_MOST_A_BATCH, len(items) // (4 * _REQUESTS)))
+    batches = [items[i : i + some] for i in range(0, len(items), some)]
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        results = pool.map(lambda turn: [function(item) for item in turn], turns)
-        return [result for of_turn in results for result in of_turn]
+        results = pool.map(lambda batch: [function(item) for item in batch], batches)
+        return [result for of_batch in results for result in of_batch]
 
 
 def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
@@ -261,7 +261,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
 
 
 def sweep_helpers(url: str) -> None:
-    """Delete files that helper processes of this holder of a directory have left and nobody has taken over.
+    """Delete files left by helper processes of this holder of a directory, unless another process has taken them over.
 
     A helper may have died after its file was in place. Call it at the end of the work, when no helper runs any more.
     """

@@ -75,7 +75,7 @@ def describes(url: str, bytes_: int, digest: str) -> bool:
 
 @functools.cache
 def warn(store: str, what: str) -> None:  # noqa: ARG001 - once per store
-    """Warn that nothing keeps two writers apart there."""
+    """Warn that the store cannot exclude a second writer."""
     logging.getLogger("ltrscale").warning("%s: run one writer of a directory at a time", what)
 
 

@@ -1,4 +1,4 @@
-"""Report storage errors in one line with the URL and the remedy, and tell which of them a retry may cure."""
+"""Report storage errors in one line with the URL and the remedy, and say which of them a retry may cure."""
 
 import errno
 import re
@@ -53,7 +53,7 @@ _NO_KEYS = (PermissionError, boto.NoCredentialsError, boto.PartialCredentialsErr
 
 
 def is_fault(error: BaseException) -> bool:
-    """True if an error while reading a file is the storage's fault and says nothing about the content.
+    """True if an error while reading a file is a fault of the storage, not of the content.
 
     pyarrow raises OSError for both: without an error number for undecodable content, and with its own text for an
     answer of S3.
@@ -128,18 +128,18 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def disk_full(url: str, need: int, folder: Path) -> InputError:
-    """The error for a disk without room for the file at `url`.
+    """The error for a disk without space for the file at `url`.
 
     Args:
         url: the file or directory to be written.
-        need: its bytes; 0 if they are only known to exceed the free room.
+        need: its bytes; 0 if they are only known to exceed the free space.
         folder: a directory on the disk.
     """
     free = f"{shutil.disk_usage(folder).free:,}"
     url = url.replace("-{hash}", "")  # an unfinished file has no hash yet
-    room = f"{need:,} bytes are needed, {free} are free" if need else f"more than the {free} bytes free are needed"
+    shortage = f"{need:,} bytes are needed, {free} are free" if need else f"more than the {free} bytes free are needed"
     remedy = "choose another directory" if is_local(url) else "set TMPDIR to another disk"
-    return InputError(f"{url}: disk full: {room} in {folder}; make room or {remedy}")
+    return InputError(f"{url}: disk full: {shortage} in {folder}; make room or {remedy}")
 
 
 @contextmanager

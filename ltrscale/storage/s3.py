@@ -174,7 +174,7 @@ class _Content:
 
 
 def arrow_client(connection: Connection) -> Any:
-    """The S3 client of pyarrow; the same one, with its open connections, while nothing changes."""
+    """The S3 client of pyarrow, reused with its open connections until a setting changes."""
     return _arrow_client(connection, os.getpid())  # a fork cannot use the client of its parent
 
 

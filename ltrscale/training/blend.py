@@ -140,10 +140,10 @@ def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tup
     labels_N = torch.cat([labels_N for labels_N in parts if labels_N is not None])  # in file order, like the scores
     named = metric_named(metric)
     scores_MN = torch.stack([standardise_by_group(each.scores_N, first.offsets_Q1) for each in scores])
-    defined_Q = ~named.of(labels_N, labels_N, first.offsets_Q1).isnan()
+    defined_Q = ~named.values(labels_N, labels_N, first.offsets_Q1).isnan()
 
     def judge(scores_N: Tensor) -> Doubles:
-        return named.of(scores_N, labels_N, first.offsets_Q1)[defined_Q].double().numpy()
+        return named.values(scores_N, labels_N, first.offsets_Q1)[defined_Q].double().numpy()
 
     return judge, scores_MN
 

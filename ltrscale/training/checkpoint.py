@@ -97,7 +97,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
         extra["auxiliary"] = {"epoch": auxiliary.epoch, "positions": of_auxiliary}
     if rank_and_world()[0] != 0:
         return None
-    groups, moments = of_optimizer(trainer.optimizer)
+    groups, moments = optimizer_state(trainer.optimizer)
     return Snapshot(
         state={
             "step": state.step,
@@ -120,7 +120,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
     )
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """The settings of its groups, and its tensors by `parameter.key`; `parameter` is the parameter's index."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     moments = {
@@ -132,7 +132,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]]
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]], tensors: Tensors) -> None:
-    """Restore an optimizer from the result of `of_optimizer`."""
+    """Restore an optimizer from the result of `optimizer_state`."""
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".")
@@ -156,7 +156,7 @@ def _positions(saved: Mapping[str, Sequence[int]], stream: GroupStream) -> dict[
     return {c: Position(*saved.get(str(c), Position())) for c in stream.streams} if saved else {}
 
 
-def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
+def broadcast_snapshot(snapshot: Snapshot | None) -> Snapshot | None:
     """Rank 0's snapshot (or None) on all workers.
 
     The tensors are sent one by one, so no worker holds all of them twice.

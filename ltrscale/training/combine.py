@@ -42,7 +42,7 @@ class FeatureJob(LabelledStage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate the order on the validation groups and commit the bundle."""
-        data = LabelledData.of(self.splits.train, self.splits.validation, without=())
+        data = LabelledData.from_splits(self.splits.train, self.splits.validation, without=())
         data = data.serving([self.order.among(data.train.features)], whose=self.out, on_purpose=True)
         assert data.judged is not None
         metrics = validated(data.judged, order_scorer(self.order))
@@ -57,7 +57,7 @@ def validated(judged: Selection, score: Scorer) -> dict[str, float]:
     for groups in iterate(judged):
         assert groups.labels_N is not None
         scored = score(groups), groups.labels_N, groups.offsets_Q1
-        values.append(torch.stack([metric_named(metric).of(*scored) for metric in _VALIDATED]))
+        values.append(torch.stack([metric_named(metric).values(*scored) for metric in _VALIDATED]))
     means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
     return {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
 
@@ -95,7 +95,7 @@ class CombineJob(LabelledStage, TrainingStage):
         select(train, labelled=True).serving(first.features, whose=first.url)  # raises before any work starts
         splits = {"train": train, "validation": validation}
         preflight = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(train, validation, without=preflight.without, config=config)
+        data = LabelledData.from_splits(train, validation, without=preflight.without, config=config)
         trains = config.how == "concat"
         if trains:
             check_batches(data.train, config.stream, world=self.workers.most, title="combining")

@@ -168,7 +168,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
         if epochs is not None:
             splits = {"train": joined_splits(train, validation)}
         preflight = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(splits["train"], splits.get("validation"), without=preflight.without, config=config)
+        data = LabelledData.from_splits(
+            splits["train"], splits.get("validation"), without=preflight.without, config=config
+        )
         documents = select(splits["train"], labelled=False, without=preflight.without)
         read: Callable[[Selection], Selection]
         if start is not None:

@@ -74,7 +74,7 @@ class InContextJob(LabelledStage):
         """
         config, validation = self.in_context, None if refit else self.splits.validation
         train = joined_splits(self.splits.train, self.splits.validation) if refit else self.splits.train
-        data = LabelledData.of(train, validation, without=())
+        data = LabelledData.from_splits(train, validation, without=())
         examples = at_most(only_relevant(data.train), config.groups, config.reading.seed, "examples")
         data = replace(data, train=examples)
         data = data.serving(_numbers(data.train.features, self.out), whose=self.out, on_purpose=True)

@@ -216,7 +216,7 @@ class Trainer:
         return torch.stack([loss.detach().double(), counted.double()])
 
     def reduce(self, loss_and_count: Tensor, own: _Sums) -> tuple[StepResult, int]:
-        """Sum over all workers, and update if there is something to learn.
+        """Sum loss, count and gradient over all workers, and update unless the count is 0.
 
         Everything a step needs from the device (loss, count, gradient norm, workers' sums) is read at once, after the
         gradient. So the host waits for a GPU once per step, and twice more with an auxiliary loss.

@@ -52,10 +52,10 @@ _OF_PAIRS = (
 def built(
     make: Callable[[], ModuleT], optimizer: OptimizerConfig | None, *, device: torch.device, networks: int = 1
 ) -> ModuleT:
-    """The network of `make`, if the device has room to train `networks` of it; without optimizer, room to hold them.
+    """The network of `make`, if the device has memory to train `networks` of it, or without optimizer, to hold them.
 
     Raises:
-        InputError: there is not enough room.
+        InputError: there is not enough memory.
 
     Example:
         >>> built(lambda: torch.nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
@@ -68,10 +68,10 @@ def built(
     copies = networks * (1 if optimizer is None else _COPIES[optimizer.kind])
     for place, on_place in ((device, False), (_CPU, True)):
         parameters = sum(p.numel() for p in outline.parameters() if (id(p) in on_host) == on_place)
-        if (needed := 4 * copies * parameters) > (room := memory_of(place)):
+        if (needed := 4 * copies * parameters) > (available := memory_of(place)):
             raise InputError(
                 f"the network has {parameters:,} parameters, which take {_gb(needed)} here, and {place} has "
-                f"{_gb(room)}; lower the sizes or the number of its layers, embeddings or heads"
+                f"{_gb(available)}; lower the sizes or the number of its layers, embeddings or heads"
             )
     return make()
 
@@ -111,7 +111,7 @@ def foresee(trainer: Trainer, title: str) -> None:
         InputError: it does not fit into the memory of the device.
     """
     selection, device = trainer.stream.selection, trainer.device
-    longest, room = selection.longest, memory_of(device)
+    longest, available = selection.longest, memory_of(device)
     if longest <= _LONG:
         return
     measured = _measured(trainer)
@@ -119,13 +119,13 @@ def foresee(trainer: Trainer, title: str) -> None:
     of_pairs = costs.work > 2 * measured[size].work * longest / size  # grows faster than the length
     remedy = _REMEDY + _OF_PAIRS if of_pairs else _REMEDY
     says = f"{title}: a step of the longest group, {longest:,} documents, takes about {_gb(costs.bytes)}"
-    if costs.bytes > room and selection.serves_longest:
-        raise InputError(f"{says}, and {device} has {_gb(room)}; {remedy}")
+    if costs.bytes > available and selection.serves_longest:
+        raise InputError(f"{says}, and {device} has {_gb(available)}; {remedy}")
     if rank_and_world()[0] == 0:
-        slow = costs.seconds > _SLOW_S or costs.bytes > room
+        slow = costs.seconds > _SLOW_S or costs.bytes > available
         change = f"; to change that, {remedy}" if slow else ""
         say = log.warning if slow else log.info
-        say("%s of %s (%s) and %s%s", says, _gb(room), device, _spoken(costs.seconds), change)
+        say("%s of %s (%s) and %s%s", says, _gb(available), device, _spoken(costs.seconds), change)
 
 
 def extrapolated(measured: dict[int, Taken], longest: int) -> Taken:

@@ -49,7 +49,7 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
             "weight_decay": _DECAY.get(method, 1e-3),
             "schedule": {"kind": "step", "every": 20, "factor": 0.9},
         }
-        settings["method"] |= _of_the_code(method, cls)
+        settings["method"] |= _published_settings(method, cls)
     if name == "hou24" and method == "simclr_sample":
         stream["window"] = _EVERYTHING  # documents are regrouped over the whole split
     return settings
@@ -74,7 +74,7 @@ _DECAY = {"simsiam": 2e-4, "simclr": 2e-3, "simclr_rank": 2e-3, "simclr_sample":
 sum: Adam cancels a factor of the loss, which changes the relative size of the decay."""
 
 
-def _of_the_code(method: str, cls: type[Objective]) -> dict[str, Any]:
+def _published_settings(method: str, cls: type[Objective]) -> dict[str, Any]:
     """Settings of a method in HOU24's public code."""
     simclr = {"temperature": 0.01, "projector": {"layers": 3, "width": 136, "output": 64, "bias": True}}
     match method:

@@ -143,7 +143,7 @@ class _Watcher:
         sums = Sums(*sum_over_workers(self.model.watch.take()).tolist())
         if not sums.anchors:
             return {}
-        geometry = Geometry.of(sums)
+        geometry = Geometry.from_sums(sums)
         warning = warning_of(geometry, self.model.method.if_solved)
         if warning and not self.warned and rank_and_world()[0] == 0:
             log.warning("pretraining: %s", warning)

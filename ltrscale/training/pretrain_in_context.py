@@ -38,7 +38,7 @@ from ltrscale.signals import stop_on_signal
 from ltrscale.simulate.problems import Problems, ProblemsConfig, problems
 from ltrscale.stages.stage import Origin, OutputUrl
 from ltrscale.storage import join
-from ltrscale.training.checkpoint import Snapshot, of_optimizer, restore_optimizer
+from ltrscale.training.checkpoint import Snapshot, optimizer_state, restore_optimizer
 from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
 from ltrscale.training.loop import check_finite
 from ltrscale.training.memory import built
@@ -256,7 +256,7 @@ class Learner:
             InputError: training has diverged.
         """
         self.mean_loss()
-        groups, moments = of_optimizer(self.optimizer)
+        groups, moments = optimizer_state(self.optimizer)
         names = ("step", "best_step", "value", "spent_s")
         tensors: dict[str, Mapping[str, Tensor]] = {
             "weights": self.network.state_dict(),

@@ -129,7 +129,7 @@ class RankingObjective(nn.Module):
         """
         if self.config.negatives:
             groups = with_negatives(groups, self.config.negatives, generator)
-        scores = [scores for part in side_by_side(self.ranker) for scores in part.score(groups).of_members()]
+        scores = [scores for part in side_by_side(self.ranker) for scores in part.score(groups).by_member()]
         with torch.autocast(groups.features_NF.device.type, enabled=False):  # bfloat16 would round ranks and gains
             losses = [self._losses(each, groups, generator) for each in scores]
         loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
@@ -143,7 +143,7 @@ class RankingObjective(nn.Module):
             loss_Q, defined_Q = self._dual(scores_N, groups)
         else:
             scored = Scored(scores_N, groups.labels_N, groups.offsets_Q1, self._weights(groups), generator)
-            loss_Q, defined_Q = self.config.loss.of(scored), self.config.loss.counted(*scored[1:3])
+            loss_Q, defined_Q = self.config.loss.losses(scored), self.config.loss.counted(*scored[1:3])
         if self.list_loss is not None and grades_QC is not None:
             defined_Q = groups.lengths_Q > 0  # the best label is defined even if there is nothing to rank
             best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
@@ -195,7 +195,7 @@ class LabelledData:
     """The validation groups with a relevant document; only these define a metric."""
 
     @classmethod
-    def of(
+    def from_splits(
         cls,
         train: Split,
         validation: Split | None,
@@ -362,7 +362,7 @@ def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory:
                 "validation: a score is NaN, training has diverged; lower optimizer.learning_rate or set "
                 "optimizer.clip_norm"
             )
-        value_Q = measure.of(scores_N, groups.labels_N, groups.offsets_Q1)
+        value_Q = measure.values(scores_N, groups.labels_N, groups.offsets_Q1)
         defined_Q = value_Q[~value_Q.isnan()]
         totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
     total, count = sum_over_workers(totals).tolist()

@@ -26,8 +26,8 @@ from ltrscale.training.checkpoint import (
     Buffers,
     Progress,
     Snapshot,
+    broadcast_snapshot,
     list_checkpoints,
-    of_rank_0,
     read_checkpoint,
     take,
     withdraw_checkpoint,
@@ -71,7 +71,7 @@ class Checkpoints:
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        context: counts committed checkpoints, on rank 0 in the writing thread, and tells if the workers regroup.
+        context: counts committed checkpoints, on rank 0 in the writing thread, and signals whether the workers regroup.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Checkpoints:
         """
         if from_rank_0(self.context.carried is not None):
             return self._taken_over(self.context.carried)
-        return of_rank_0(self._choose() if self._first else None)
+        return broadcast_snapshot(self._choose() if self._first else None)
 
     def _taken_over(self, carried: object) -> Snapshot | None:
         """The previous group's state, if rank 0 was part of it."""
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
-            return of_rank_0(carried.snapshot)
-        return of_rank_0(None)
+            return broadcast_snapshot(carried.snapshot)
+        return broadcast_snapshot(None)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; deletes the remains of interrupted writes."""

@@ -59,7 +59,7 @@ class AverageJob(LabelledStage):
         bundles = [load_trees(url) for url in self.bundles]
         if len({opened.content for opened in bundles}) < (n := len(bundles)):
             log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", self.out, n)
-        judged, stop_on = _Judged.of(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
+        judged, stop_on = _Judged.from_bundles(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
         name, value = f"validation_ndcg@{stop_on}", judged.groups.mean_ndcg(judged.scores_CN.mean(axis=0), stop_on)
         metrics: dict[str, MetricValue] = {name: value, "validation_groups": judged.n_groups}
         _save_mean(bundles, self.out, config={**bundles[0].config, "runs": n}, metrics=metrics, made_by=origin)
@@ -83,7 +83,7 @@ def choose_members(
         InputError: a bundle or the data cannot be read.
     """
     bundles = [load_trees(url) for url in candidates]
-    judged, name = _Judged.of(bundles, validation), f"validation_ndcg@{config.stop_on}"
+    judged, name = _Judged.from_bundles(bundles, validation), f"validation_ndcg@{config.stop_on}"
     members, value, best_alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
     )
@@ -108,7 +108,7 @@ class _Judged(NamedTuple):
     scores_CN: Doubles
 
     @classmethod
-    def of(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
+    def from_bundles(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
         labelled = select(validation, labelled=True)
         selection = only_relevant(labelled)
         groups, _ = read_labelled(selection, "validation")

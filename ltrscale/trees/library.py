@@ -35,7 +35,7 @@ class Targets(Config):
     of_all_groups: ClassVar[bool] = False
     """Whether a target depends on the documents of other groups too."""
 
-    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+    def from_labels(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
         """The targets of some groups, shape [N]."""
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class StandardisedConfig(Targets):
 
     kind: Literal["standardised"] = "standardised"
 
-    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+    def from_labels(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
         """Labels standardised within each group, shape [N]."""
         return standardised(labels_N, offsets_Q1)
 
@@ -62,7 +62,7 @@ class QuantisedConfig(Targets):
     standardise: bool = False
     """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
 
-    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+    def from_labels(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
         """Labels cut into grades, shape [N]."""
         scores_N = standardised(labels_N, offsets_Q1) if self.standardise else labels_N
         return quantised(scores_N, grades=self.grades, bins=self.bins)
@@ -73,7 +73,7 @@ TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discrimina
 
 def make_targets(config: TargetsConfig | None, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Labels transformed as a config sets, shape [N]."""
-    return labels_N if config is None else config.of(labels_N, offsets_Q1)
+    return labels_N if config is None else config.from_labels(labels_N, offsets_Q1)
 
 
 def standardised(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:

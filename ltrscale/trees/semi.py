@@ -219,7 +219,7 @@ def _by_part(selection: Selection, function: Callable[[Part], T], label: str, ru
 def _moments_of_part(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
     moments = Moments.none(len(numeric_C))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
-        moments = moments.merge(Moments.of(view.columns(groups)[:, numeric_C]))
+        moments = moments.merge(Moments.from_values(view.columns(groups)[:, numeric_C]))
     return moments
 
 

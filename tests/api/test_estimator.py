@@ -270,7 +270,7 @@ CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 
 
-def test_an_infinite_number_is_told_how_to_be_missing(fitted: Ranker) -> None:
+def test_the_error_of_an_infinite_number_says_how_to_mark_it_missing(fitted: Ranker) -> None:
     rows = searches(3, 9)
     rows.loc[2, "price"] = np.inf
     with pytest.raises(InputError, match=r"X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read"):

@@ -60,16 +60,16 @@ def walked(library: str, content: bytes, folder: Path) -> list[shapley.Tree]:
         case "lightgbm":
             import lightgbm
 
-            return shapley.of_lightgbm(lightgbm.Booster(model_str=content.decode()))
+            return shapley.lightgbm_trees(lightgbm.Booster(model_str=content.decode()))
         case "xgboost":
             import xgboost
 
-            return shapley.of_xgboost(xgboost.Booster(model_file=bytearray(content)))
+            return shapley.xgboost_trees(xgboost.Booster(model_file=bytearray(content)))
         case _:
             model = import_catboost().CatBoost()
             model.load_model(blob=content)
             model.save_model(str(folder / "model.json"), format="json")
-            return shapley.of_catboost(json.loads((folder / "model.json").read_text()))
+            return shapley.catboost_trees(json.loads((folder / "model.json").read_text()))
 
 
 @pytest.mark.slow

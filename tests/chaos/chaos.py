@@ -72,11 +72,11 @@ def chaos(job: ChaosJob) -> bool:
         undisturbed = {kind == "ray": _undisturbed(folder.parent, stages, kind) for kind in sorted(set(job.rounds))}
         _start_anew_after_a_change(folder, job.model_dump_json() + fingerprint(stages, ray=True))
         diary = Diary(folder / "events.jsonl")
-        if diary.of("end"):
+        if diary.by_kind("end"):
             log.info("chaos: %s is up to date", folder)
         else:
             _run(job, folder, diary, undisturbed)
-        left_out = _NO_DISK if any(e["left_out"] for e in diary.of("begin")) else ""
+        left_out = _NO_DISK if any(e["left_out"] for e in diary.by_kind("begin")) else ""
         summary = write_report(folder, diary, seed=job.seed, left_out=left_out)
     _show(summary, folder)
     return bool(summary["held"])
@@ -86,7 +86,7 @@ def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outc
     arena = Arena(folder, _mark(folder))
     with arena.opened():
         kinds = [kind for kind in job.kinds if kind != "full" or arena.small_disk]
-        what = "resumed" if diary.of("begin") else "begin"
+        what = "resumed" if diary.by_kind("begin") else "begin"
         left_out = len(kinds) < len(job.kinds)
         text = f"seed {job.seed}, {job.minutes:g} minutes; {_NO_DISK if left_out else 'all kinds of faults'}"
         diary.write(what, diary.clock_s, text, left_out=left_out)
@@ -101,8 +101,8 @@ def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outc
             undisturbed=undisturbed,
         )
         player.play()
-    diary.write("end", player.clock_s, f"{len(diary.of('failure'))} failures")
-    if not diary.of("failure"):
+    diary.write("end", player.clock_s, f"{len(diary.by_kind('failure'))} failures")
+    if not diary.by_kind("failure"):
         arena.remove()
 
 

@@ -75,7 +75,7 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
 
 
 def _models(url: str, names: Collection[str]) -> dict[str, str]:
-    """What tells the directories apart that are named with hashes: the model in them, by the hash."""
+    """What distinguishes directories that are named with hashes: the model in them, by the hash."""
     models = {}
     for name in names:
         if (place := _PLACE.search(name)) and name.endswith("/model.txt"):

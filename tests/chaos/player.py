@@ -53,8 +53,10 @@ class Player:
         self.clock_s = self.diary.clock_s
         self.havoc = Havoc(self.arena, calm_since=time.monotonic())
         self.remains = Remains(self.patience_s / 2)  # Ray's agents outlive a killed job by a minute
-        self._pending = self.faults[len(self.diary.of("fault")) :]  # a resumed run skips the faults that it has had
-        self._number = len(self.diary.of("command"))
+        self._pending = self.faults[
+            len(self.diary.by_kind("fault")) :
+        ]  # a resumed run skips the faults that it has had
+        self._number = len(self.diary.by_kind("command"))
         self._kill_second: tuple[float, signal.Signals] | None = None
         self._ticked = self._looked = time.monotonic()
         self._peaceful_failures = 0
@@ -64,12 +66,12 @@ class Player:
         """Whether no more faults follow; on a slow machine they continue until every kind of round has ended once."""
         if self.clock_s < self.total_s:
             return False
-        return len(self.diary.of("round")) >= len(self.rounds) or self.clock_s >= MOST_TIMES * self.total_s
+        return len(self.diary.by_kind("round")) >= len(self.rounds) or self.clock_s >= MOST_TIMES * self.total_s
 
     def play(self) -> None:
         """Play all rounds; the last one ends without faults."""
         while not self.over or self._is_under_way():
-            number = len(self.diary.of("round"))
+            number = len(self.diary.by_kind("round"))
             try:
                 self.play_round(number)
             except Abandoned as error:
@@ -80,14 +82,14 @@ class Player:
 
     def _is_under_way(self) -> bool:
         """Whether chaos was killed during the current round, so that the round has to be finished."""
-        return any(event["round"] == len(self.diary.of("round")) for event in self.diary.of("command"))
+        return any(event["round"] == len(self.diary.by_kind("round")) for event in self.diary.by_kind("command"))
 
     def play_round(self, number: int) -> None:
         """Run the commands of a round, except those already done, and compare the outcome."""
         ray, url = self.rounds[number % len(self.rounds)], f"{BUCKET}/round-{number:03d}"
         folder = self.arena.folder / f"round-{number:03d}"
         folder.mkdir(exist_ok=True)
-        done = {event["stage"] for event in self.diary.of("ended") if event["round"] == number and event["done"]}
+        done = {event["stage"] for event in self.diary.by_kind("ended") if event["round"] == number and event["done"]}
         with Reader(f"{url}/{WEEKLY}") as reader:
             for stage in self.stages:
                 words = command(stage, folder, url, ray=ray)
@@ -96,7 +98,7 @@ class Player:
                         done.add(stage.name)
         self._settle()
         self.diary.write("reader", self.clock_s, f"{reader.looks} looks at the model in service")
-        killed = {event["pid"] for event in self.diary.of("ended") if event["code"] == -signal.SIGKILL}
+        killed = {event["pid"] for event in self.diary.by_kind("ended") if event["code"] == -signal.SIGKILL}
         found = differences(outcome(url, killed=killed), self.undisturbed[ray])
         found += [*self._scratch(), *reader.found()]
         for line in found:
@@ -115,7 +117,7 @@ class Player:
         first = self._give(number, stage, words)
         while first in self.running:
             self.tick(number)
-        event = next(e for e in reversed(self.diary.of("ended")) if e["mark"] == first.mark)
+        event = next(e for e in reversed(self.diary.by_kind("ended")) if e["mark"] == first.mark)
         in_peace = first.hangs or not first.disturbed
         self._peaceful_failures = self._peaceful_failures + 1 if event["failed"] and in_peace else 0
         if self._peaceful_failures >= _ATTEMPTS_IN_PEACE:
@@ -238,7 +240,7 @@ class Player:
     def _settle(self) -> None:
         """Wait until no fault is active and nothing runs."""
         while self.running or self.remains.ended or not self.havoc.calm:
-            self.tick(len(self.diary.of("round")))  # without a first command no fault comes
+            self.tick(len(self.diary.by_kind("round")))  # without a first command no fault comes
         self.arena.s3.make_bucket(BUCKET.removeprefix("s3://"))
 
     def _scratch(self) -> list[str]:

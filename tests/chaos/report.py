@@ -33,7 +33,7 @@ class Diary:
             print(json.dumps(event), file=file, flush=True)
         log.info("%s %6.1f s  %-8s %s", time.strftime("%H:%M:%S"), clock_s, what, text)
 
-    def of(self, what: str) -> list[dict[str, Any]]:
+    def by_kind(self, what: str) -> list[dict[str, Any]]:
         """The events of a kind."""
         return [event for event in self.events if event["what"] == what]
 
@@ -45,19 +45,19 @@ class Diary:
 
 def write_report(folder: Path, diary: Diary, *, seed: int, left_out: str) -> dict[str, object]:
     """Write `report.json` and `report.md`; returns the summary."""
-    ended = diary.of("ended")
+    ended = diary.by_kind("ended")
     summary = {
         "seed": seed,
-        "held": bool(diary.of("end")) and not diary.of("failure"),
+        "held": bool(diary.by_kind("end")) and not diary.by_kind("failure"),
         "minutes": round(diary.clock_s / 60, 1),
-        "rounds": len(diary.of("round")),
-        "faults": {kind: sum(e["kind"] == kind for e in diary.of("fault")) for kind in KINDS},
+        "rounds": len(diary.by_kind("round")),
+        "faults": {kind: sum(e["kind"] == kind for e in diary.by_kind("fault")) for kind in KINDS},
         "left_out": left_out,
         "commands": len(ended),
         "given_again": sum(not e["done"] and not e["failed"] for e in ended if "(second)" not in e["text"]),
-        "resumed": len(diary.of("resumed")),
-        "differences": sum(len(e["differences"]) for e in diary.of("round")),
-        "failures": [e["text"] for e in diary.of("failure")],
+        "resumed": len(diary.by_kind("resumed")),
+        "differences": sum(len(e["differences"]) for e in diary.by_kind("round")),
+        "failures": [e["text"] for e in diary.by_kind("failure")],
     }
     (folder / "report.json").write_text(json.dumps({**summary, "events": diary.events}, indent=1) + "\n")
     (folder / "report.md").write_text(_page(summary, diary))

@@ -104,7 +104,7 @@ class Places:
         return sum(cell.groups for file in files for cell in file.row_groups)
 
 
-def _of_log(name: str) -> Callable[[Places], str]:
+def _log_account(name: str) -> Callable[[Places], str]:
     def account(places: Places) -> str:
         counts = account_of(join(places.root, name))
         assert counts["rows"] == counts["rows_kept"] + sum(counts["rejected"].values())
@@ -113,7 +113,7 @@ def _of_log(name: str) -> Callable[[Places], str]:
     return account
 
 
-def _of_data(*names: str) -> Callable[[Places], str]:
+def _data_account(*names: str) -> Callable[[Places], str]:
     def account(places: Places) -> str:
         said, rules = Counter[str](), Counter[str]()
         for counts in (account_of(join(places.root, name)) for name in names):
@@ -133,7 +133,7 @@ def _of_data(*names: str) -> Callable[[Places], str]:
     return account
 
 
-def _of_epoch(places: Places) -> str:
+def _epoch_account(places: Places) -> str:
     found = _EPOCH.findall(places.output.read_text(errors="replace"))
     assert found, "no line of the epoch's account in the output"
     groups, missed, repeated = (int(number.replace(",", "")) for number in found[-1])
@@ -141,7 +141,7 @@ def _of_epoch(places: Places) -> str:
     return f"{groups:,} groups, 0 missed, 0 repeated"
 
 
-def _of_scores(places: Places) -> str:
+def _scores_account(places: Places) -> str:
     scored = [read_period(join(places.root, "scores"), period) for period in _LAST_WEEK]
     groups = sum(period.groups for period in scored if period)
     assert groups == places.groups(_LAST_WEEK[0], _LAST_WEEK[-1])
@@ -152,23 +152,25 @@ def _none(_: Places) -> str:
     return ""
 
 
-def _of_report(places: Places) -> list[str]:
+def _report_options(places: Places) -> list[str]:
     words = {"out": "report", "evaluation": "evaluation", "gate": "gate"}
     return [part for key, name in words.items() for part in ("--set", f"{key}={join(places.root, name)}")]
 
 
 STAGES = (
-    Stage("log", "simulate", ("simulate-scale",), _of_log("log"), 15, options=lambda p: _lists(p.lists)),
-    Stage("day", "simulate", ("simulate-scale-day",), _of_log("day"), 0.3, options=lambda p: _lists(p.lists // 70)),
-    Stage("prepare", "prepare", ("prepare-scale",), _of_data("log"), 180),
-    Stage("add", "prepare", ("prepare-scale", "prepare-scale-day"), _of_data("log", "day"), 3),
-    Stage("pretrain", "pretrain", ("pretrain-scale",), _of_epoch, 100, least_s=40),
+    Stage("log", "simulate", ("simulate-scale",), _log_account("log"), 15, options=lambda p: _lists(p.lists)),
+    Stage(
+        "day", "simulate", ("simulate-scale-day",), _log_account("day"), 0.3, options=lambda p: _lists(p.lists // 70)
+    ),
+    Stage("prepare", "prepare", ("prepare-scale",), _data_account("log"), 180),
+    Stage("add", "prepare", ("prepare-scale", "prepare-scale-day"), _data_account("log", "day"), 3),
+    Stage("pretrain", "pretrain", ("pretrain-scale",), _epoch_account, 100, least_s=40),
     Stage("finetune", "finetune", ("finetune-scale",), _none, 3),
     Stage("trees", "train_gbdt", ("gbdt-scale",), _none, 5),
-    Stage("score", "score", ("score-scale",), _of_scores, 5),
+    Stage("score", "score", ("score-scale",), _scores_account, 5),
     Stage("evaluate", "evaluate", ("evaluate-scale",), _none, 3),
     Stage("gate", "gate", ("gate-scale",), _none, 3),
-    Stage("report", "report", (), _none, 1, options=_of_report),
+    Stage("report", "report", (), _none, 1, options=_report_options),
 )
 
 

@@ -92,7 +92,11 @@ def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
             path.write_bytes(b"hashes")
         placed, ids = map(vars, commit.files)
         file = DataFile(**placed, period="a", longest=2, row_groups=(Counts(1, 2, 1),))
-        kept = {"files": DataFiles.of([file]), "query_ids": (ListedFile(**ids),), "made_by": {"time": suffix}}
+        kept = {
+            "files": DataFiles.from_iterable([file]),
+            "query_ids": (ListedFile(**ids),),
+            "made_by": {"time": suffix},
+        }
         commit_dataset(commit, Manifest(features=(), **kept))
     with storage.Commit(f"{url}/bundle") as commit:
         with commit.file("weights.safetensors") as path:

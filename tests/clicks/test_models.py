@@ -56,15 +56,15 @@ def test_dynamic_bayesian_is_the_sum_over_stories(clicks: oracle.Clicks, going_o
         return sum(story[0] for story in stories if story[3] == pattern)
 
     check(model, clicks, probability)
-    told = [story for story in stories if story[3] == clicks]
-    total = sum(story[0] for story in told)
+    matching = [story for story in stories if story[3] == clicks]
+    total = sum(story[0] for story in matching)
     examined_SP, satisfied_SP, went_on, could = model.expected(one_list(clicks))
     for found_SP, part in ((examined_SP, 1), (satisfied_SP, 2)):
-        expected = [sum(story[0] * story[part][p] for story in told) / total for p in range(P)]
+        expected = [sum(story[0] * story[part][p] for story in matching) / total for p in range(P)]
         np.testing.assert_allclose(found_SP[0], expected, rtol=1e-9)
-    free = sum(s[0] * (s[1][p] and not s[2][p]) for s in told for p in range(P - 1)) / total
+    free = sum(s[0] * (s[1][p] and not s[2][p]) for s in matching for p in range(P - 1)) / total
     assert could == pytest.approx(free)
-    assert went_on == pytest.approx(sum(s[0] * s[1][p] for s in told for p in range(1, P)) / total)
+    assert went_on == pytest.approx(sum(s[0] * s[1][p] for s in matching for p in range(1, P)) / total)
 
 
 def check(model: ClickModel, clicks: oracle.Clicks, probability: object) -> None:

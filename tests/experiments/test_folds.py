@@ -205,7 +205,7 @@ def test_only_what_changed_is_run_again(done: tuple[Path, Crossval, list[str]], 
 
 
 def test_the_place_of_the_fold_is_filled_in_everywhere(tmp_path: Path) -> None:
-    given = config(tmp_path).of_fold("Fold2")
+    given = config(tmp_path).for_fold("Fold2")
     assert [entry.path for entry in given.prepare.inputs] == [
         str(tmp_path / "Fold2" / f"{part}.txt") for part in ("train", "vali", "test")
     ]

@@ -63,7 +63,7 @@ def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: s
     for groups in parts:
         expected_N = torch.stack([run.scorer()(groups).double() for run in runs]).mean(dim=0)
         torch.testing.assert_close(mean.scorer()(groups).double(), expected_N, rtol=1e-5, atol=1e-6)
-    ndcg_Q = torch.cat([metric_named("ndcg@5").of_groups(mean.scorer()(groups), groups) for groups in parts])
+    ndcg_Q = torch.cat([metric_named("ndcg@5").values_on(mean.scorer()(groups), groups) for groups in parts])
     assert mean.metrics["validation_ndcg@5"] == pytest.approx(ndcg_Q.double().nanmean().item(), abs=1e-6)
 
 

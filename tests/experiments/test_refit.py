@@ -116,7 +116,7 @@ def test_a_network_is_that_of_all_groups_at_once(
         return str(made.out)
 
     first = trained("first", "2026-W01", "2026-W02")
-    assert _Learned.of(first).epochs() == {"head": 2 if is_pretrained else 0, "full": 3}
+    assert _Learned.read(first).epochs() == {"head": 2 if is_pretrained else 0, "full": 3}
     final = job(RefitJob, tmp_path / "final", bundle=first)
     monkeypatch.setattr(ranking, "validate_ranker", None)  # nothing is left to judge with
     final.run()

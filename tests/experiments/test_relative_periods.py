@@ -34,7 +34,7 @@ def data(synthetic_dataset: str, tmp_path: Path) -> str:
     return shutil.copytree(synthetic_dataset, str(tmp_path / "data"))
 
 
-def of(url: str, periods: str | list[str]) -> list[str]:
+def selected(url: str, periods: str | list[str]) -> list[str]:
     split = validate(Split, {"data": url, "periods": periods}, "test")
     return sorted({period for part in resolve_periods(split) for period in part.periods})
 
@@ -58,17 +58,17 @@ def test_they_count_from_the_newest_period(synthetic_dataset: str, number: int, 
         with pytest.raises(
             InputError, match=rf"{text}' are more periods than there are; it has 2026-W01, .*, 2026-W04$"
         ):
-            of(synthetic_dataset, text)
+            selected(synthetic_dataset, text)
         return
-    assert of(synthetic_dataset, text) == WEEKS[len(WEEKS) - but - number : len(WEEKS) - but]
+    assert selected(synthetic_dataset, text) == WEEKS[len(WEEKS) - but - number : len(WEEKS) - but]
     if but:
-        rest = of(synthetic_dataset, f"all but last {but}")
-        assert rest + of(synthetic_dataset, f"last {but}") == WEEKS, "together they are all"
-        assert set(of(synthetic_dataset, text)) <= set(rest)
+        rest = selected(synthetic_dataset, f"all but last {but}")
+        assert rest + selected(synthetic_dataset, f"last {but}") == WEEKS, "together they are all"
+        assert set(selected(synthetic_dataset, text)) <= set(rest)
 
 
 def test_they_join_names_and_ranges(synthetic_dataset: str) -> None:
-    assert of(synthetic_dataset, ["2026-W01", "last  2 but 1"]) == WEEKS[:3]
+    assert selected(synthetic_dataset, ["2026-W01", "last  2 but 1"]) == WEEKS[:3]
     with pytest.raises(InputError, match=r"splits.test.periods: .*'all but last 4' are more periods than there are"):
         check_disjoint(job(synthetic_dataset, "x", RELATIVE | {"test": "all but last 4"}).splits)
 

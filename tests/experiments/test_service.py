@@ -48,7 +48,7 @@ def look(out: Path) -> str:
 
 
 class Reader(threading.Thread):
-    """Looks until it is told to end, and so many times at least."""
+    """Looks until it is asked to end, and so many times at least."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(daemon=True)

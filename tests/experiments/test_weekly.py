@@ -86,7 +86,7 @@ def fresh(place: Path, of: Path) -> Path:
     return place
 
 
-def told(place: Path, caplog: pytest.LogCaptureFixture) -> list[list[str]]:
+def next_commands(place: Path, caplog: pytest.LogCaptureFixture) -> list[list[str]]:
     """The commands that a job has printed last, as words; a file that is yet to come is that of week 12."""
     lines = [message for message in caplog.messages if message.startswith("next, ")]
     caplog.clear()
@@ -257,7 +257,7 @@ def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_ne
     caplog.set_level("INFO", "ltrscale")
     (place / "weekly.yaml").write_text(weekly_text(str(place), "week"))
     load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]).run()
-    first = told(place, caplog)
+    first = next_commands(place, caplog)
     assert [words[0] for words in first] == ["refit", "report", "score", "predict", "weekly"]
     for words in first:
         monkeypatch.setattr(sys, "argv", words)
@@ -266,7 +266,7 @@ def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_ne
     assert [path.name for path in (place / "models" / "ranked").glob("period=*")] == ["period=2026-W11"]
     assert len([*(place / "models" / "predictions").glob("period=*")]) == 6
     assert before(service(place)) == copy_of(place, f"{place}/models/seed-0/trees/model")
-    after = told(place, caplog)
+    after = next_commands(place, caplog)
     assert [words[0] for words in after[-2:]] == ["predict", "weekly"]
     monkeypatch.setattr(sys, "argv", after[-2])
     cli.main(command("predict"))

@@ -127,7 +127,7 @@ def torchrun(*options: str) -> tuple[str, ...]:
 MakeJob = Callable[..., Job]
 
 
-def of_features(data: str) -> dict[str, Any]:
+def feature_settings(data: str) -> dict[str, Any]:
     """The settings of a pretraining on features."""
     config = small_config(epochs=4, stream={"docs_per_batch": 800, "streams": 4})
     return {"train": {"data": data}, "pretrain": config.model_dump(mode="json")}
@@ -141,7 +141,7 @@ def make_job(synthetic_dataset: str, tmp_path: Path) -> Iterator[MakeJob]:
     def make(
         launcher: tuple[str, ...] = (sys.executable,), settings: Mapping[str, Any] | None = None, **options: str
     ) -> Job:
-        jobs.append(Job(tmp_path, settings or of_features(synthetic_dataset), launcher, **options))
+        jobs.append(Job(tmp_path, settings or feature_settings(synthetic_dataset), launcher, **options))
         return jobs[-1]
 
     yield make
@@ -157,7 +157,7 @@ def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -
     @functools.cache
     def weights(world: int) -> bytes:
         launcher = torchrun() if world == 2 else (sys.executable,)
-        job = Job(tmp_path_factory.mktemp("expected"), of_features(synthetic_dataset), launcher)
+        job = Job(tmp_path_factory.mktemp("expected"), feature_settings(synthetic_dataset), launcher)
         job.finish()
         return bundle_weights(str(job.out))
 
@@ -313,7 +313,7 @@ ON_TEXT: dict[str, dict[str, Any]] = {
 }
 
 
-def of_text(data: str, objective: str) -> tuple[dict[str, Any], str]:
+def text_settings(data: str, objective: str) -> tuple[dict[str, Any], str]:
     """The settings of a training on text, and its module."""
     stream = {**STREAM, "tokens_per_batch": 1500}
     shared = {"network": {"encoder": ENCODER}, "epochs": 4, "deterministic": True, "checkpoint_minutes": 1e-9}
@@ -331,7 +331,7 @@ def test_training_on_text_is_killed_and_goes_on(
     make_job: MakeJob, clicked_texts: str, tmp_path: Path, objective: str
 ) -> None:
     (tmp_path / "whole").mkdir()
-    settings, module = of_text(clicked_texts, objective)
+    settings, module = text_settings(clicked_texts, objective)
     whole = Job(tmp_path / "whole", settings, module=module)
     whole.finish()
     job = make_job(settings=settings, module=module)

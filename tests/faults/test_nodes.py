@@ -29,7 +29,7 @@ from ray.cluster_utils import Cluster
 from ray_nodes import NODE, nodes
 from waiting import wait_until
 
-from ltrscale.runtime.ray_internals import sigterm_left_alone
+from ltrscale.runtime.ray_internals import keep_sigterm
 from ltrscale.runtime.workers import WorkersConfig
 
 pytestmark = [
@@ -117,7 +117,7 @@ def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeat
 
     def come_and_go() -> None:
         await_step(steps, 2)
-        with sigterm_left_alone():  # a thread cannot handle signals
+        with keep_sigterm():  # a thread cannot handle signals
             node = two_nodes.add_node(**NODE)
         wait_until(lambda: len(attempts(steps)) == 2)
         ray_nodes.give_notice(two_nodes, node)
@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_while_another_one_joins_costs_no_group(
         first = await_step(steps, 3)
         victim = next(node for node in two_nodes.list_all_nodes() if node.node_id in first.nodes.values())
         (worker,) = ray_nodes.training_workers(victim)
-        with sigterm_left_alone():  # a thread cannot handle signals
+        with keep_sigterm():  # a thread cannot handle signals
             node = two_nodes.add_node(**NODE)
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: attempts(steps)[-1].world == 3 or over.is_set())

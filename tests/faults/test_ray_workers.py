@@ -129,7 +129,7 @@ def test_asked_to_stop_the_workers_leave_a_checkpoint_that_other_numbers_of_work
 
 
 @pytest.mark.parametrize("formed", ["before", "after"])
-def test_a_joiner_that_must_leave_takes_a_seat_that_it_has_and_waits_for_no_other(tmp_path: Path, formed: str) -> None:
+def test_a_joiner_that_must_leave_takes_a_slot_that_it_has_and_waits_for_no_other(tmp_path: Path, formed: str) -> None:
     mailbox = open_mailbox()
     task = Assignment(FaultyPretraining(str(tmp_path)), mailbox, TWO, 60)
     requests = Requests(ray.get(mailbox.come.remote("joiner")))

@@ -399,7 +399,7 @@ def test_nan_of_json_is_a_missing_value_of_any_type(tmp_path: Path) -> None:
         ("größe,q,f\n1,a,1\n", r"line 1 is no line of column names in UTF-8; .* needs encoding: cp1252"),
     ],
 )
-def test_a_file_in_another_encoding_is_told_the_key(tmp_path: Path, head: str, message: str) -> None:
+def test_the_error_of_another_encoding_names_the_key(tmp_path: Path, head: str, message: str) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(head.encode("cp1252"))
     source = {"kind": "items", "columns": {"query": "q", "features": ["f"]}}
@@ -410,7 +410,7 @@ def test_a_file_in_another_encoding_is_told_the_key(tmp_path: Path, head: str, m
     assert made.manifest.counts().documents == 1
 
 
-def test_a_label_of_words_is_told_of_grades(tmp_path: Path) -> None:
+def test_the_error_of_a_label_of_words_names_grades(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("q,f,event\na,1,view\na,2,cart\n")
     with pytest.raises(

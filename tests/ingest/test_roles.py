@@ -19,7 +19,7 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.evidence import Candidate
 from ltrscale.ingest.guess import guess, row_numbers
 from ltrscale.ingest.profile import columns_of
-from ltrscale.ingest.structure import KeyLists, Structure, of_table
+from ltrscale.ingest.structure import KeyLists, Structure, table_structure
 
 codes = st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4)), min_size=1, max_size=30)
 
@@ -27,7 +27,7 @@ codes = st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4)), min_size=1, 
 @given(codes)
 def test_lists_are_measured_as_by_hand(pairs: list[tuple[int, int]]) -> None:
     key_N, other_N = (np.array(side, np.int64) for side in zip(*pairs, strict=True))
-    lists, known = KeyLists.of(key_N), [pair for pair in pairs if pair[0] >= 0]
+    lists, known = KeyLists.from_codes(key_N), [pair for pair in pairs if pair[0] >= 0]
     of = {key: [other for each, other in known if each == key] for key, _ in known}
     keys = [key for key, _ in known]
     assert lists.distinct == len(of)
@@ -41,12 +41,12 @@ def test_lists_are_measured_as_by_hand(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_rows_stand_together_or_do_not() -> None:
-    assert KeyLists.of(np.repeat(np.arange(50), 4)).together == 1.0
-    assert KeyLists.of(np.tile(np.arange(50), 4)).together == 0.0
+    assert KeyLists.from_codes(np.repeat(np.arange(50), 4)).together == 1.0
+    assert KeyLists.from_codes(np.tile(np.arange(50), 4)).together == 0.0
 
 
 def test_a_row_without_a_part_of_its_key_is_in_no_list() -> None:
-    seen = of_table(pa.table({"who": ["a", "a", None, "b", "a", "a"], "day": [1, 1, 1, 1, None, 2]}))
+    seen = table_structure(pa.table({"who": ["a", "a", None, "b", "a", "a"], "day": [1, 1, 1, 1, None, 2]}))
     assert seen.joined("who", ["day"]).tolist() == [0, 0, -1, 2, -1, 1]
 
 
@@ -73,7 +73,9 @@ def test_what_comes_again_without_being_an_item_says_nothing_of_lists() -> None:
         (["2025-01-01", "soon", "later"], ()),
     ],
 )
-def test_times_are_told_from_ids_and_a_bad_stamp_does_not_count(values: list[object], formats: tuple[str, ...]) -> None:
+def test_times_are_distinguished_from_ids_and_a_bad_stamp_does_not_count(
+    values: list[object], formats: tuple[str, ...]
+) -> None:
     [column] = columns_of(pa.table({"at": values}), pa.schema([("at", pa.array(values).type)]), Dialect())
     assert column.formats == formats
 

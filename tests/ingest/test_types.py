@@ -123,11 +123,11 @@ FRAMES: list[Any] = [
         pytest.param(lambda v=v: pl.DataFrame(BASE).with_columns(v), u, id=f"polars {n}")
         for n, (v, u) in POLARS.items()
     ),
-    *(pytest.param(lambda sql=sql: of_duckdb(sql), use, id=f"duckdb {sql}") for sql, use in DUCKDB.items()),
+    *(pytest.param(lambda sql=sql: duckdb_table(sql), use, id=f"duckdb {sql}") for sql, use in DUCKDB.items()),
 ]
 
 
-def of_duckdb(sql: str) -> pa.Table:
+def duckdb_table(sql: str) -> pa.Table:
     values = duckdb.sql(f"select {sql} as z from range({N})").to_arrow_table()
     return pa.table({**BASE, "z": values["z"]})
 

@@ -32,7 +32,7 @@ def run(folder: Path, *words: str, status: int = 0) -> str:
     return done.stderr + done.stdout
 
 
-def told(text: str) -> dict[str, list[str]]:
+def next_commands(text: str) -> dict[str, list[str]]:
     """The words of the commands that a job names as the next ones, by job."""
     found = re.findall(r"next[^:\n]*: python (-m jobs\.(\w+) .*)", text)
     return {job: shlex.split(words) for words, job in found}
@@ -57,23 +57,24 @@ def test_from_the_log_to_ranked_items_and_through_two_weeks(tmp_path: Path) -> N
         assert f"      {role}" in config.read_text()
     assert "CHECK: page_seconds alone ranks at" in after_init
     checked(config)
-    prepared = run(tmp_path, *told(after_init)["prepare"])
+    prepared = run(tmp_path, *next_commands(after_init)["prepare"])
     account = re.search(r"([\d,]+) rows in = ([\d,]+) kept \+ ([\d,]+) rejected", prepared)
     assert account is not None
     rows, kept, rejected = (int(count.replace(",", "")) for count in account.groups())
     assert rows == kept + rejected == len(pd.read_csv(logs / "shop.csv", dtype=str))
 
-    run(tmp_path, *told(after_init)["clicks"])
-    after_pipeline = run(tmp_path, *told(after_init)["pipeline"], *QUICK)
+    run(tmp_path, *next_commands(after_init)["clicks"])
+    after_pipeline = run(tmp_path, *next_commands(after_init)["pipeline"], *QUICK)
     assert "as_shown" in after_pipeline
     for job in ("refit", "report", "score", "predict"):
-        run(tmp_path, *told(after_pipeline)[job])
+        run(tmp_path, *next_commands(after_pipeline)[job])
     assert (tmp_path / "shop" / "models" / "page" / "report.html").exists()
     ranked = pq.read_table(tmp_path / "shop" / "models" / "ranked")
     assert {*ranked["period"].to_pylist()} == {"2026-W11"}
 
     def weekly(number: int, status: int = 0) -> str:
-        words = [f"logs/W{number}.csv" if word == "NEW_ROWS" else word for word in told(after_pipeline)["weekly"]]
+        printed = next_commands(after_pipeline)["weekly"]
+        words = [f"logs/W{number}.csv" if word == "NEW_ROWS" else word for word in printed]
         return run(tmp_path, *words, status=status)
 
     pointer = tmp_path / "shop" / "weekly" / "service.json"
@@ -106,9 +107,9 @@ def test_a_german_shop_from_its_files_to_the_next_week(tmp_path: Path) -> None:
     assert "bild_vektor: 8" in written
     assert 'optional: ["rabatt"]' in written
     assert "verweildauer" not in written
-    assert " 0 rejected (none)" in run(tmp_path, *told(after_init)["prepare"])
-    after_pipeline = run(tmp_path, *told(after_init)["pipeline"], *QUICK)
-    weekly = ["W12.csv" if word == "NEW_ROWS" else word for word in told(after_pipeline)["weekly"]]
+    assert " 0 rejected (none)" in run(tmp_path, *next_commands(after_init)["prepare"])
+    after_pipeline = run(tmp_path, *next_commands(after_init)["pipeline"], *QUICK)
+    weekly = ["W12.csv" if word == "NEW_ROWS" else word for word in next_commands(after_pipeline)["weekly"]]
     run(tmp_path, *weekly)
     assert json.loads((tmp_path / "logs-ranker" / "weekly" / "service.json").read_text())["period"] == "2026-W12"
 

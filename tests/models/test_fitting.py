@@ -94,7 +94,7 @@ def test_statistics_do_not_depend_on_cuts_and_merges(cuts: list[float], seed: in
 def test_moments_are_those_of_numpy(n: int, log1p: bool) -> None:
     x_NF = documents(n)
     y_NF = (np.copysign(np.log1p(np.abs(x_NF)), x_NF) if log1p else x_NF).astype(np.float64)
-    moments = Moments.of(x_NF, log1p=log1p)
+    moments = Moments.from_values(x_NF, log1p=log1p)
     assert np.array_equal(moments.count_F, (~np.isnan(y_NF)).sum(0))
     seen = moments.count_F > 0
     np.testing.assert_allclose(moments.mean_F[seen], np.nanmean(y_NF[:, seen], 0), rtol=1e-12)
@@ -107,7 +107,7 @@ def test_moments_are_those_of_numpy(n: int, log1p: bool) -> None:
 
 def test_a_small_deviation_beside_a_large_mean_is_kept() -> None:
     x_N1 = (2.0**24 + 40 * np.random.default_rng(0).integers(0, 2, (100_000, 1))).astype(np.float32)
-    moments = reduce(Moments.merge, (Moments.of(part) for part in np.array_split(x_N1, 37)))
+    moments = reduce(Moments.merge, (Moments.from_values(part) for part in np.array_split(x_N1, 37)))
     assert moments.scale_F()[0] == pytest.approx(float(x_N1.astype(np.float64).std()), rel=1e-9)
 
 
@@ -204,11 +204,11 @@ def test_quantiles_are_those_of_numpy() -> None:
             np.testing.assert_allclose(actual_FK[feature], expected_K, rtol=1e-6)
 
 
-def of_uniform(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def uniform_value(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log(x)  # a long tail, whose distribution function is known
 
 
-@pytest.mark.parametrize(("name", "rank"), [("uniform", np.asarray), ("long tail", of_uniform)])
+@pytest.mark.parametrize(("name", "rank"), [("uniform", np.asarray), ("long tail", uniform_value)])
 def test_sampled_quantiles_have_the_error_that_is_promised(
     name: str, rank: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> None:

@@ -157,7 +157,7 @@ def test_examples_that_teach_nothing_are_refused() -> None:
 def test_functions_of_a_feature_match_their_definition() -> None:
     examples, lists = groups(7, 4, features=1), groups(6, features=1, seed=5)
     x_M, x_N = examples.features_NF[:, 0].double(), lists.features_NF[:, 0].double()
-    scale = Scale.of(x_M[None, :, None], examples.offsets_Q1)
+    scale = Scale.from_examples(x_M[None, :, None], examples.offsets_Q1)
     got_NK = functions_of(x_N[None, :, None], lists.offsets_Q1, scale)[0, :, 0]
 
     def plain(x: Tensor, own_L: Tensor) -> list[Tensor]:
@@ -216,8 +216,8 @@ def test_pretraining_on_problems_teaches_to_read_examples() -> None:
     def loss(number: int, *, shuffled: bool = False) -> Tensor:
         made = problems(config, seed=0, number=number)
         x_BNF, labels_BN, offsets_Q1, read = made.features_BNF, made.labels_BN, made.offsets_Q1, made.n_read
-        told_BM = labels_BN[:, :read].roll(1, 0) if shuffled else labels_BN[:, :read]
-        reading = net.read(x_BNF[:, :read], told_BM, offsets_Q1[: made.n_examples + 1])
+        example_labels_BM = labels_BN[:, :read].roll(1, 0) if shuffled else labels_BN[:, :read]
+        reading = net.read(x_BNF[:, :read], example_labels_BM, offsets_Q1[: made.n_examples + 1])
         asked_Q1 = offsets_Q1[made.n_examples :] - read
         return loss_of_layers(net(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
 

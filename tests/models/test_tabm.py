@@ -126,12 +126,12 @@ class Only(torch.nn.Module):
         self.model, self.member = model, member
 
     def score(self, batch: QueryGroups) -> Any:
-        return self.model.score(batch).of_members()[self.member]
+        return self.model.score(batch).by_member()[self.member]
 
 
 def test_a_member_learns_from_its_own_loss_only() -> None:
     model = ranker(head=HeadConfig(layers=1))
-    model.score(groups()).of_members()[1].scores_N.sum().backward()
+    model.score(groups()).by_member()[1].scores_N.sum().backward()
     layer = model.encoder.layers[0]
     for factors_M in (model.encoder.signs.r_MA, layer.s_MB, layer.bias_MB, model.head[1].weight):
         assert factors_M.grad is not None
@@ -181,7 +181,7 @@ def test_layers_of_a_projector_that_finetuning_keeps_are_shared(norm: bool) -> N
     h_ND = model.encoder.embed(groups().features_NF, groups())
     expected_ND = torch.cat([model.neck(part) for part in h_ND.chunk(3, 1)], 1)
     torch.testing.assert_close(model.embed(groups()).documents_ND, expected_ND)
-    assert model.score(groups()).of_members()[0].scores_N.shape == (20,)
+    assert model.score(groups()).by_member()[0].scores_N.shape == (20,)
 
 
 def test_norms_of_members_have_their_own_statistics_and_a_score_depends_on_its_document() -> None:

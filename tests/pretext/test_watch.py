@@ -81,7 +81,7 @@ def geometry(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor) -> Geometry:
     watch = CollapseWatch()
     for _ in range(2):
         watch.add(collapse_measures(z0_ND, z1_ND, offsets_Q1), torch.ones(4), torch.full((4,), 2.0))
-    found = Geometry.of(Sums(*watch.take().tolist()))
+    found = Geometry.from_sums(Sums(*watch.take().tolist()))
     assert not watch.take().any()
     return found
 
@@ -105,7 +105,7 @@ def test_solved_and_collapsed_contrasts_are_warned_of_and_others_are_not() -> No
 
 def test_what_cannot_be_measured_is_none() -> None:
     alone = collapse_measures(vectors(3), vectors(3), torch.arange(4))
-    found = Geometry.of(Sums(*alone.tolist(), 0.0, 0.0))
+    found = Geometry.from_sums(Sums(*alone.tolist(), 0.0, 0.0))
     assert found.alignment == pytest.approx(0, abs=1e-12)
     assert found[1:] == (None, None, None)
     assert warning_of(found, "") is None

@@ -43,7 +43,9 @@ class Case:
     def loss(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, weights_N: Tensor) -> Tensor:
         """The loss with the same draws each time, and with weights if the loss takes them."""
         draw = torch.Generator().manual_seed(0)
-        return self.config.of(Scored(scores_N, labels_N, offsets_Q1, weights_N if self.config.weighted else None, draw))
+        return self.config.losses(
+            Scored(scores_N, labels_N, offsets_Q1, weights_N if self.config.weighted else None, draw)
+        )
 
     def counts(self, labels: Sequence[float]) -> bool:
         return bool(self.config.counted(torch.tensor(labels), torch.tensor([0, len(labels)])))

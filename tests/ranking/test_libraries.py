@@ -209,7 +209,7 @@ def ragged(lists: Lists) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_our_rules_give_the_metric_itself(kind: str) -> None:
     metric = metric_named(f"{kind}@{K}" if kind not in ("map", "mrr") else kind)
     lists = ragged(LISTS)
-    assert under(Rules(), metric, *lists).tolist() == pytest.approx(metric.of(*lists).tolist(), nan_ok=True)
+    assert under(Rules(), metric, *lists).tolist() == pytest.approx(metric.values(*lists).tolist(), nan_ok=True)
 
 
 @pytest.mark.parametrize("kind", ["map", "mrr", "precision", "recall", "success"])
@@ -406,7 +406,7 @@ def test_a_policy_gives_the_figure_of_its_program(policy: Policy) -> None:
     spelled = policy.spelled.format(k=K)
     theirs = ORACLES[policy.program](spelled, scores.numpy(), labels.numpy(), offsets.diff().tolist(), names)
     assert ours.mean().item() == pytest.approx(theirs, abs=1e-6)
-    assert abs(metric.of(scores, labels, offsets).nanmean().item() - theirs) > 1e-4  # so the rules matter
+    assert abs(metric.values(scores, labels, offsets).nanmean().item() - theirs) > 1e-4  # so the rules matter
 
 
 @pytest.mark.parametrize(

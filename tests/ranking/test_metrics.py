@@ -28,7 +28,7 @@ Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 Group = list[tuple[float, float]]  # score, label
 TABLE = graded.GainNDCGConfig(k=3, gains=(0, 1, 1.5, 5, 8))
 METRICS: dict[str, Metric] = {
-    each.name: each.of for each in [*(cls.made(k=3) for cls in members(MetricConfig)), metric_named("rbp"), TABLE]
+    each.name: each.values for each in [*(cls.made(k=3) for cls in members(MetricConfig)), metric_named("rbp"), TABLE]
 }
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 NORMALISED = [cls for cls in members(MetricConfig) if cls.normalised]
@@ -127,10 +127,10 @@ def test_all_metrics_of_a_batch_share_one_ranking(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ranked, "length_chunks", lambda *args, **keys: ranks.append(args) or chunks(*args, **keys))
     monkeypatch.setattr(ranked, "_kept", [])
     batch = random_lists(0, [3, 0, 1, 40], levels=6)
-    shared = [cls.made(k=k).of(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
+    shared = [cls.made(k=k).values(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
     assert len(ranks) == 1
     monkeypatch.setattr(ranked, "_KEPT", 0)
-    alone = [cls.made(k=k).of(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
+    alone = [cls.made(k=k).values(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
     assert len(ranks) == 1 + len(alone)
     torch.testing.assert_close(torch.stack(shared), torch.stack(alone), rtol=0, atol=0, equal_nan=True)
 
@@ -175,13 +175,13 @@ def test_a_group_without_a_relevant_document_is_undefined(metric: Metric) -> Non
 
 @pytest.mark.parametrize("cls", NORMALISED, ids=kind_of)
 def test_a_single_relevant_document_is_perfect(cls: type[metrics.Metric]) -> None:
-    close(cls.made(k=3).of(torch.tensor([-1e6]), torch.tensor([3.0]), torch.tensor([0, 1])), [1.0])
+    close(cls.made(k=3).values(torch.tensor([-1e6]), torch.tensor([3.0]), torch.tensor([0, 1])), [1.0])
 
 
 @pytest.mark.parametrize("cls", NORMALISED, ids=kind_of)
 def test_equal_labels_make_every_order_perfect(cls: type[metrics.Metric]) -> None:
     scores_N, _, offsets_Q1 = random_lists(4, [20, 3, 1], levels=4)
-    close(cls.made(k=3).of(scores_N, torch.full((24,), 2.0), offsets_Q1), [1.0, 1.0, 1.0])
+    close(cls.made(k=3).values(scores_N, torch.full((24,), 2.0), offsets_Q1), [1.0, 1.0, 1.0])
 
 
 @every_metric
@@ -195,7 +195,7 @@ def test_no_order_is_better_than_that_of_the_labels(metric: Metric) -> None:
 def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[metrics.Metric]) -> None:
     lists = random_lists(6, [20, 30, *[5] * 9])
     metric = cls.made(k=3)
-    assert keys_without_effect([metric], lambda metric: metric.of(*lists)) == set()
+    assert keys_without_effect([metric], lambda metric: metric.values(*lists)) == set()
     assert metric_named(metric.name) == metric
     for key, other in variations(metric):
         assert isinstance(other, metrics.Metric)
@@ -214,23 +214,23 @@ def test_gains_come_from_a_table_or_from_a_column_of_their_own() -> None:
     bounds = list(pairwise(offsets_Q1.tolist()))
     gains = np.array(TABLE.gains)[labels_N.long()]
     expected = [ndcg_score([gains[a:b]], [scores_N[a:b].numpy()], k=3) for a, b in bounds]
-    close(TABLE.of(scores_N, labels_N, offsets_Q1), expected, tolerance=1e-9)
+    close(TABLE.values(scores_N, labels_N, offsets_Q1), expected, tolerance=1e-9)
     same = graded.GainNDCGConfig(k=3, gains=(0, 1, 3, 7, 15))
-    assert torch.equal(same.of(scores_N, labels_N, offsets_Q1), metrics.ndcg(scores_N, labels_N, offsets_Q1, k=3))
+    assert torch.equal(same.values(scores_N, labels_N, offsets_Q1), metrics.ndcg(scores_N, labels_N, offsets_Q1, k=3))
     revenue_N = torch.rand(57, generator=torch.Generator().manual_seed(0)) * labels_N
     groups = QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N, weights_N=torch.ones(57), gains_N=revenue_N)
     by_column = graded.GainNDCGConfig(k=3, gains="column")
     expected = [ndcg_score([revenue_N[a:b].numpy()], [scores_N[a:b].numpy()], k=3) for a, b in bounds]
-    close(by_column.of_groups(scores_N, groups), expected, tolerance=1e-6)
-    assert torch.equal(TABLE.of_groups(scores_N, groups), TABLE.of(scores_N, labels_N, offsets_Q1))
+    close(by_column.split_groups(scores_N, groups), expected, tolerance=1e-6)
+    assert torch.equal(TABLE.values_on(scores_N, groups), TABLE.values(scores_N, labels_N, offsets_Q1))
     unsold = replace(groups, gains_N=torch.where(revenue_N == 0, torch.nan, revenue_N))
-    assert torch.equal(by_column.of_groups(scores_N, unsold), by_column.of_groups(scores_N, groups))
+    assert torch.equal(by_column.split_groups(scores_N, unsold), by_column.split_groups(scores_N, groups))
     with pytest.raises(ValueError, match="gains: column needs the column `gains` of the data set"):
-        by_column.of_groups(scores_N, replace(groups, gains_N=None))
+        by_column.split_groups(scores_N, replace(groups, gains_N=None))
     with pytest.raises(ValueError, match="gains: column has a gain below 0"):
-        by_column.of_groups(scores_N, replace(groups, gains_N=-revenue_N))
+        by_column.split_groups(scores_N, replace(groups, gains_N=-revenue_N))
     with pytest.raises(ValueError, match="no gain for label 4; it has those of labels 0 to 3"):
-        graded.GainNDCGConfig(gains=(0, 1, 2, 3)).of(torch.zeros(1), torch.tensor([4.0]), torch.tensor([0, 1]))
+        graded.GainNDCGConfig(gains=(0, 1, 2, 3)).values(torch.zeros(1), torch.tensor([4.0]), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)

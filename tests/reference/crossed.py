@@ -72,7 +72,7 @@ def three_way(table: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float,
     cells = {(i, j, k): table[i][j][k] for i in range(sizes[0]) for j in range(sizes[1]) for k in range(sizes[2])}
     n = math.prod(sizes)
 
-    def of(cell: tuple[int, ...], axes: tuple[int, ...]) -> float:
+    def cell_mean(cell: tuple[int, ...], axes: tuple[int, ...]) -> float:
         """The mean of the cells that agree with one in some axes."""
         return mean([value for other, value in cells.items() if all(other[a] == cell[a] for a in axes)])
 
@@ -80,12 +80,12 @@ def three_way(table: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float,
     dfs = {(0,): q, (1,): t, (2,): p, (0, 1): q * t, (0, 2): q * p, (1, 2): t * p, (0, 1, 2): q * t * p}
     squares = dict.fromkeys(dfs, 0.0)
     for cell in cells:
-        whole = of(cell, ())
-        a, b, c = (of(cell, (axis,)) - whole for axis in range(3))
+        whole = cell_mean(cell, ())
+        a, b, c = (cell_mean(cell, (axis,)) - whole for axis in range(3))
         ab, ac, bc = (
-            of(cell, (0, 1)) - a - b - whole,
-            of(cell, (0, 2)) - a - c - whole,
-            of(cell, (1, 2)) - b - c - whole,
+            cell_mean(cell, (0, 1)) - a - b - whole,
+            cell_mean(cell, (0, 2)) - a - c - whole,
+            cell_mean(cell, (1, 2)) - b - c - whole,
         )
         rest = cells[cell] - whole - a - b - c - ab - ac - bc
         for axes, effect in zip(dfs, (a, b, c, ab, ac, bc, rest), strict=True):

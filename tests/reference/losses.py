@@ -130,8 +130,8 @@ def list_net(scores_L: Tensor, labels: Labels, temperature: float = 1.0, *, stan
 def list_mle(scores_L: Tensor, labels: Labels) -> Tensor:
     total = scores_L.sum() * 0
     for i, label in enumerate(labels):
-        rivals = [j for j, y in enumerate(labels) if y < label]
-        total = total - scores_L[[i, *rivals]].log_softmax(0)[0]
+        lower = [j for j, y in enumerate(labels) if y < label]
+        total = total - scores_L[[i, *lower]].log_softmax(0)[0]
     return total
 
 

@@ -44,20 +44,20 @@ def value(
         ]
         return sum(h / a for h, a in zip(hits, at, strict=True)) / n_relevant
 
-    def of_order(order: Order) -> float:
+    def order_value(order: Order) -> float:
         ranking = [labels[i] for i in order], [relevant[i] for i in order]
-        return of_ranking(rules, kind, *ranking, k, judged=judged, n_relevant=n_relevant)
+        return ranking_value(rules, kind, *ranking, k, judged=judged, n_relevant=n_relevant)
 
     if rules.ties == "expected":
-        return expectation(of_order, scores)
+        return expectation(order_value, scores)
     if rules.ties == "item":
         places.sort(key=lambda i: names[i], reverse=True)
     elif rules.ties == "worst":
         places.sort(key=lambda i: labels[i])
-    return of_order(sorted(places, key=lambda i: -scores[i]))
+    return order_value(sorted(places, key=lambda i: -scores[i]))
 
 
-def of_ranking(
+def ranking_value(
     rules: Rules,
     kind: str,
     labels: list[float],

@@ -60,7 +60,7 @@ def shapley(trees: Sequence[Tree], row: Row) -> list[float]:
     return parts
 
 
-def of_lightgbm(booster: Any) -> list[Tree]:
+def lightgbm_trees(booster: Any) -> list[Tree]:
     def tree(node: dict[str, Any]) -> Tree:
         if "leaf_value" in node:
             return Leaf(node["leaf_value"], node.get("leaf_count", 1))
@@ -75,7 +75,7 @@ def of_lightgbm(booster: Any) -> list[Tree]:
     return [tree(each["tree_structure"]) for each in booster.dump_model()["tree_info"]]
 
 
-def of_xgboost(booster: Any) -> list[Tree]:
+def xgboost_trees(booster: Any) -> list[Tree]:
     names = booster.feature_names
 
     def tree(node: dict[str, Any]) -> Tree:
@@ -93,7 +93,7 @@ def of_xgboost(booster: Any) -> list[Tree]:
     return [tree(json.loads(text)) for text in booster.get_dump(dump_format="json", with_stats=True)]
 
 
-def of_catboost(model: dict[str, Any]) -> list[Tree]:
+def catboost_trees(model: dict[str, Any]) -> list[Tree]:
     """The trees of a model of numeric features in CatBoost's JSON, whose last split is the root."""
 
     def tree(each: dict[str, Any], depth: int, leaf: int) -> Tree:

@@ -1,14 +1,14 @@
-"""Seats of workers that come and go, and nodes that could hold a worker."""
+"""Slots of workers that come and go, and nodes that could hold a worker."""
 
 import pytest
 
 from ltrscale.runtime import mailbox
+from ltrscale.runtime.capacity import _fits
 from ltrscale.runtime.mailbox import AttemptEnded, Mailbox, ReportedMetrics
-from ltrscale.runtime.room import _fits
 from ltrscale.runtime.workers import WorkersConfig
 
 
-def test_seats_keep_the_ranks_of_ray_trains_workers_and_follow_the_order_of_coming(
+def test_slots_keep_the_ranks_of_ray_trains_workers_and_follow_the_order_of_coming(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mailbox, "_SETTLE_S", -1.0)

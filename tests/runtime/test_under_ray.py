@@ -27,7 +27,7 @@ def run(report: Report = lambda _: None) -> None:
 
 
 def reserved() -> set[str]:
-    """The placement groups of the cluster that have or wait for room."""
+    """The placement groups of the cluster that have or wait for capacity."""
     return {name for name, group in placement_group_table().items() if group["state"] != "REMOVED"}
 
 

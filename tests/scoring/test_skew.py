@@ -257,7 +257,7 @@ def groups(rows_NF: Rows, lengths_Q: NDArray[np.int64]) -> QueryGroups:
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    return Reference.of(groups(*some(4000, 0)), FEATURES)
+    return Reference.from_groups(groups(*some(4000, 0)), FEATURES)
 
 
 def check(reference: Reference, change: Callable[[Rows], object], lists: int = 400) -> list[Skew]:
@@ -291,7 +291,7 @@ def test_the_reference_is_what_a_slow_count_says(reference: Reference) -> None:
 
 @pytest.mark.parametrize("lists", [1, 5, 40, 1000])
 def test_chance_is_not_named(reference: Reference, lists: int) -> None:
-    small = Reference.of(groups(*some(30, 7)), FEATURES)
+    small = Reference.from_groups(groups(*some(30, 7)), FEATURES)
     for seed in range(10, 40):
         rows_NF, _ = some(lists, seed)
         assert find_skew(reference, rows_NF, lists=lists) == []
@@ -304,7 +304,7 @@ def test_the_rows_of_training_are_not_named_whatever_their_order(reference: Refe
     order = np.random.default_rng(0).permutation(len(lengths_Q))
     start = np.cumsum(lengths_Q) - lengths_Q
     shuffled_NF = np.concatenate([rows_NF[start[q] : start[q] + lengths_Q[q]] for q in order])
-    assert Reference.of(groups(shuffled_NF, lengths_Q[order]), FEATURES) == reference
+    assert Reference.from_groups(groups(shuffled_NF, lengths_Q[order]), FEATURES) == reference
 
 
 def test_a_feature_that_is_missing_in_all_rows_is_named(reference: Reference) -> None:
@@ -395,7 +395,7 @@ def test_how_many_lists_it_takes() -> None:
     """The numbers of the module's text."""
     rows_NF = np.arange(10_000, dtype=np.float32)[:, None].repeat(2, axis=1) % 100
     features = [Feature(name="price"), Feature(name="shop", kind="categorical")]
-    known = Reference.of(groups(rows_NF, np.ones(10_000, np.int64)), features)
+    known = Reference.from_groups(groups(rows_NF, np.ones(10_000, np.int64)), features)
     missing_NF, high_NF, new_NF = (rows_NF[:100].copy() for _ in range(3))
     missing_NF[:, 0] = np.nan
     high_NF[:, 0] = np.where(np.arange(100) % 2, 50, 99)
@@ -426,7 +426,7 @@ def test_a_value_that_is_filled_in_all_rows_is_named_as_missing(fill: float) -> 
         rows_NF[:, RATING] = np.where(np.isnan(rows_NF[:, RATING]), np.float32(fill), rows_NF[:, RATING])
         return rows_NF, lengths_Q
 
-    known = Reference.of(groups(*filled(4000, 0)), FEATURES, {"rating": fill})
+    known = Reference.from_groups(groups(*filled(4000, 0)), FEATURES, {"rating": fill})
     (rating,) = (feature for feature in known.features if feature.name == "rating")
     assert 0.3 < rating.missing < 0.5
     assert rating.quantiles[0] > 1, "the number that fills is no value"

@@ -473,7 +473,7 @@ def test_the_library_alone_scores_the_raw_log(
 
 
 @pytest.fixture(scope="module")
-def of_text(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def text_bundles(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A cross-encoder, and trees that see its scores."""
     folder = tmp_path_factory.mktemp("text")
     settings = {"network": {"encoder": ENCODER}, "head": {"layers": 1}, "head_epochs": 0, "epochs": 1, "stream": STREAM}
@@ -490,9 +490,9 @@ def of_text(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 @pytest.mark.parametrize("name", ["network", "stack"])
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_model_of_texts_is_refused_by_every_format(
-    of_text: dict[str, str], texts: str, tmp_path: Path, to: FormatName, name: str
+    text_bundles: dict[str, str], texts: str, tmp_path: Path, to: FormatName, name: str
 ) -> None:
-    settings = {"out": str(tmp_path / "out"), "bundle": of_text[name], "to": to, "data": texts}
+    settings = {"out": str(tmp_path / "out"), "bundle": text_bundles[name], "to": to, "data": texts}
     with pytest.raises(InputError, match=rf"{name}: reads the tokens of texts, and {to} gets features alone") as error:
         validate(ExportJob, settings, "test").run()
     assert "\n" not in str(error.value)

@@ -78,7 +78,7 @@ def test_a_defect_is_a_failure_too(tmp_path: Path) -> None:
     assert str(ended["defect"]).startswith("ValueError: invalid literal")
 
 
-def test_tasks_are_foretold_by_those_of_their_kind_and_size() -> None:
+def test_costs_are_predicted_by_tasks_of_their_kind_and_size() -> None:
     long = [Task(f"long {i}", fail, kind="pretraining") for i in range(2)]
     small = [Task(f"small {i}", fail, kind="trees", size=10) for i in range(2)]
     large = [Task(f"large {i}", fail, kind="trees", size=100) for i in range(2)]

@@ -41,7 +41,7 @@ def experiment(noise: list[float], seed: int = 0) -> tuple[Callable[[Tensor], Do
     labels_N = torch.from_numpy(rng.integers(0, 3, size=GROUPS * LENGTH).astype(np.float32))
     labels_N[::LENGTH] = 1  # every group has a relevant document
     scores = [labels_N.double() + scale * torch.from_numpy(rng.normal(size=len(labels_N))) for scale in noise]
-    return lambda s_N: metric_named("ndcg@5").of(s_N, labels_N, offsets_Q1).double().numpy(), torch.stack(scores)
+    return lambda s_N: metric_named("ndcg@5").values(s_N, labels_N, offsets_Q1).double().numpy(), torch.stack(scores)
 
 
 def slow_search(scores_MN: Tensor, judge: Callable[[Tensor], Doubles], groups: Ints, rounds: int) -> Doubles:
@@ -79,10 +79,10 @@ def on_other_groups(noise: list[float]) -> float:
     for seed in range(20):
         judge, scores_MN = experiment(noise, seed)
 
-        def of_half(scores_N: Tensor, judge: Judge = judge) -> Doubles:
+        def half_value(scores_N: Tensor, judge: Judge = judge) -> Doubles:
             return judge(scores_N)[::2]
 
-        weights_M = torch.from_numpy(choose(scores_MN, of_half, BlendConfig()))
+        weights_M = torch.from_numpy(choose(scores_MN, half_value, BlendConfig()))
         gain += (judge(weights_M @ scores_MN) - judge(scores_MN.mean(0)))[1::2].mean() / 20
     return gain
 
@@ -150,7 +150,7 @@ def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
         expected_N = sum(standardise_by_group(scores_N, groups.offsets_Q1) for scores_N in scores) / 3
         found_N = made.scorer(features=judged.features)(groups)
         torch.testing.assert_close(found_N, expected_N)
-        values.append(metric_named("ndcg@5").of_groups(found_N, groups))
+        values.append(metric_named("ndcg@5").values_on(found_N, groups))
     assert made.metrics["validation_ndcg@5"] == pytest.approx(torch.cat(values).double().nanmean().item())
     other: dict[str, AnyMethod] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
     with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is unknown or a blend"):

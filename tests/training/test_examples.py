@@ -107,9 +107,9 @@ def test_the_network_ranks_problems_that_it_has_never_seen() -> None:
     config = ProblemsConfig(examples=(24, 24), features=(10, 20))
     for number in range(4):
         made = problems(config, seed=12345, number=number)
-        read, told, asked = made.n_read, made.offsets_Q1[:25], made.offsets_Q1[24:] - made.n_read
+        read, read_offsets, asked = made.n_read, made.offsets_Q1[:25], made.offsets_Q1[24:] - made.n_read
         with torch.no_grad():
-            reading = network.read(made.features_BNF[:, :read], made.labels_BN[:, :read], told)
+            reading = network.read(made.features_BNF[:, :read], made.labels_BN[:, :read], read_offsets)
             scores_BN = network(reading, made.features_BNF[:, read:], asked)[-1]
         for scores_N, labels_N in zip(scores_BN, made.labels_BN[:, read:], strict=True):
             by_network, by_chance = (ndcg(s_N, labels_N, asked, k=5) for s_N in (scores_N, torch.zeros_like(scores_N)))

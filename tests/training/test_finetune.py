@@ -181,7 +181,7 @@ def test_any_metric_chooses_the_epoch(
         assert torch.equal(value, validated[best][name]), name
     scorer, measure = made.scorer(), metric_named(metric)
     value_Q = [
-        measure.of(scorer(groups), groups.labels_N, groups.offsets_Q1)
+        measure.values(scorer(groups), groups.labels_N, groups.offsets_Q1)
         for groups in iterate(select(splits(synthetic_dataset)[1], labelled=True))
     ]
     assert float(torch.cat(value_Q).nanmean()) == pytest.approx(values[best], rel=1e-5)
@@ -212,7 +212,7 @@ def test_validation_data_may_have_its_features_in_another_order(synthetic_datase
     moved = validation.replace(data=reorder(synthetic_dataset, turned(synthetic_dataset)))
     served = []
     for split in (validation, moved):
-        served.append(next(iterate(LabelledData.of(train, split, without=()).validation)).features_NF)
+        served.append(next(iterate(LabelledData.from_splits(train, split, without=()).validation)).features_NF)
     torch.testing.assert_close(*served, rtol=0, atol=0, equal_nan=True)
 
 

@@ -161,11 +161,11 @@ def test_lists_of_some_hundred_documents_tell_what_a_longer_one_takes(name: str,
     settings, of_memory, of_work = CASES[name]
     made = trainer(synthetic_dataset, **dict(settings))
     measured = {size: memory._costs(made, one_list(size)) for size in (256, 512, 1024)}
-    told, true = memory.extrapolated(measured, 6000), memory._costs(made, one_list(6000))
-    assert told.bytes == pytest.approx(true.bytes, rel=0.05)
-    assert told.work == pytest.approx(true.work, rel=0.2)
+    expected, true = memory.extrapolated(measured, 6000), memory._costs(made, one_list(6000))
+    assert expected.bytes == pytest.approx(true.bytes, rel=0.05)
+    assert expected.work == pytest.approx(true.work, rel=0.2)
     proportional = [6000 / 1024 * measured[1024][i] for i in (0, 1)]
-    assert (told.bytes > 2 * proportional[0], told.work > 2 * proportional[1]) == (of_memory, of_work)
+    assert (expected.bytes > 2 * proportional[0], expected.work > 2 * proportional[1]) == (of_memory, of_work)
 
 
 def test_a_list_is_made_of_a_batch_whole(synthetic_dataset: str) -> None:

@@ -88,7 +88,7 @@ def test_a_config_names_a_function_and_its_parameters(kind: str) -> None:
     parameters, function, counted = CASES[kind]
     config = loss_config(kind, **parameters)
     scores_N = torch.randn(10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    loss_Q = config.of(Scored(scores_N, LABELS, OFFSETS, None, noise()))
+    loss_Q = config.losses(Scored(scores_N, LABELS, OFFSETS, None, noise()))
     defined_Q = config.counted(LABELS, OFFSETS)
     torch.testing.assert_close(loss_Q, function(scores_N, LABELS, OFFSETS))
     assert defined_Q.nonzero()[:, 0].tolist() == counted
@@ -118,7 +118,7 @@ def test_in_bfloat16_a_loss_is_that_of_its_scores(kind: str) -> None:
         total, _ = model(groups(), noise())
         scores_N = model.ranker(groups())
     assert scores_N.dtype == torch.bfloat16
-    torch.testing.assert_close(total, config.loss.of(Scored(scores_N, LABELS, OFFSETS, None, noise())).sum())
+    torch.testing.assert_close(total, config.loss.losses(Scored(scores_N, LABELS, OFFSETS, None, noise())).sum())
     total.backward()
 
 

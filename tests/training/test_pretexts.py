@@ -208,7 +208,7 @@ def test_all_pairs_of_subtabs_subsets_are_watched_in_training(within_groups: boo
     expected = torch.stack([collapse_measures(a_NP, b_NP, among_Q1) for a_NP, b_NP in combinations(seen, 2)]).sum(0)
     torch.testing.assert_close(found[:6], expected)
     assert found[0] == 3 * 12  # a document's views in each pair of subsets
-    assert Geometry.of(Sums(*found.tolist())).loss_left is None
+    assert Geometry.from_sums(Sums(*found.tolist())).loss_left is None
 
 
 def test_without_its_contrast_subtab_is_not_watched() -> None:

@@ -37,11 +37,11 @@ def leaves(value: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
-def of_lightgbm() -> set[str]:
+def lightgbm_keys() -> set[str]:
     return set(lgb.basic._ConfigAliases._get_all_param_aliases())
 
 
-def of_xgboost() -> set[str]:
+def xgboost_keys() -> set[str]:
     data = xgb.DMatrix(np.arange(8.0).reshape(4, 2), label=[0, 1, 0, 1])
     data.set_group([2, 2])
     booster = xgb.train({"objective": "rank:ndcg", "tree_method": "hist"}, data, 1)
@@ -52,7 +52,7 @@ def of_xgboost() -> set[str]:
 
 @pytest.mark.parametrize(
     ("section", "there", "config"),
-    [("LightGBM", of_lightgbm, LightGBMConfig), ("XGBoost", of_xgboost, XGBoostConfig)],
+    [("LightGBM", lightgbm_keys, LightGBMConfig), ("XGBoost", xgboost_keys, XGBoostConfig)],
 )
 def test_every_parameter_of_a_library_has_its_key_or_the_reason_why_not(
     section: str, there: Any, config: type[TreesConfig]

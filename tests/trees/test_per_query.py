@@ -36,7 +36,7 @@ LIBRARIES = [LIGHTGBM, XGBoostConfig(**COMMON), CatBoostConfig(**COMMON)]
 
 
 def make_groups(rng: np.random.Generator, count: int) -> Groups:
-    """Within a group the first feature tells the label; its level and scale in the group drown this between groups."""
+    """Within a group the first feature is the label; its level and scale in the group drown this between groups."""
     found: Groups = []
     for _ in range(count):
         x_LF = rng.normal(size=(rng.integers(4, 12), 4))

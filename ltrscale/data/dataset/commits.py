@@ -45,14 +45,14 @@ def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
     files, n_additions = len(manifest.files), len(added[:-1])
     while parts and parts[-1].files < 2 * files:
         last = parts.pop()
-        table = pa.concat_tables([storage.read_part(commit.url, vars(last)), table])
+        table = pa.concat_tables([storage.read_manifest_part(commit.url, vars(last)), table])
         files, n_additions = files + last.files, n_additions + last.additions
     with commit.file(_PART) as path:
         pq.write_table(table, path, compression="zstd")
     parts.append(ManifestPart(**vars(commit.files[-1]), files=files, additions=n_additions))
     made_by = {**manifest.made_by, **({ADDED: added[-1:]} if added else {})}
     return manifest.model_copy(
-        update={"files": DataFiles.of([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
+        update={"files": DataFiles.from_iterable([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
     )
 
 
@@ -80,6 +80,6 @@ def _commands(dataset: Dataset) -> Iterator[str]:
     yield as_text({key: value for key, value in dataset.manifest.made_by.items() if key != ADDED})
     for part in dataset.manifest.parts:
         if part.additions:
-            rows = storage.read_part(dataset.url, vars(part), ["kind", "made_by"])
+            rows = storage.read_manifest_part(dataset.url, vars(part), ["kind", "made_by"])
             yield from rows.filter(pc.equal(rows["kind"], ADDITION))["made_by"].to_pylist()
     yield from map(as_text, dataset.manifest.made_by.get(ADDED, []))

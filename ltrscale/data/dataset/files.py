@@ -41,7 +41,7 @@ def total_of(counts: Iterable[Sequence[int]]) -> Counts:
     return Counts(*map(sum, zip((0, 0, 0), *counts, strict=True)))
 
 
-def _of_row_group(counts: Counts) -> Counts:
+def _checked_counts(counts: Counts) -> Counts:
     """Validate the counts of a row group, because readers allocate memory according to them."""
     if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
         raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
@@ -57,7 +57,7 @@ class DataFile(Strict):
     sha256: str
     longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
     """Documents of its longest group."""
-    row_groups: tuple[Annotated[Counts, AfterValidator(_of_row_group)], ...]
+    row_groups: tuple[Annotated[Counts, AfterValidator(_checked_counts)], ...]
 
 
 _SCHEMA = pa.schema(
@@ -98,7 +98,7 @@ class DataFiles(Columnar[DataFile]):
 
     Example:
         >>> file = DataFile(path="a", period="p", bytes=1, sha256="", longest=2, row_groups=[(3, 4, 0)])
-        >>> files = DataFiles.of([file])
+        >>> files = DataFiles.from_iterable([file])
         >>> len(files), files.periods, files.counts(), files[0].row_groups
         (1, ['p'], Counts(groups=3, documents=4, labelled=0), (Counts(groups=3, documents=4, labelled=0),))
     """
@@ -118,7 +118,7 @@ class DataFiles(Columnar[DataFile]):
         self.bounds_F1, self.counts_R3 = bounds_F1, counts_R3
 
     @classmethod
-    def of(cls, files: Iterable[DataFile]) -> Self:
+    def from_iterable(cls, files: Iterable[DataFile]) -> Self:
         """The files as columns; columns are returned as they are."""
         if isinstance(files, cls):
             return files
@@ -136,7 +136,7 @@ class DataFiles(Columnar[DataFile]):
     @classmethod
     def joined(cls, some: Sequence["DataFiles"]) -> "DataFiles":
         """All files, sorted by period and path."""
-        parts = [files for files in some if len(files)] or [cls.of([])]
+        parts = [files for files in some if len(files)] or [cls.from_iterable([])]
         together = parts[0] if len(parts) == 1 else cls._concatenated(parts)
         keys = list(zip(together.period_of, together.paths, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -198,7 +198,7 @@ class DataFiles(Columnar[DataFile]):
         is_good_R = (labelled_R >= 0) & (labelled_R <= groups_R) & (groups_R < _MOST_GROUPS)
         is_good_R &= (documents_R >= 0) & (documents_R < _MOST_DOCUMENTS)
         for counts in self.counts_R3[~is_good_R][:1].tolist():
-            _of_row_group(Counts(*counts))
+            _checked_counts(Counts(*counts))
         if ((self.longest_F < 0) | (self.longest_F >= _MOST_DOCUMENTS)).any():
             raise ValueError("no group has so many documents")
         if (self.bytes_F < 0).any() or not storage.are_hashes(self.sha256):
@@ -278,7 +278,7 @@ class DataFiles(Columnar[DataFile]):
         # consecutive periods, as in most splits, are cut out without a copy
         return self._run(start, stop) if stop - start == len(numbers_F) else self.take(numbers_F)
 
-    def of_periods(self, periods: Collection[str]) -> "DataFiles":
+    def in_periods(self, periods: Collection[str]) -> "DataFiles":
         """The files of some periods."""
         return self.where(frozenset(periods).__contains__, self.period_of)
 
@@ -340,7 +340,7 @@ class DataFiles(Columnar[DataFile]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Read from and write to a list of files."""
-        entries = core_schema.no_info_after_validator_function(cls.of, handler(tuple[DataFile, ...]))
+        entries = core_schema.no_info_after_validator_function(cls.from_iterable, handler(tuple[DataFile, ...]))
         return core_schema.json_or_python_schema(
             json_schema=entries,
             python_schema=core_schema.no_info_wrap_validator_function(

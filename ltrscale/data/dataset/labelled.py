@@ -135,11 +135,11 @@ def labelled_queries(url: str) -> list[list[str]]:
         InputError: the file cannot be read.
     """
 
-    def of(file: pq.ParquetFile, number: int) -> list[str]:
+    def query_ids(file: pq.ParquetFile, number: int) -> list[str]:
         ids = _labelled(file, number, "query_id").to_pylist()
         return [_COPY.sub("", query) for query in ids]
 
-    return _each_row_group(url, of, "query_id")
+    return _each_row_group(url, query_ids, "query_id")
 
 
 @lru_cache(_FILES_KNOWN)
@@ -149,7 +149,7 @@ def _in_file(
     column: str,
     differing: bool,
 ) -> list[NDArray[np.bool_]]:
-    def of(file: pq.ParquetFile, number: int) -> NDArray[np.bool_]:
+    def is_counted(file: pq.ParquetFile, number: int) -> NDArray[np.bool_]:
         lists = _labelled(file, number, column).combine_chunks()
         labels_N, offsets_Q1 = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy()
         starts_Q, ends_Q = offsets_Q1[:-1], offsets_Q1[1:]
@@ -159,7 +159,7 @@ def _in_file(
         # do not compare the first document of a list with the last one of the previous list
         return relevant_Q & _any_between(np.diff(labels_N) != 0, starts_Q, np.maximum(ends_Q - 1, starts_Q))
 
-    return _each_row_group(url, of, column)
+    return _each_row_group(url, is_counted, column)
 
 
 def _any_between(

@@ -222,7 +222,7 @@ class Manifest(Strict):
 
     def hash_of(self, periods: Collection[str]) -> str:
         """Hash of the content of some periods; it does not depend on the others."""
-        return self._hash_of(self.files.of_periods(periods).content())
+        return self._hash_of(self.files.in_periods(periods).content())
 
     @cached_property
     def hashes(self) -> dict[str, str]:
@@ -339,7 +339,7 @@ def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
 
 
 def _files_of(url: str, part: ManifestPart) -> DataFiles:
-    rows = storage.read_part(url, vars(part))
+    rows = storage.read_manifest_part(url, vars(part))
     try:
         is_file = pc.equal(rows["kind"], FILE)
         is_addition = pc.equal(rows["kind"], ADDITION)

@@ -204,7 +204,7 @@ def _wanted(parts: Iterable[tuple[Dataset, DataFiles]]) -> list[tuple[Dataset, D
     for dataset, files in parts:
         datasets.setdefault(dataset.url, dataset)
         periods.setdefault(dataset.url, set()).update(files.periods)  # a split reads whole periods
-    return [(dataset, dataset.manifest.files.of_periods(periods[url])) for url, dataset in datasets.items()]
+    return [(dataset, dataset.manifest.files.in_periods(periods[url])) for url, dataset in datasets.items()]
 
 
 def _check_dataset(

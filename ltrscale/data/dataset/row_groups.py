@@ -115,7 +115,7 @@ class FilesToRead(Sequence[FileToRead]):
 
 
 class Columns(NamedTuple):
-    """Of each row group: the number of its file, its index there, its counts, and the labelled groups before it."""
+    """Columns of row groups: number of the file, index in that file, counts, and labelled groups before it."""
 
     file_R: NDArray[np.int64]
     index_R: NDArray[np.int64]
@@ -134,7 +134,8 @@ class RowGroups(Columnar[RowGroup]):
         columns: values that differ between row groups.
 
     Example:
-        >>> some = RowGroups.of([RowGroup("a", i, "p", 3, 40, 2, gid_base=0, first_labelled=2 * i) for i in range(3)])
+        >>> each = (RowGroup("a", i, "p", 3, 40, 2, gid_base=0, first_labelled=2 * i) for i in range(3))
+        >>> some = RowGroups.from_iterable(each)
         >>> len(some), some.documents_R, some[1:][0].index, len(some.files)
         (3, array([40, 40, 40]), 1, 1)
     """
@@ -143,7 +144,7 @@ class RowGroups(Columnar[RowGroup]):
         self.files, self.longest_F, self.columns = files, longest_F, columns
 
     @classmethod
-    def of(cls, row_groups: Iterable[RowGroup]) -> Self:
+    def from_iterable(cls, row_groups: Iterable[RowGroup]) -> Self:
         """The row groups as columns; columns are returned as they are."""
         if isinstance(row_groups, cls):
             return row_groups

@@ -194,7 +194,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     """
     by_path: dict[str, Found] = {}
     first: PeriodScores | None = None
-    none, periods = DataFiles.of([]), list(periods)
+    none, periods = DataFiles.from_iterable([]), list(periods)
     for period, scores in zip(periods, read_periods(url, periods), strict=True):
         if scores is None:
             raise InputError(f"{url}: period {period!r} is not scored there; score {dataset.url} with jobs.score")

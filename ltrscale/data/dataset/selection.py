@@ -86,11 +86,11 @@ class Selection:
         return replace(self, tokens=tuple(fields[key] for key in keys))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "row_groups", RowGroups.of(self.row_groups))
+        object.__setattr__(self, "row_groups", RowGroups.from_iterable(self.row_groups))
 
     def only(self, row_groups: Iterable[RowGroup]) -> Self:
         """The same with some of the row groups."""
-        return replace(self, row_groups=RowGroups.of(row_groups))
+        return replace(self, row_groups=RowGroups.from_iterable(row_groups))
 
     @property
     def n_labelled(self) -> int:
@@ -386,7 +386,9 @@ def _relevant(
     row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False
 ) -> list[NDArray[np.bool_]]:
     """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
-    files = [(file.url, file.source.sha256 if file.source else "") for file in RowGroups.of(row_groups).own_files]
+    files = [
+        (file.url, file.source.sha256 if file.source else "") for file in RowGroups.from_iterable(row_groups).own_files
+    ]
     by_url = dict(zip((url for url, _ in files), with_relevant(files, column, differing=differing), strict=True))
     for rg in row_groups:
         n = len(by_url[rg.url][rg.index]) if rg.index < len(by_url[rg.url]) else 0

@@ -47,14 +47,14 @@ class Relative(NamedTuple):
     """How many of the newest ones are left out."""
 
     @classmethod
-    def of(cls, text: str) -> Self | None:
+    def parse(cls, text: str) -> Self | None:
         """Parse a text; None for a period or a range, because their names have no blanks.
 
         Raises:
             ValueError: the text has blanks, but is not in one of the forms.
 
         Example:
-            >>> Relative.of("last 3 but 1"), Relative.of("all but last 2"), Relative.of("2026-W07")
+            >>> Relative.parse("last 3 but 1"), Relative.parse("all but last 2"), Relative.parse("2026-W07")
             (Relative(number=3, but=1), Relative(number=None, but=2), None)
         """
         if not re.search(r"\s", text):
@@ -73,9 +73,9 @@ class Relative(NamedTuple):
 
         Example:
             >>> weeks = ["w1", "w2", "w3", "w4"]
-            >>> [*Relative.of("last 2 but 1").among(weeks), *Relative.of("all but last 3").among(weeks)]
+            >>> [*Relative.parse("last 2 but 1").among(weeks), *Relative.parse("all but last 3").among(weeks)]
             ['w2', 'w3', 'w1']
-            >>> Relative.of("last 4 but 1").among(weeks)
+            >>> Relative.parse("last 4 but 1").among(weeks)
             []
         """
         rest = known[: max(0, len(known) - self.but)]
@@ -86,7 +86,7 @@ class Relative(NamedTuple):
 
 def _known_words(items: tuple[str, ...]) -> tuple[str, ...]:
     for item in items:
-        Relative.of(item)
+        Relative.parse(item)
     return items
 
 
@@ -234,12 +234,12 @@ class SplitsWithTest(Splits):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_splits(cls, values: Any) -> Any:
+    def _accept_splits(cls, values: Any) -> Any:
         """Accept `Splits` that have a test split."""
         return values.model_dump(exclude_none=True) if isinstance(values, Splits) else values
 
     @classmethod
-    def of(cls, splits: Splits) -> Self:
+    def from_splits(cls, splits: Splits) -> Self:
         """The splits of a job that may evaluate.
 
         Raises:
@@ -260,7 +260,7 @@ class SplitPart:
     @cached_property
     def files(self) -> DataFiles:
         """The files of these periods, in the order of the manifest."""
-        return self.dataset.manifest.files.of_periods(self.periods)
+        return self.dataset.manifest.files.in_periods(self.periods)
 
     @cached_property
     def urls(self) -> list[str]:
@@ -326,7 +326,7 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
         value, key_path = getattr(config, name), f"{key}.{name}".removeprefix(".")
         if isinstance(value, Config):
             changes[name] = with_relative_named(value, key_path)
-        elif name == "periods" and value and any(map(Relative.of, value)) and (data := getattr(config, "data", ())):
+        elif name == "periods" and value and any(map(Relative.parse, value)) and (data := getattr(config, "data", ())):
             split = Split(data=data, periods=value)
             chosen = sorted({period for part in resolve_periods(split, key) for period in part.periods})
             log.info("%s: %s of %s: %s", key_path, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
@@ -350,7 +350,7 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
         return set(all_periods)
     chosen, there = set[str](), set(all_periods)
     for item in split.periods:
-        if (relative := Relative.of(item)) or ".." in item:
+        if (relative := Relative.parse(item)) or ".." in item:
             check_in_order(all_periods, f"{key}: {_whose(split)}{item!r}")
         if relative:
             chosen.update(selected := relative.among(all_periods))

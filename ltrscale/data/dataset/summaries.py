@@ -51,7 +51,7 @@ class FeatureStats:
         step = max(_VALUES // features_NF.shape[1], 1)
         for start in range(0, len(features_NF), step):
             part_NF = features_NF[start : start + step]
-            moments = Moments.of(part_NF)
+            moments = Moments.from_values(part_NF)
             self._moments = self._moments.merge(moments)
             self._missing_F += len(part_NF) - moments.count_F
             self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))  # fmin and fmax ignore NaN
@@ -59,7 +59,7 @@ class FeatureStats:
         self._unique.add(features_NF, offsets_Q1)
 
     @classmethod
-    def of(cls, summaries: Sequence[FeatureSummary], documents: int, grouped: int) -> "FeatureStats":
+    def from_summaries(cls, summaries: Sequence[FeatureSummary], documents: int, grouped: int) -> "FeatureStats":
         """Restore statistics from summaries, the number of documents, and the number in groups of at least two."""
         stats = cls(len(summaries))
         for f, summary in enumerate(summaries):
@@ -69,7 +69,7 @@ class FeatureStats:
                 count_F[f], mean_F[f] = documents - summary.missing, summary.mean
                 squares_F[f] = summary.std**2 * count_F[f]
                 stats._minimum_F[f], stats._maximum_F[f] = summary.minimum, summary.maximum
-        stats._unique = UniqueInGroup.of([summary.unique_in_group for summary in summaries], grouped)
+        stats._unique = UniqueInGroup.from_shares([summary.unique_in_group for summary in summaries], grouped)
         return stats
 
     def merge(self, other: "FeatureStats") -> None:
@@ -135,7 +135,7 @@ class UniqueInGroup:
                 self._unique_F[columns_K] += _unique(x_KML)
 
     @classmethod
-    def of(cls, shares: Sequence[float | None], grouped: int) -> "UniqueInGroup":
+    def from_shares(cls, shares: Sequence[float | None], grouped: int) -> "UniqueInGroup":
         """Restore counts from shares."""
         unique = cls(len(shares))
         unique.grouped = grouped
@@ -211,7 +211,7 @@ class LabelCounts:
         self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     @classmethod
-    def of(cls, counts: Mapping[str, int]) -> "LabelCounts":
+    def from_counts(cls, counts: Mapping[str, int]) -> "LabelCounts":
         """Restore counts of at most 64 labels."""
         labels = cls()
         labels._counts.update({float(np.float32(text)): count for text, count in counts.items()})

@@ -140,7 +140,7 @@ def token_bytes(table: pa.Table) -> NDArray[np.int64]:
 
 
 def summarise(table: pa.Table) -> dict[str, TokenSummary]:
-    """Counts of a table's token fields, by column; the table does not tell what was cut off."""
+    """Counts of a table's token fields, by column; the table does not say what was cut off."""
     summaries = {}
     for column in (name for name in table.schema.names if name.startswith(("query_tokens_", "document_tokens_"))):
         lengths = pc.list_value_length(table.column(column))

@@ -131,7 +131,7 @@ class DatasetWriter:
             if state.waiting:
                 self._write(state, self._take_waiting(state))
             self._close_file(state)
-        return DataFiles.of(sorted(self.files, key=lambda file: (file.period, file.path)))
+        return DataFiles.from_iterable(sorted(self.files, key=lambda file: (file.period, file.path)))
 
     def _sizes(self, table: pa.Table) -> NDArray[np.int64]:
         """Bytes of each group's features, labels and tokens, uncompressed."""

@@ -88,7 +88,7 @@ def read_on_spare_cores(row_groups: Sequence[RowGroup], columns: Sequence[str]) 
 
 
 def _read(row_groups: Sequence[RowGroup], columns: Sequence[str], *, spare: int) -> Iterator[pa.Table]:
-    files, plan = RowGroups.of(row_groups).own_files, plan_reads(row_groups)
+    files, plan = RowGroups.from_iterable(row_groups).own_files, plan_reads(row_groups)
     is_local = all(storage.is_local(url) for file in files for url in (file.url, file.scores or ""))
     if is_local and spare >= 2:
         # per thread, because only one thread at a time can read a file
@@ -108,7 +108,7 @@ def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
 def read_planned(
     plan: Iterable[PlannedRead], columns: Sequence[str], open_file: Callable[[str], ParquetReads], *, threads: int
 ) -> Iterator[pa.Table]:
-    """The tables of a plan; each thread reads one row group ahead, and without threads nothing is read ahead."""
+    """The tables of a plan. Each thread reads one row group ahead; without threads, no row group is read ahead."""
     read = functools.partial(_read_item, columns=columns, open_file=open_file)
     return _ahead(read, plan, threads) if threads else map(read, plan)
 
@@ -150,7 +150,11 @@ def _check_listed(item: PlannedRead, error: InputError) -> None:
     cause = error.__cause__
     if not item.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
-    files = read_dataset(item.dataset).manifest.files if storage.read_manifest(item.dataset) else DataFiles.of([])
+    files = (
+        read_dataset(item.dataset).manifest.files
+        if storage.read_manifest(item.dataset)
+        else DataFiles.from_iterable([])
+    )
     listed = {storage.join(item.dataset, path): sha256 for path, sha256 in zip(files.paths, files.sha256, strict=True)}
     if listed.get(item.url) != item.sha256:
         raise InputError(

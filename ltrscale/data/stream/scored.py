@@ -107,10 +107,10 @@ def committed(url: str, split: Split) -> DocumentScores:
         InputError: a period is not scored there, or was scored from other files than the data set has now.
     """
     scored_split = Split(data=split.data, periods=split.periods, scores=url)
-    return of_tables(list(read_direct(select(scored_split, labelled=True).row_groups, COLUMNS)))
+    return scores_from_tables(list(read_direct(select(scored_split, labelled=True).row_groups, COLUMNS)))
 
 
-def of_tables(tables: Sequence[pa.Table]) -> DocumentScores:
+def scores_from_tables(tables: Sequence[pa.Table]) -> DocumentScores:
     """The scores in tables with the columns `COLUMNS`, as readers return them."""
     lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
     ids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])

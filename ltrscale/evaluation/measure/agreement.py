@@ -130,8 +130,8 @@ class AgreementJob(Stage):
             InputError: a bundle or the scores are missing, or belong to other data.
         """
         selection = select(self.test.with_scores(self.scores), labelled=True)
-        values_QTM, gids_Q, documents = _of_every_group(self, selection)
-        of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(self.models), axis=1)]
+        values_QTM, gids_Q, documents = _agreement_by_group(self, selection)
+        of_models = [Blocks.from_values(values_QtM) for values_QtM in np.split(values_QTM, len(self.models), axis=1)]
         scopes_K = scopes(of_models, _MEASURES, baseline=None, samples=self.resamples, seed=self.seed)
         models = {name: scope.summaries for name, scope in zip(self.models, scopes_K, strict=True)}
         tables = [
@@ -159,7 +159,7 @@ class Agreement(Findings):
     documents: int
 
 
-def _of_every_group(job: AgreementJob, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
+def _agreement_by_group(job: AgreementJob, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
     bundles = {name: load(url) for name, url in job.models.items()}
     selection = with_tokens_of(selection, bundles.values())

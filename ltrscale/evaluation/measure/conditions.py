@@ -179,7 +179,7 @@ class GroupColumns:
             raise ValueError(f"{text} compares two constants; name a column")
         if value_kind(one.type) != value_kind(other.type):
             raise ValueError(f"{text} compares a {value_kind(one.type)} with a {value_kind(other.type)}")
-        return _truths(_COMPARE[type(sign)](*_of_one_type(one, other)))
+        return _truths(_COMPARE[type(sign)](*_to_one_type(one, other)))
 
     def _coded(self, value: ast.expr, beside: ast.expr) -> ast.expr:
         """The code in place of a text beside a category."""
@@ -218,7 +218,7 @@ def _scalar(value: float | str) -> pa.Scalar:
     return pa.scalar(value)
 
 
-def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tuple[Any, Any]:
+def _to_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tuple[Any, Any]:
     """Both sides of a comparison as numbers of one type: the narrowest floating type of the two, else `_WHOLE`."""
     kinds = (left.type, right.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:

@@ -205,13 +205,13 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
                 if row:
                     view_NF[:, row - 1] = second_NF[order_N, row - 1]
                 z1_NP = net.project(view_NF, draw)
-                apart = [_told_apart(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
-                sums_4 += torch.stack(apart).mean(0)
+                sums = [_batch_sums(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
+                sums_4 += torch.stack(sums).mean(0)
                 advance(len(x_NF))
     return sums_V4
 
 
-def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
+def _batch_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The four sums of a micro-batch; for SimSiam the loss is SimCLR-Rank's, because its bundle holds no predictor."""
     among_Q1, n = method.among(offsets_Q1), len(z0_NP)
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
@@ -254,17 +254,17 @@ def document(result: Contrast) -> Document:
             f"{result.loss / max(result.uninformed, 1e-9):.0%} of {result.uninformed:.4f}, the loss without any "
             f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
-        Table.of(rows[:_ROWS_SHOWN]),
+        Table.from_rows(rows[:_ROWS_SHOWN]),
         Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
-        sections.append(Section("All features", [Table.of(rows)]))
+        sections.append(Section("All features", [Table.from_rows(rows)]))
     return Document("Contrast", opening, sections)
 
 
 _HOW_TO_READ = (
-    "Each row has one feature permuted among the documents that are told apart, in one of the two views. loss is the "
+    "Each row has one feature permuted among the compared documents, in one of the two views. loss is the "
     "mean over documents, rise its difference from the loss as trained, found the share of the documents whose other "
     "view is the closest, masked the rate at which the views hide the feature.",
     "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "

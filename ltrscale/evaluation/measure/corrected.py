@@ -110,7 +110,7 @@ class Correction:
         values = [np.nan if figure.mean is None or figure.mean <= 0 else figure.mean for figure in figures]
         return cls(config, np.array(values), tuple(cutoffs))
 
-    def of(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> CorrectedSums:
+    def sums(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> CorrectedSums:
         """The sums of some groups, for the scores of each trial."""
         assert groups.labels_N is not None
         offsets_Q1, gains_N = groups.offsets_Q1, exponential_gain(groups.labels_N.double())
@@ -249,7 +249,7 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
         if baseline is not None:
             row |= zip((f"corrected - {baseline} [95%]", "p"), against(method.comparisons.get(k)), strict=True)
         rows.append(row)
-    return Table.of(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
+    return Table.from_rows(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
 
 
 def _what_corrects(corrected: Corrected, k: int) -> list[str]:

@@ -22,10 +22,10 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.evaluation.measure.corrected import Correction, Gathered, summarised
+from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
-from ltrscale.evaluation.measure.parts import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.report import (
     GROUPS,
     EvaluatedData,
@@ -198,7 +198,7 @@ def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
     """The values of features in all groups of the training periods, with labels or without."""
     train = Split(data=config.splits.train.data, periods=config.splits.train.periods)
     groups = select(train, labelled=False).serving(test.features, whose="the test split", where="the training split")
-    return Seen.of(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
+    return Seen.from_groups(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
 
 
 @dataclass
@@ -368,7 +368,7 @@ def _leads_of_best(
     if not 1 < len(means) == len(results):
         return {}  # there is no other method, or no group defines the metric
     best, column = results.index(by_mean(results, primary)[0]), list(all_metrics(config)).index(primary)
-    blocks = tallies.slices[ALL].blocks().of_metric(column)
+    blocks = tallies.slices[ALL].blocks().for_metric(column)
     (scopes_K,) = _scopes_of([blocks], [primary], methods, config, baseline=best)
     return {
         name: scope.comparisons[primary] for name, scope in zip(methods, scopes_K, strict=True) if scope.comparisons

@@ -92,7 +92,7 @@ class ExplainJob(Stage):
         opened, selection = bundle.load(self.bundle), select(self.documents, labelled=self.where is not None)
         selection = bundle.with_tokens_of(selection, [opened])
         names = open_dataset(self.data).manifest.names_of_categories
-        reasoner = Reasoner.of({self.bundle: opened}, selection.features, names)
+        reasoner = Reasoner.from_bundles({self.bundle: opened}, selection.features, names)
         chosen_M, explanations = self._chosen(selection), list[Explanation]()
         with progress("explain", len(chosen_M)) as advance:
             for part in read_named(selection, chosen_M=chosen_M):
@@ -126,7 +126,7 @@ class ExplainJob(Stage):
 
     def _explained(self, reasoner: Reasoner, part: NamedGroups) -> list[Explanation]:
         if self.items is None:
-            return reasoner.of_firsts(part.groups, part.ids, self.depth)
+            return reasoner.explain_firsts(part.groups, part.ids, self.depth)
         chosen = []
         for q, start in enumerate(part.groups.offsets_Q1[:-1].tolist()):
             ids = part.ids["doc_ids"][q].as_py() or [] if "doc_ids" in part.ids.column_names else []
@@ -175,7 +175,7 @@ def document(found: Explained) -> Document:
         bars = [{"name": p.feature, "value": p.adds, "series": "adds"} for p in first.reasons[:_SHOWN]]
         chart = Chart(charts.bars(bars, title="adds to the difference", unit=""), "what each feature adds", "parts")
         opening = [Text(first.sentence()), Text(f"The difference of the scores is {first.difference:+.4f}.")]
-        return Document(f"Query {first.query}", [*opening, Table.of(rows), chart], sections)
+        return Document(f"Query {first.query}", [*opening, Table.from_rows(rows), chart], sections)
     chart = Chart(drivers_chart({"": found.drivers}), "what each feature adds to the lead of rank 1", "drivers")
     sentences = Points([f"{each.query}: {each.sentence()}" for each in found.explanations])
     means: list[Block] = [Text(driven(found.drivers, found.queries)), driver_table(found.drivers), chart]
@@ -208,7 +208,7 @@ def driver_table(drivers: tuple[Driver, ...], caption: str = "") -> Table:
         }
         for d in drivers[:_SHOWN]
     ]
-    return Table.of(rows, caption, folded=bool(caption))
+    return Table.from_rows(rows, caption, folded=bool(caption))
 
 
 def drivers_chart(by_method: dict[str, tuple[Driver, ...]]) -> charts.Spec:

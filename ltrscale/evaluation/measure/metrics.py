@@ -120,7 +120,7 @@ class Judged:
                 f"judged: group {gid} has more relevance in its list than all judgements of its query; name the "
                 "judgements that the labels of the test split are from"
             )
-        values_MQ = torch.stack([metric.of_groups(scores_N, groups) for metric in metrics])
+        values_MQ = torch.stack([metric.values_on(scores_N, groups) for metric in metrics])
         return (values_MQ.nan_to_num(0.0) * own_MQ / all_MQ).where(all_MQ > 0, torch.nan)
 
     @staticmethod
@@ -170,7 +170,7 @@ def values_of(
     try:
         if judged is not None:
             return judged.values(list(metrics.values()), scores_N, groups)
-        values_MQ = torch.stack([metric.of_groups(scores_N, groups) for metric in metrics.values()]).double()
+        values_MQ = torch.stack([metric.values_on(scores_N, groups) for metric in metrics.values()]).double()
     except ValueError as error:  # the gains that the user chose do not fit these groups
         raise InputError(f"evaluate.{error}") from error
     if not settings.leave_out_constant:

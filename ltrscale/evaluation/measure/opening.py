@@ -1,7 +1,7 @@
 """The opening of a report: the best model against what serves, the methods, how sure that is, and where it is behind.
 
 Every sentence uses figures that the evaluation has committed. Differences from the best method are those of
-`Evaluation.leads`; in slices and other metrics they are from the baseline. The order shown is a reference, not a rival.
+`Evaluation.leads`; in slices and other metrics they are from the baseline. The order shown is only a reference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 
 def headline(evaluation: Evaluation) -> str:
-    """The line that a team ships by: the best of its models against what serves today, or as much as is known."""
+    """The line that decides whether to ship: the best model against the ranker in service, or as much as is known."""
     metric, best = metric_label(evaluation.primary), best_of(evaluation)
     if best is None:
         return f"No group defines {metric}"
@@ -46,7 +46,7 @@ def headline(evaluation: Evaluation) -> str:
     if found.lead.p_holm is None:
         return f"{found.ours} against {name}: {figure}, over too few draws of labels to judge"
     if not is_shown(found.lead):
-        return f"{found.ours}, the best model, cannot be told from {name}: {figure}"
+        return f"{found.ours}, the best model, cannot be distinguished from {name}: {figure}"
     if difference > 0:
         return f"{found.ours} ranks better than {name}: {figure}"
     return f"No model ranks better than {name}: {figure} for {found.ours}, the best"
@@ -62,7 +62,7 @@ class AgainstServing(NamedTuple):
 
 
 def standing(evaluation: Evaluation) -> AgainstServing | None:
-    """The best model against what serves; None if either is missing, or no group defines the metric."""
+    """The best model against the ranker in service; None if either is missing, or no group defines the metric."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
     others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone comes after all models
@@ -122,7 +122,7 @@ def overall(evaluation: Evaluation, method: MethodResult) -> Summary:
     return method.slices[ALL].summaries[evaluation.primary]
 
 
-def rival_of(evaluation: Evaluation) -> str | None:
+def competitor_of(evaluation: Evaluation) -> str | None:
     """The method that the best one is compared with: the baseline, or the next best if the baseline is the best."""
     best = best_of(evaluation)
     if best is None or not evaluation.leads:
@@ -181,14 +181,14 @@ def _figures(lead: Comparison) -> str:
 
 
 def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
-    """Where the order shown, the reference, stands."""
+    """The order shown, as a reference, compared with the best method."""
     if (lead := evaluation.leads.get(AS_SHOWN)) is None:
         return
     where, lead = ("behind", _turned(lead)) if lead.difference < 0 else ("ahead of", lead)
     by = f"{_figures(lead)} {where} {best.name}" if lead.difference else f"level with {best.name}"
     chance = "" if is_shown(lead) or lead.p_holm is None else ", perhaps by chance"
     yield (
-        f"What was shown ({AS_SHOWN}) is {by}{chance}. That is a reference and no rival: labels of people who saw it, "
+        f"What was shown ({AS_SHOWN}) is {by}{chance}. It is only a reference: labels of people who saw it, "
         "such as clicks, favour it."
     )
 
@@ -210,15 +210,15 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
     """Which leads are beyond chance, and over which samples."""
     if not evaluation.leads:
         return
-    rivals = {name: lead for name, lead in evaluation.leads.items() if name != AS_SHOWN}
-    judged = {name: lead for name, lead in rivals.items() if lead.p_holm is not None}
+    competitors = {name: lead for name, lead in evaluation.leads.items() if name != AS_SHOWN}
+    judged = {name: lead for name, lead in competitors.items() if lead.p_holm is not None}
     shown = [name for name, lead in judged.items() if is_shown(lead)]
-    if len(shown) == len(rivals) > 1:
+    if len(shown) == len(competitors) > 1:
         yield "Its lead over every other method is more than chance."
     elif shown:
         yield f"More than chance is its lead over {_listed(shown)}."
     if open_ := [f"{name} (p {cell(judged[name].p_holm)})" for name in judged if name not in shown]:
-        yield f"It cannot be told from {_listed(open_)}: their order may be chance."
+        yield f"It cannot be distinguished from {_listed(open_)}: their order may be chance."
     if few := [f"{name}, {lead.draws}" for name, lead in evaluation.leads.items() if lead.p_holm is None]:
         yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({_listed(few, '; ')})."
     draws = [lead.draws for lead in evaluation.leads.values() if lead.p_holm is not None]
@@ -252,10 +252,10 @@ def gain_metric(evaluation: Evaluation) -> str | None:
 
 def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     """The slices on which the best method is behind the baseline, or if it is the baseline, behind another."""
-    rival = rival_of(evaluation)
-    if evaluation.baseline is None or rival is None:
+    competitor = competitor_of(evaluation)
+    if evaluation.baseline is None or competitor is None:
         return
-    compared = rival if best.name == evaluation.baseline else best.name
+    compared = competitor if best.name == evaluation.baseline else best.name
     sign = -1 if best.name == evaluation.baseline else 1  # in slices, differences are from the baseline
     (slices,) = (method.slices for method in evaluation.methods if method.name == compared)
     judged = {
@@ -272,11 +272,11 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     shown = [name for name in behind if is_shown(judged[name][1])]
     of_slices = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
     if not behind:
-        yield f"{of_slices} behind {rival} on none."
+        yield f"{of_slices} behind {competitor} on none."
     if shown:
-        yield f"{of_slices} worse than {rival} beyond chance on {_first_named(shown, judged)}."
+        yield f"{of_slices} worse than {competitor} beyond chance on {_first_named(shown, judged)}."
     if chance := [name for name in behind if name not in shown]:
-        yield f"{of_slices} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
+        yield f"{of_slices} behind {competitor}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
 
 
 def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:

@@ -234,7 +234,7 @@ class Seen:
     """Sorted codes by the number of the feature."""
 
     @classmethod
-    def of(cls, parts: Iterable[QueryGroups], features: Sequence[Feature]) -> Self:
+    def from_groups(cls, parts: Iterable[QueryGroups], features: Sequence[Feature]) -> Self:
         """Look at groups in one pass; their order does not matter.
 
         A number without a finite value there has the range from inf to -inf, so every value is outside it.
@@ -258,7 +258,7 @@ class Seen:
 
         Example:
             >>> train = QueryGroups(torch.tensor([[1.0, 7.0], [3.0, 8.0]]), torch.tensor([0, 2]))
-            >>> seen = Seen.of([train], [Feature(name="price"), Feature(name="shop", kind="categorical")])
+            >>> seen = Seen.from_groups([train], [Feature(name="price"), Feature(name="shop", kind="categorical")])
             >>> later = QueryGroups(torch.tensor([[2.0, 8.0], [4.0, 8.0], [2.0, 9.0]]), torch.tensor([0, 1, 2, 3]))
             >>> seen.lacks(later)
             tensor([False,  True,  True])

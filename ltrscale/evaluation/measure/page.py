@@ -41,7 +41,7 @@ def document(evaluation: Evaluation, out: str) -> Document:
     if evaluation.baseline is not None:
         sections.append(Section(f"Against {evaluation.baseline}", [all_comparisons(scopes)]))
     if rows := _calibrations(evaluation):
-        sections.append(Section("Calibration", [Text(_CALIBRATION), Table.of(rows)]))
+        sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
         sections.append(Section("Slices", list(slices(evaluation))))
     sections += [
@@ -122,7 +122,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
         row |= columns_against(primary, evaluation.baseline, scope)
         of_primary = scope.summaries[primary]
         rows.append({**row, "groups": of_primary.groups, "undefined": of_primary.undefined})
-    return Table.of(rows)
+    return Table.from_rows(rows)
 
 
 def results(evaluation: Evaluation) -> Iterator[Block]:
@@ -224,7 +224,7 @@ def slices(evaluation: Evaluation) -> Iterator[Block]:
         shows = f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups are faded"
         at, order = None if baseline is None else 0.0, [method.name for method in evaluation.methods]
         yield Chart(charts.interval_chart(rows, title=title, at=at, order=order), shows, "slices")
-    yield Table.of(slice_rows(evaluation), "All slices and methods", folded=True)
+    yield Table.from_rows(slice_rows(evaluation), "All slices and methods", folded=True)
     if evaluation.conditions:
         yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
     yield Text(
@@ -254,7 +254,7 @@ def outlier_rules(detector: OutlierDetector) -> Iterator[Block]:
 
 
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
-    yield Table.of(
+    yield Table.from_rows(
         [
             {"method": m.name, "kind": kind, "labelled groups trained on": trained, "selected on": on, "bundle": url}
             for m in methods

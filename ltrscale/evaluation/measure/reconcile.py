@@ -30,7 +30,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
@@ -61,7 +61,7 @@ class ScoredLists:
     """Which documents have a score; None for all."""
 
     @classmethod
-    def of(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
+    def from_selection(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
         """The groups of a selection with the scores of the bundle or directory `url`."""
         parts = list(iterate(test, docs_per_batch=65_536))
         scores_N = torch.cat([finite(score(part), url).double() for part in parts])
@@ -196,7 +196,7 @@ class BundleSource(Config):
         """The groups with the scores of the bundle; InputError if it does not fit, or a score is not finite."""
         bundle = load(self.bundle)
         test = with_tokens_of(select(self.split, labelled=True), [bundle])
-        return ScoredLists.of(test, bundle.scorer(features=test.features), self.bundle)
+        return ScoredLists.from_selection(test, bundle.scorer(features=test.features), self.bundle)
 
 
 class ScoresSource(Config):
@@ -215,7 +215,7 @@ class ScoresSource(Config):
     def lists(self) -> ScoredLists:
         """The groups with their scores; InputError if a group has none."""
         score = look_up(self.scores, committed(self.scores, self.split))
-        return ScoredLists.of(select(self.split, labelled=True), score, self.scores)
+        return ScoredLists.from_selection(select(self.split, labelled=True), score, self.scores)
 
 
 ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
@@ -269,7 +269,7 @@ class ReconcileJob(Stage):
         metrics = []
         with progress("reconcile", len(self.metrics)) as advance:
             for name in self.metrics:
-                metrics.append(_of_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
+                metrics.append(_compare_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
                 advance(1)
         n, documents = len(lists.queries), len(lists.scores_N)
         unranked = 0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum())
@@ -278,8 +278,8 @@ class ReconcileJob(Stage):
         values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
         rows = pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values})
         commit_report(self.out, result, document(result), made_by=origin, tables={GROUPS: rows})
-        for of_metric in result.metrics:
-            report({"metric": of_metric.metric, "figure": of_metric.figure})
+        for found in result.metrics:
+            report({"metric": found.metric, "figure": found.figure})
 
 
 class ChangedGroup(Strict):
@@ -318,7 +318,7 @@ class Reconciled(Strict):
     steps: tuple[RuleSwitch, ...]
 
 
-class OfMetric(Strict):
+class ReconciledMetric(Strict):
     """A metric by our rules and by those of each program that has it."""
 
     metric: str
@@ -340,7 +340,7 @@ class Reconciliation(Findings):
     """Documents without a score."""
     tied: int
     """Groups in which documents with different labels have the same score."""
-    metrics: tuple[OfMetric, ...]
+    metrics: tuple[ReconciledMetric, ...]
 
 
 def _mean(values_Q: Tensor) -> float | None:
@@ -349,7 +349,9 @@ def _mean(values_Q: Tensor) -> float | None:
     return float(defined_Q.mean()) if len(defined_Q) else None
 
 
-def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
+def _compare_metric(
+    metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]
+) -> ReconciledMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
     ours_Q = lists.under(Rules(), metric)
     columns[metric.name] = ours_Q
@@ -359,7 +361,7 @@ def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: d
             reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)
-    return OfMetric(
+    return ReconciledMetric(
         metric=metric.name,
         policy=metric.policy,
         figure=_mean(ours_Q),
@@ -439,7 +441,7 @@ def _explained(result: Reconciliation) -> Table:
             why = [f"{s.rule} {s.theirs} {s.part:+.4f} ({s.groups:,})" for s in p.steps if s.groups]
             row |= {"- ours": cell(p.difference, "+.4f"), "explained by": ", ".join(why) or "the same rules here"}
             rows.append(row)
-    return Table.of(rows)
+    return Table.from_rows(rows)
 
 
 def _changed_groups(program: Reconciled) -> Block:

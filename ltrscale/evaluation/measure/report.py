@@ -25,8 +25,8 @@ from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Strict, digest, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
+from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.parts import GroupValues, has_positions
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
@@ -61,7 +61,7 @@ class MethodTrial:
     """Whether its scores are logits of labels 0 and 1, from training with the pointwise sigmoid loss."""
 
     @classmethod
-    def of_bundle(cls, method: str, number: int, url: str) -> Self:
+    def from_bundle(cls, method: str, number: int, url: str) -> Self:
         """The trial of a bundle, with what the bundle states about itself."""
         bundle = load(url)
         return cls(
@@ -82,7 +82,7 @@ def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
     """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
     trials = [MethodTrial(name, 0, url, "scores") for name, url in config.scores.items()]
     for name, urls in config.models.items():
-        trials += [MethodTrial.of_bundle(name, i, url) for i, url in enumerate(urls)]
+        trials += [MethodTrial.from_bundle(name, i, url) for i, url in enumerate(urls)]
     if config.as_shown and has_positions(test):
         trials.append(MethodTrial(AS_SHOWN, 0, POSITIONS, "order shown"))
     return trials

@@ -100,7 +100,7 @@ class Slicer:
         relevant_from: float,
         training: Callable[[], Seen] | None = None,
     ) -> Self:
-        """The slicer for a selection's groups; the first file tells which columns exist.
+        """The slicer for a selection's groups; the first file decides which columns exist.
 
         Args:
             conditions: text of each slice's condition, by the name of the slice.

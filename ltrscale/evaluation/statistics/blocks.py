@@ -24,7 +24,7 @@ from ltrscale.draws import random_bits
 
 _DRAWN = 1 << 18
 """Blocks or signs drawn at once, few enough that the results stay in the cache."""
-_TURNED = 1 << 10
+_ROTATED = 1 << 10
 """From this many blocks on, a draw serves several resamples."""
 OWN_BLOCK = 1 << 14
 """With at most this many groups each is a block."""
@@ -51,11 +51,11 @@ class Blocks:
         return np.arange(len(self.sums_BTM)) if self.numbers_B is None else self.numbers_B
 
     @classmethod
-    def of(cls, values_QTM: Doubles) -> Self:
+    def from_values(cls, values_QTM: Doubles) -> Self:
         """The groups as blocks; NaN is undefined.
 
         Example:
-            >>> blocks = Blocks.of(np.array([[[0.5]], [[np.nan]]]))
+            >>> blocks = Blocks.from_values(np.array([[[0.5]], [[np.nan]]]))
             >>> blocks.sums_BTM.ravel().tolist(), blocks.defined_BM.ravel().tolist()
             ([0.5, 0.0], [1.0, 0.0])
         """
@@ -63,7 +63,7 @@ class Blocks:
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
         return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
 
-    def of_metric(self, column: int) -> Self:
+    def for_metric(self, column: int) -> Self:
         """One of the metrics."""
         return replace(self, sums_BTM=self.sums_BTM[..., [column]], defined_BM=self.defined_BM[:, [column]])
 
@@ -166,7 +166,7 @@ def bootstrap_means(
         numbers_B: all blocks, including those that no part has; None for those that some part has.
 
     Example:
-        >>> (means_SM,) = bootstrap_means([Blocks.of(np.array([[[0.0]], [[1.0]]]))], samples=1000, seed=0)
+        >>> (means_SM,) = bootstrap_means([Blocks.from_values(np.array([[[0.0]], [[1.0]]]))], samples=1000, seed=0)
         >>> sorted(set(means_SM[:, 0].tolist()))
         [0.0, 0.5, 1.0]
     """
@@ -180,7 +180,7 @@ def bootstrap_means(
     sums = [np.zeros((samples, of_part_BC.shape[1])) for of_part_BC in columns]
     for first, last in _bounded_parts(samples, b):
         times_SB = _times(rng, last - first, b)
-        for sums_SC, product_SC in zip(sums, products.of(times_SB), strict=True):
+        for sums_SC, product_SC in zip(sums, products.sums(times_SB), strict=True):
             sums_SC[first:last] = product_SC
     with np.errstate(invalid="ignore"):
         return [
@@ -194,14 +194,14 @@ def _times(rng: np.random.Generator, samples: int, blocks: int) -> Doubles:
     # Drawing is the slow part, so a draw from many blocks serves eight resamples, each shifted by an eighth of the
     # blocks. Each is a draw with replacement, and any two are nearly independent: a block's counts come from blocks
     # that are far apart.
-    turns = 8 if blocks >= _TURNED else 1
-    n = -(-samples // turns)
-    times_SB = np.empty((turns * n, blocks))
+    rotations = 8 if blocks >= _ROTATED else 1
+    n = -(-samples // rotations)
+    times_SB = np.empty((rotations * n, blocks))
     draws_SB = rng.integers(0, max(blocks, 1), size=(n, blocks), dtype=np.min_scalar_type(blocks))
     for times_B, draws_B in zip(times_SB, draws_SB, strict=False):
         times_B[:] = np.bincount(draws_B, minlength=blocks)
-    for turn in range(1, turns):
-        times_SB[turn * n : (turn + 1) * n] = np.roll(times_SB[:n], turn * blocks // turns, axis=1)
+    for rotation in range(1, rotations):
+        times_SB[rotation * n : (rotation + 1) * n] = np.roll(times_SB[:n], rotation * blocks // rotations, axis=1)
     return times_SB[:samples]
 
 
@@ -221,7 +221,7 @@ def sign_flip_p(parts: Sequence[Blocks], *, samples: int, seed: int, numbers_B: 
     each part; the same patterns, of all blocks, serve all parts. Arguments are those of `bootstrap_means`.
 
     Example:
-        >>> differences = Blocks.of(np.array([[[1.0, 1.0]], [[1.0, -1.0]], [[1.0, 1.0]], [[1.0, -1.0]]]))
+        >>> differences = Blocks.from_values(np.array([[[1.0, 1.0]], [[1.0, -1.0]], [[1.0, 1.0]], [[1.0, -1.0]]]))
         >>> (p_M,) = sign_flip_p([differences], samples=10_000, seed=0)
         >>> [round(float(p), 2) for p in p_M]  # 2 of the 16 patterns are as far out as the first column
         [0.13, 1.0]
@@ -237,7 +237,7 @@ def sign_flip_p(parts: Sequence[Blocks], *, samples: int, seed: int, numbers_B: 
     for first, last in _bounded_parts(samples, b):
         bits = np.frombuffer(rng.bytes((last - first) * -(-b // 8)), np.uint8).reshape(last - first, -1)
         kept_SB = np.unpackbits(bits, axis=1, count=b).astype(np.float64)
-        for as_far_M, total_M, kept_SM in zip(as_far, totals, products.of(kept_SB), strict=True):
+        for as_far_M, total_M, kept_SM in zip(as_far, totals, products.sums(kept_SB), strict=True):
             # sum with random signs = kept - others = 2 kept - total
             limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
             as_far_M += (np.abs(2 * kept_SM - total_M) >= limit_M).sum(axis=0)
@@ -254,7 +254,7 @@ class _Products:
         self._places = [None if len(place_B) == len(numbers_B) else torch.tensor(place_B) for place_B in places]
         self._columns = [torch.tensor(columns_BC) for columns_BC in columns]
 
-    def of(self, factors_SB: Doubles) -> Iterator[Doubles]:
+    def sums(self, factors_SB: Doubles) -> Iterator[Doubles]:
         """The sums of each part, shape [S, C], with these factors of all blocks."""
         factors = torch.from_numpy(factors_SB)
         for place_B, columns_BC in zip(self._places, self._columns, strict=True):

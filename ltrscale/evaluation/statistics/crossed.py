@@ -161,7 +161,7 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
     n_draws, n_pretrainings, m = values_QTPM.shape[1:]
     folds_Q = np.zeros(len(values_QTPM), np.int64) if folds_Q is None else folds_Q
     with np.errstate(divide="ignore", invalid="ignore"):
-        folds = [_Squares.of(values_QTPM[folds_Q == fold]) for fold in np.unique(folds_Q)]
+        folds = [_Squares.from_values(values_QTPM[folds_Q == fold]) for fold in np.unique(folds_Q)]
         n_M = sum((fold.n_M for fold in folds), np.zeros(m))
         mean_M = sum((fold.total_M for fold in folds), np.zeros(m)) / n_M
         # the variance of a fold's mean, `MS / (n T P)`, times the square of its share of the groups, `n / sum of n`
@@ -231,7 +231,7 @@ class _Squares:
     """Skewness of the means of the draws."""
 
     @classmethod
-    def of(cls, values_QTPM: Doubles) -> "_Squares":
+    def from_values(cls, values_QTPM: Doubles) -> "_Squares":
         """Analysis of variance: the effect of a set is its mean less the effects of all smaller sets."""
         defined_QM = ~np.isnan(values_QTPM[:, 0, 0])
         n_M = defined_QM.sum(axis=0).astype(np.float64)
@@ -280,7 +280,7 @@ class Difference(Strict):
     p: float | None
 
     @classmethod
-    def of(cls, values_Q: Doubles) -> Self:
+    def from_values(cls, values_Q: Doubles) -> Self:
         """The mean over query groups, by Student's t; NaN marks groups that do not count."""
         means = crossed_means(values_Q[:, None, None])
         low_M, high_M = means.interval()

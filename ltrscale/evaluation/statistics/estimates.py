@@ -39,7 +39,7 @@ class Spread:
     """Variance from how one draw differs from group to group; more groups lower it, too."""
 
     @classmethod
-    def of(cls, values_QT: Doubles) -> Self | None:
+    def from_values(cls, values_QT: Doubles) -> Self | None:
         """The spread of a difference, by the mean squares of `crossed_means`; None with fewer than two groups or draws.
 
         Both parts are above the estimates, as in `Means.detectable`, because few draws promise too much.
@@ -113,7 +113,7 @@ class Drawn:
     pretrainings: tuple[int, ...] | None = None
     """Pretrainings that are crossed with all draws; None, with P = 1, if each draw has its own or none."""
 
-    def of(self, draws: Sequence[int], pretrainings: Sequence[int] | None = None) -> Self:
+    def select(self, draws: Sequence[int], pretrainings: Sequence[int] | None = None) -> Self:
         """The values of some draws and some crossed pretrainings, in the given order; None for all of these."""
         values_QTP = self.values_QTP[:, [self.draws.index(draw) for draw in draws]]
         if self.pretrainings is None or pretrainings is None:
@@ -140,7 +140,7 @@ def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
     pretrainings = sorted(set.intersection(*crossed)) if crossed else None
     if not draws or pretrainings == []:
         return None
-    return [of.of(draws, pretrainings) for of in drawn]
+    return [of.select(draws, pretrainings) for of in drawn]
 
 
 class DrawsNeeded(Strict):
@@ -222,7 +222,7 @@ def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
     )
     # two equal methods stay open whatever the design
     open_ = judged and estimated.verdict == "open" and estimated.mean != 0 and pretrainings is None
-    if not open_ or (spread := Spread.of(drawn.values_QTP[:, :, 0])) is None:
+    if not open_ or (spread := Spread.from_values(drawn.values_QTP[:, :, 0])) is None:
         return estimated
     size = abs(estimated.mean)
     needed = {unit: spread.times_for(size, n, more=unit) for unit in ("labels", "groups")}

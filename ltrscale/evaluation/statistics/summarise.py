@@ -90,7 +90,7 @@ class _Drawn:
     blocks: Blocks
 
     @classmethod
-    def of(cls, blocks: Blocks, labels_t: Sequence[str | None]) -> Self:
+    def from_blocks(cls, blocks: Blocks, labels_t: Sequence[str | None]) -> Self:
         """Trials with equal labels are one draw."""
         draws = tuple(dict.fromkeys(labels_t))
         of_draws = ([i for i, labels in enumerate(labels_t) if labels == draw] for draw in draws)
@@ -134,7 +134,7 @@ def scopes(
         folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
 
     Example:
-        >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
+        >>> methods = [Blocks.from_values(np.zeros((9, 1, 1))), Blocks.from_values(np.ones((9, 2, 1)))]
         >>> worse, better = scopes(methods, ["map"], baseline=0, samples=99, seed=0)
         >>> better.summaries["map"].mean, better.comparisons["map"].difference
         (1.0, 1.0)
@@ -167,7 +167,9 @@ def scopes_of(
     scopes: list[list[Scope]] = []
     for first in range(0, len(slices), size):  # in parts, to save memory; each draws the same again
         some = list(enumerate(slices[first : first + size]))
-        drawn = {(s, k): _Drawn.of(blocks, labels_K[k]) for s, blocks_K in some for k, blocks in enumerate(blocks_K)}
+        drawn = {
+            (s, k): _Drawn.from_blocks(blocks, labels_K[k]) for s, blocks_K in some for k, blocks in enumerate(blocks_K)
+        }
         single = {cell: of_method.blocks for cell, of_method in drawn.items() if len(of_method.draws) == 1}
         resampled = bootstrap_means(list(single.values()), samples=samples, seed=seed, numbers_B=numbers_B)
         means = dict(zip(single, resampled, strict=True))

@@ -80,7 +80,10 @@ def gather_distillation(
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].slices[ALL].summaries).index(primary)
     with_teacher = scopes(
-        [Blocks.of(values_QtM[:, :, [column]]) for values_QtM in read_group_metrics(evaluation_url, evaluation)],
+        [
+            Blocks.from_values(values_QtM[:, :, [column]])
+            for values_QtM in read_group_metrics(evaluation_url, evaluation)
+        ],
         [primary],
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
@@ -121,7 +124,7 @@ def _side_by_side(distillation: Distillation) -> Table:
                 "docs/s": None if cost is None else f"{cost.documents_per_second:,.0f}",
             }
         )
-    return Table.of(rows)
+    return Table.from_rows(rows)
 
 
 def document(distillation: Distillation, links: Mapping[str, str]) -> Document:

@@ -134,7 +134,7 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
     metrics = list(first.methods[0].slices[ALL].summaries)
     sizes = [len(of_fold[0]) for of_fold in values_FK]
     pooled = scopes(
-        [Blocks.of(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)],
+        [Blocks.from_values(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)],
         metrics,
         baseline=None if first.baseline is None else names.index(first.baseline),
         samples=first.resamples,
@@ -183,7 +183,7 @@ def document(crossval: Crossval) -> Document:
     ]
     sections = [
         Section("How to read the tables", [Points(_how_to_read(crossval))]),
-        Section("Fold by fold", [Table.of(by_fold)]),
+        Section("Fold by fold", [Table.from_rows(by_fold)]),
         Section("All test groups together", [all_summaries(pooled)]),
     ]
     if crossval.baseline is not None:
@@ -195,7 +195,7 @@ def document(crossval: Crossval) -> Document:
 
 def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
     """The table of methods, and what the comparisons can show."""
-    yield Table.of(
+    yield Table.from_rows(
         [
             {
                 "method": method.name,

@@ -131,7 +131,7 @@ class Study(Findings):
         """The comparisons with a method, by the name of the method compared with it."""
         return {v.method: v for v in self.versus if v.against == other and v.groups == groups}
 
-    def of_family(self, family: Family) -> list[str]:
+    def in_family(self, family: Family) -> list[str]:
         """The names of the methods of a family."""
         return [name for name, about in self.methods.items() if about.family == family]
 

@@ -158,7 +158,7 @@ def _about_data(study: Study) -> str:
 
 def _pretrainings(study: Study) -> str:
     """How many pretrainings each method has."""
-    if not study.of_family("pretrained"):
+    if not study.in_family("pretrained"):
         return ""
     numbers = sorted({e.pretrainings or 0 for p in study.points for e in p.estimates["all"].values()} - {0})
     if not numbers:
@@ -179,7 +179,9 @@ def _in_all(study: Study, name: str) -> str:
 
 def _grid(study: Study, rows: Mapping[str, Mapping[str, str]], caption: str, header: str = "method") -> Table:
     """A table with a column for each number of labelled groups; a dash where a row has no value."""
-    return Table.of([{header: row, **{n: of.get(n) for n in study.labelled}} for row, of in rows.items()], caption)
+    return Table.from_rows(
+        [{header: row, **{n: of.get(n) for n in study.labelled}} for row, of in rows.items()], caption
+    )
 
 
 def _estimate(study: Study, method: str | None, n: str, groups: ScopeName) -> MeanEstimate | None:
@@ -259,7 +261,7 @@ def _around(crossover: Crossover, counts: Sequence[float]) -> str:
 
 def _tables_of_hou24(study: Study) -> Iterator[Section]:
     """The tables of HOU24 for which this study has methods."""
-    families = {title: study.of_family(family) for family, title in _FAMILIES.items() if study.of_family(family)}
+    families = {title: study.in_family(family) for family, title in _FAMILIES.items() if study.in_family(family)}
     if len(families) > 1:
         best = {title: functools.partial(study.best, names) for title, names in families.items()}
         title = "The best of each family, chosen on validation (HOU24, table 2)"
@@ -320,7 +322,7 @@ def costs(study: Study) -> Table:
                 "scoring, documents/s": cell(cost.scored_documents_per_s, ",.0f"),
             }
         )
-    return Table.of(rows)
+    return Table.from_rows(rows)
 
 
 ABOUT_COSTS: Final = (

@@ -161,7 +161,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
         baseline=evaluation.baseline,
         curves=curves,
         drift=drift,
-        foretold=tuple(_foretold(curves, drift, evaluation.primary)),
+        foretold=tuple(_correlations(curves, drift, evaluation.primary)),
     )
 
 
@@ -173,7 +173,7 @@ def trained_until(url: str, config: EvaluateConfig) -> str:
     return max(item.rpartition("..")[2] for item in names)
 
 
-def _foretold(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
+def _correlations(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
     """The correlation of each measure of drift with each method's metric."""
     for method, curve in curves.items():
         means = {point.period: point.scope.summaries[primary].mean for point in curve.points}
@@ -297,7 +297,7 @@ def document(result: Decay, evaluation: str) -> Document:
     )
     sections = (
         Section("How to read the tables", [Points(_HOW_TO_READ)]),
-        Section("Did drift foretell the loss?", list(_foretelling(result))),
+        Section("Did drift foretell the loss?", list(_prediction_blocks(result))),
     )
     return Document(f"{label} and drift by period", opening, sections)
 
@@ -309,12 +309,12 @@ _HOW_TO_READ = (
     "without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists. Of features the table has those of "
     "the largest index, with their shares of missing values and unknown codes; metrics.json has all.",
     "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. It "
-    "warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
+    "warns without labels that a model separates documents less, or more, than it did; not that it is wrong.",
     "Drift is that of all groups, labelled or not, and of the features that some model reads.",
 )
 
 
-def _foretelling(result: Decay) -> Iterator[Block]:
+def _prediction_blocks(result: Decay) -> Iterator[Block]:
     n = max(correlation.periods for correlation in result.foretold)
     if n < FEWEST_PERIODS:
         n_periods = "1 period" if n == 1 else f"{n} periods"

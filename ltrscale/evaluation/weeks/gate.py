@@ -36,7 +36,7 @@ from ltrscale.evaluation.weeks.verdict import (
     judge,
     verdict_blocks,
 )
-from ltrscale.ingest.outcome import look_alone
+from ltrscale.ingest.outcome import examine_features
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, Text
 from ltrscale.reports.findings import REPORT, print_report, write_report
@@ -110,7 +110,7 @@ class GateJob(Config):
         config = self._config({CANDIDATE: (self.candidate,)}, baseline=PRODUCTION, slice_by=slice_by)
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
-            looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
+            looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
             leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
             verdict = judge(*measured_weeks(self.out, config, self.drift, ray=self.ray), self.bounds, leaks)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
@@ -166,7 +166,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         }
     if not sources:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return {name: Power.of(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
+    return {name: Power.from_margin(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
 
 
 def plan_page(powers: Mapping[str, Power], primary: str) -> Document:

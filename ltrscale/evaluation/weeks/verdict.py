@@ -26,8 +26,8 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.ingest.outcome import ASK, questions
-from ltrscale.ranking.alone import SingleFeature
 from ltrscale.ranking.choices import metric_label
+from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import Block, Points, Table
 from ltrscale.reports.findings import Findings
 from ltrscale.storage import join
@@ -126,13 +126,13 @@ class Power(Strict):
     refuse: Refuse = "unproven"
 
     @classmethod
-    def of(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
+    def from_margin(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
         """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5).
 
         Example:
-            >>> [round(Power.of(0.005, 0.249, groups).passes, 2) for groups in (1_000, 3_000, 10_000)]
+            >>> [round(Power.from_margin(0.005, 0.249, groups).passes, 2) for groups in (1_000, 3_000, 10_000)]
             [0.09, 0.19, 0.52]
-            >>> Power.of(0.005, 0.249, 1_000).needed
+            >>> Power.from_margin(0.005, 0.249, 1_000).needed
             19466
         """
         if deviation == 0 or margin == 0:
@@ -230,12 +230,12 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
     }
     difference, groups = compared.pop(ALL)
     judged = {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
-    slices, drift = list(_of_slices(judged, primary, bounds)), list(of_drift(decay.drift, bounds))
+    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(decay.drift, bounds))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     power = None
     if difference is not None:
-        power = Power.of(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
+        power = Power.from_margin(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
     checks = (*_overall(difference, groups, primary, bounds, power), *slices, *leaks, *drift)
     held = [check.where for check in slices if check.holds]
     return Verdict(
@@ -275,7 +275,7 @@ def _overall(
     yield _check("margin", ALL, holds, _difference("all groups", compared, primary), asked)
 
 
-def _of_slices(judged: Mapping[str, tuple[Comparison, int]], primary: str, bounds: Bounds) -> Iterator[Check]:
+def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bounds: Bounds) -> Iterator[Check]:
     margin = bounds.slice_margin
     p_M = np.array([_worse_p(compared, groups, margin) for compared, groups in judged.values()])
     for (name, (compared, _)), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
@@ -302,11 +302,11 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
 
 
-def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
+def drift_checks(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
     """The bounds on drift, for each period with enough groups; the scores are those of `method`."""
     for period, later in drift.periods.items():
         if min(drift.train.groups, later.groups) >= bounds.drift_groups:
-            yield from _of_features(period, later, bounds)
+            yield from _feature_checks(period, later, bounds)
         spread, limit = later.spreads[method], bounds.score_psi
         if limit is not None and min(spread.lists, drift.train.spreads[method].lists) >= bounds.drift_groups:
             found = f"the spread of the {method}'s scores has a PSI of {spread.psi:.3f}, {spread.chance:.3f} by chance"
@@ -314,7 +314,7 @@ def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[
             yield _check("score_psi", period, spread.beyond <= limit, f"period {period}: {found}", asked)
 
 
-def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
+def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
     features = [
         Feature(name=name, kind="numeric" if feature.unknown is None else "categorical")
         for name, feature in drift.features.items()

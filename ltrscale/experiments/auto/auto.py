@@ -170,7 +170,7 @@ class _Auto:
         )
         log.info(
             "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
-            *(f"{n:,}" for n in (sizes.lists, sizes.log.told_apart, sizes.log.documents)),
+            *(f"{n:,}" for n in (sizes.lists, sizes.log.informative, sizes.log.documents)),
             *(config.minutes, kept.record.minutes),
         )
         kept.keep()
@@ -196,7 +196,7 @@ class _Auto:
         rankers["blend"] = self.blend("blend", members, "greedy")
         self.kept.keep()
         if self.splits.test is not None:
-            self.judge(rankers, SplitsWithTest.of(self.splits))
+            self.judge(rankers, SplitsWithTest.from_splits(self.splits))
             self.kept.keep()
         refitted = None
         if self.refitting and self.record.refitted is not False:

@@ -85,7 +85,7 @@ def _leaderboard(board: Board, evaluation: Evaluation | None) -> Table:
             row[metric_label(evaluation.primary)] = mean = scope.summaries[evaluation.primary].mean
             row |= columns_against(evaluation.primary, evaluation.baseline, scope)
         rows.append((float("-inf") if mean is None else mean, row))
-    return Table.of([row for _, row in sorted(rows, key=lambda pair: -pair[0])])
+    return Table.from_rows([row for _, row in sorted(rows, key=lambda pair: -pair[0])])
 
 
 def advised(board: Board) -> str:

@@ -130,7 +130,7 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
         ValueError: there is no such method.
 
     Example:
-        >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
+        >>> log = LogSize(documents=550_000, informative=195_000, features=13)
         >>> sizes = AutoSizes(
         ...     log, lists=5_000, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1
         ... )
@@ -142,8 +142,8 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
     log, share = sizes.log, SHARES[name] * budget
     first = first_sizes(log, cores=sizes.cores, models=1)
     methods = _methods(first, sizes)
-    tree = log.told_apart * log.features / (BOOSTED * sizes.cores * speed.trees) / 60
-    epoch = epoch_minutes(log.told_apart, FINETUNED[first.docs_per_batch] * speed.networks, log.features)
+    tree = log.informative * log.features / (BOOSTED * sizes.cores * speed.trees) / 60
+    epoch = epoch_minutes(log.informative, FINETUNED[first.docs_per_batch] * speed.networks, log.features)
     epoch += sizes.judged / SCORED / 60
     match name:
         case "trees":
@@ -189,8 +189,8 @@ def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, A
 def _pretrained(settings: Mapping[str, Any], sizes: AutoSizes, share: float, epoch: float, rate: float) -> Planned:
     """A network with the epochs of pretraining that fit beside finetuning; `rate` is in documents a second."""
     log = sizes.log
-    if log.documents < _PAYS_FROM * log.told_apart:
-        known = log.told_apart / max(log.documents, 1)
+    if log.documents < _PAYS_FROM * log.informative:
+        known = log.informative / max(log.documents, 1)
         return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
     finetuned = _network(settings, share / 3, epoch, sizes.start)
     if finetuned.settings is None:
@@ -251,8 +251,8 @@ def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
 
 def _dealt(stream: Mapping[str, Any], sizes: AutoSizes) -> dict[str, Any]:
     """Settings for one stream per worker; the streams share the documents of a batch."""
-    room = sizes.workers * sizes.longest if sizes.workers > 1 else 0
-    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], room), "streams": sizes.workers}
+    least = sizes.workers * sizes.longest if sizes.workers > 1 else 0
+    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], least), "streams": sizes.workers}
 
 
 def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.profile import LogColumn, batches, columns_of, named_schema
-from ltrscale.ingest.structure import of_table
+from ltrscale.ingest.structure import table_structure
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")
@@ -41,7 +41,7 @@ def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str
     if urls[0].endswith(".parquet"):
         laid = _laid_out(urls[0])
         return [*_first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
-    texts = _Texts.of(urls) if len(urls) > 1 else None
+    texts = _Texts.recognise(urls) if len(urls) > 1 else None
     return [*_first_lines(file, out), *texts.lines()] if texts else None
 
 
@@ -158,7 +158,7 @@ def _query_rows(file: str, url: str, laid: _Laid, named: Mapping[str, str | None
     """Lines for one query per row, with roles guessed from the items."""
     ones = {name: one for one, name in laid.names.items()}
     named = {use: ones.get(name, name) for use, name in named.items() if name is not None}
-    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), named, url)
+    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), table_structure(laid.items), named, url)
     yield f"  inputs: {plain_yaml(file)}"
     yield "  source:"
     yield "    kind: groups # a row for each query, with lists of its documents"
@@ -238,9 +238,9 @@ class _Texts:
     unused: tuple[str, ...]
 
     @classmethod
-    def of(cls, urls: Sequence[str]) -> "_Texts | None":
+    def recognise(cls, urls: Sequence[str]) -> "_Texts | None":
         """The parts of a text collection; None if the files are not one."""
-        read = [_TextTable.of(url) for url in urls]
+        read = [_TextTable.read(url) for url in urls]
         texts = [table for table in read if len(table.ids) == 1 and table.texts]
         keys = {table.ids[0] for table in texts}
         pairs = [table for table in read if len(keys & {*table.names}) >= 2]
@@ -254,7 +254,7 @@ class _Texts:
                 "beside it, such as the best by BM25 with their score"
             )
         base = max(scored, key=lambda table: table.rows.num_rows)
-        guessed = guess(base.columns, of_table(base.rows), {}, base.url)
+        guessed = guess(base.columns, table_structure(base.rows), {}, base.url)
         refuse_without_features(guessed, [*guessed.features, *guessed.categorical], base.url)
         by_key = {table.ids[0]: table for table in texts}
         if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
@@ -337,7 +337,7 @@ class _TextTable:
     label: str | None
 
     @classmethod
-    def of(cls, url: str) -> "_TextTable":
+    def read(cls, url: str) -> "_TextTable":
         """Read the first rows of a table; tab-separated texts may contain quotes."""
         dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
         schema = named_schema(url, dialect)

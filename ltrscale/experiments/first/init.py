@@ -40,7 +40,7 @@ from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_colum
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
 from ltrscale.progress import called, log, progress
-from ltrscale.ranking.alone import SingleFeature, alone
+from ltrscale.ranking.single_feature import SingleFeature, single_features
 
 
 class InitConfig(Config):
@@ -109,9 +109,9 @@ def init(config: InitConfig) -> None:
             out,
             counted.unit,
             counted.periods,
-            LogSize(counted.rows, counted.told_apart, width),
+            LogSize(counted.rows, counted.informative_rows, width),
             score=engine_score([each.name for each in guessed.features]),
-            lists=counted.queries_told_apart,
+            lists=counted.informative_queries,
             moving=guessed.moving,
         )
         texts |= runs
@@ -215,7 +215,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
     names = dict.fromkeys([*key, guessed.label.name, *(column.name for column in features)])
     lists_N = log.joined(key[0], key[1:])
     kept_N = np.zeros(len(lists_N), np.bool_)
-    kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
+    kept_N[KeyLists.from_codes(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N = structure.joined(key[0], key[1:])
     labels_N, _ = row_labels(guessed, structure, query_N)
@@ -231,7 +231,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
             of_each = zip(some, categorical, strict=True)
             x_LF = np.stack([_values(structure, one.name, codes)[rows_L] for one, codes in of_each], axis=1)
             names_F = [column.name for column in some]
-            found += alone(
+            found += single_features(
                 torch.from_numpy(x_LF), labels_L, torch.from_numpy(offsets_Q1), names=names_F, categorical=categorical
             )
             advance(len(some))

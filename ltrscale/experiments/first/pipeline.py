@@ -49,13 +49,13 @@ class LogSize(NamedTuple):
 
     documents: int
     """Rows; pretraining reads all."""
-    told_apart: int
+    informative: int
     """Rows of lists with different labels, the only ones that trees and networks learn from."""
     features: int
 
     def part(self, share: float) -> "LogSize":
         """The size of a share of the periods."""
-        return LogSize(round(share * self.documents), round(share * self.told_apart), self.features)
+        return LogSize(round(share * self.documents), round(share * self.informative), self.features)
 
 
 class FirstSizes(NamedTuple):
@@ -96,18 +96,18 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSiz
         models: networks to finetune; half as many models of trees are grown.
 
     Example:
-        >>> sizes = first_sizes(LogSize(documents=550_000, told_apart=195_000, features=13))
+        >>> sizes = first_sizes(LogSize(documents=550_000, informative=195_000, features=13))
         >>> sizes.docs_per_batch, sizes.epochs, sizes.pretraining_docs_per_batch, sizes.pretraining_epochs
         (1024, 36, 4096, 7)
         >>> round(sizes.total), sizes.share
         (11, 1.0)
     """
-    batch = 256 if size.told_apart < SMALL else 1024
+    batch = 256 if size.informative < SMALL else 1024
     large = 1024 if size.documents < SMALL else 4096
     each = {  # minutes of one tree or one epoch of all models
-        "trees": models / 2 * size.told_apart * size.features / (BOOSTED * cores) / 60,
+        "trees": models / 2 * size.informative * size.features / (BOOSTED * cores) / 60,
         "pretraining": epoch_minutes(size.documents, PRETRAINED[large], size.features),
-        "finetuning": models * epoch_minutes(size.told_apart, FINETUNED[batch], size.features),
+        "finetuning": models * epoch_minutes(size.informative, FINETUNED[batch], size.features),
     }
     n = {
         stage: min(STUDIED[stage], max(_AT_LEAST[stage], int(_SHARES[stage] / (one or 1e-9))))

@@ -42,9 +42,9 @@ class LogCounts:
     """Rows that repeat an item of their query."""
     median: int
     longest: int
-    told_apart: int
+    informative_rows: int
     """Rows of lists with different labels, the only ones that trees and networks learn from."""
-    queries_told_apart: int
+    informative_queries: int
     """Number of these lists."""
     unjudged: int
     """Rows without a label in lists where other rows have one."""
@@ -65,7 +65,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
     labels_N, unjudged = row_labels(guessed, structure, codes_N)
-    apart_Q = told_apart(codes_N, labels_N)
+    apart_Q = informative_lists(codes_N, labels_N)
     unit, periods = _periods(guessed, structure, codes_N, labels_N)
     return LogCounts(
         rows=len(codes_N),
@@ -74,8 +74,8 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
-        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()),
-        queries_told_apart=int(apart_Q.sum()),
+        informative_rows=int(apart_Q[codes_N[codes_N >= 0]].sum()),
+        informative_queries=int(apart_Q.sum()),
         unjudged=unjudged,
         unit=unit,
         periods=periods,
@@ -103,11 +103,11 @@ def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
     return len(runs) == len(np.unique(runs))
 
 
-def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDArray[np.bool_]:
+def informative_lists(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether each list has different labels, by list number; -1 means no list, and NaN no label.
 
     Example:
-        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, np.nan])).tolist()
+        >>> informative_lists(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, np.nan])).tolist()
         [False, True, False]
     """
     known_N = (lists_N >= 0) & ~np.isnan(labels_N)

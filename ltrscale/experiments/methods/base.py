@@ -46,7 +46,7 @@ class NetworkStudent(Config):
     def streams(self) -> list[StreamConfig]:
         return [self.stream]
 
-    def of(self, method: FinetuneConfig) -> FinetuneConfig:
+    def finetuning(self, method: FinetuneConfig) -> FinetuneConfig:
         """The settings that train a method's network on scores: all layers at once, because there are many scores."""
         alike = {*TrainingConfig.model_fields, "network", "head", "context", "projector_layers", "noise"}
         own = self.model_dump(exclude={"kind"})
@@ -195,10 +195,10 @@ class ReadingMethod(AnyMethod):
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
             return values  # no preset, or an unknown one, which field validation refuses
         settings = {"kind": cls.model_fields["kind"].default, **values}
-        return overlay(cls.of_preset(values["preset"], values), settings)
+        return overlay(cls.preset_settings(values["preset"], values), settings)
 
     @classmethod
-    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    def preset_settings(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a preset for this kind; some depend on the given ones, as in a config."""
         return {}
 

@@ -38,8 +38,8 @@ def with_preset(preset: Preset, methods: Mapping[str, Any]) -> dict[str, Any]:
     """The methods, as in a config, with this preset for those that name none and have presets."""
     kinds = by_kind(Method)
 
-    def of(settings: Any) -> Any:
+    def filled(settings: Any) -> Any:
         kind = kinds.get(str(settings.get("kind"))) if isinstance(settings, Mapping) else None
         return settings if kind is None else kind.with_preset(preset, settings, methods)
 
-    return {name: of(given) for name, given in methods.items()}
+    return {name: filled(given) for name, given in methods.items()}

@@ -65,7 +65,7 @@ class TunedMethod(AnyMethod):
         (stage,) = job.stages(out)
         stage.run()
 
-    def of_best_trials(self, run: SeedRun, name: str, number: int) -> list[str]:
+    def train_best(self, run: SeedRun, name: str, number: int) -> list[str]:
         """Models with the settings of the best `number` trials, best first; fewer if the search has fewer."""
         bundles = [run.model(name)]
         for rank, job in enumerate(self._best(run, name, number)[1:], 1):
@@ -123,7 +123,7 @@ class EnsembleMethod(AnyMethod):
         if self.over == "folds":
             bundles = [run.without(fold).model(self.of) for fold in self.folds_in(run)]
         elif self.over == "trials" and isinstance(method, TunedMethod):
-            bundles = method.of_best_trials(run, self.of, self.runs)
+            bundles = method.train_best(run, self.of, self.runs)
         else:
             bundles = run.repeated(self.of, self.runs)
         method.average(run, bundles, out)

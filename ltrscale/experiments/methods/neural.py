@@ -48,7 +48,7 @@ class NeuralMethod(ReadingMethod):
         return self
 
     @classmethod
-    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    def preset_settings(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
         """Pretraining, head and finetuning of a preset; a ValueError where the layers that are kept must be given."""
         finetune = given.get("finetune", {})
         if given.get("pretrained_as") is not None:
@@ -178,7 +178,7 @@ class NeuralMethod(ReadingMethod):
     def train_student(self, student: Student, run: SeedRun, name: str, scores: Splits, start: str, out: str) -> None:
         assert isinstance(student, NetworkStudent)
         pretrained = run.pretrained(name)
-        _finetune(student.of(self.finetune), pretrained, start, scores, run)
+        _finetune(student.finetuning(self.finetune), pretrained, start, scores, run)
         head_epochs = self.finetune.head_epochs if pretrained else 0  # as in training the method itself
         last = self.finetune.replace(keep_head=True, heads=1, probe_epochs=0, head_epochs=head_epochs)
         _finetune(last, start, out, self.splits_in(run), run)

@@ -35,7 +35,7 @@ class GBDTMethod(ReadingMethod):
         return self
 
     @classmethod
-    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    def preset_settings(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
         """The trees of a preset."""
         return {"gbdt": trees_of_preset(preset, given.get("gbdt"))}
 
@@ -102,7 +102,7 @@ class SemiMethod(ReadingMethod):
     semi: SemiConfig
 
     @classmethod
-    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    def preset_settings(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
         """The trees, and settings of principal components and pseudo-labels if the method uses them."""
         semi = given.get("semi")
         semi = semi if isinstance(semi, Mapping) else {}

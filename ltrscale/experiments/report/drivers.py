@@ -36,7 +36,7 @@ def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
             sentences = [f"{each.query}: {each.sentence()}" for each in explanations[:_SENTENCES]]
             yield Points(sentences, caption=f"The first of these queries by {name}")
     if not by_method:
-        raise InputError("no method with a bundle tells the documents of a test group apart; evaluate one that does")
+        raise InputError("no method with a bundle separates the documents of a test group; evaluate one that does")
     yield Chart(drivers_chart(by_method), "the share of the lead of rank 1 that each feature adds", "drivers")
     for name, drivers in by_method.items():
         yield driver_table(drivers, name)
@@ -50,5 +50,5 @@ def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
 def _explanations(sources: Sources, url: str, selection: Selection) -> list[Explanation]:
     bundle = sources.opened(url)
     reading = with_tokens_of(selection, [bundle])
-    reasoner = Reasoner.of({url: bundle}, reading.features, sources.categories)
-    return [each for part in read_named(reading) for each in reasoner.of_firsts(part.groups, part.ids, _DEPTH)]
+    reasoner = Reasoner.from_bundles({url: bundle}, reading.features, sources.categories)
+    return [each for part in read_named(reading) for each in reasoner.explain_firsts(part.groups, part.ids, _DEPTH)]

@@ -27,9 +27,9 @@ from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
+from ltrscale.evaluation.measure.measuring import look_up, order_shown
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
-from ltrscale.evaluation.measure.parts import look_up, order_shown
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for
@@ -81,7 +81,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
         scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
         for name, of_scores in committed.items():
             (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
-            scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()
+            scores[name] = look_up(evaluated.scores[name], scored.scores_from_tables([of_groups]))(groups).double()
         yield Read(groups, ids, {name: scores[name] for name in methods})
 
 
@@ -227,7 +227,7 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
         }
         for first, second in pairs
     ]
-    yield Table.of(rows, f"Means over {size:,} of {groups:,} test groups")
+    yield Table.from_rows(rows, f"Means over {size:,} of {groups:,} test groups")
     yield Text(
         "1 is the same order, 0 none in common, -1 the opposite. Groups were drawn at random, labels play no part."
     )
@@ -277,7 +277,7 @@ def quarantine(sources: Sources) -> Iterator[Block]:
             counts = {"texts": s.lists, "empty": s.empty, "tokens kept": s.tokens, "longest": s.longest}
             cuts = {"texts cut": s.cut_lists, "tokens cut": s.cut_tokens}
             texts.append({"data set": url, "tokens": column, **counts, **cuts})
-    yield Table.of(rows, "Rows are kept, rejected, or merged with another row of their document")
-    yield Table.of(rules, "Why rows were rejected") if rules else Text("No rule has rejected a row.")
+    yield Table.from_rows(rows, "Rows are kept, rejected, or merged with another row of their document")
+    yield Table.from_rows(rules, "Why rows were rejected") if rules else Text("No rule has rejected a row.")
     if texts:
-        yield Table.of(texts, "Texts of queries and documents")
+        yield Table.from_rows(texts, "Texts of queries and documents")

@@ -12,7 +12,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.opening import best_of, headline, is_shown, opening, rival_of
+from ltrscale.evaluation.measure.opening import best_of, competitor_of, headline, is_shown, opening
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
@@ -204,7 +204,7 @@ def leaks(questions: Sequence[str]) -> Iterator[str]:
 
 def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
     """The next step: a sentence, and its command if any; `features` are suspicious ones."""
-    best, rival = best_of(evaluation), rival_of(evaluation)
+    best, competitor = best_of(evaluation), competitor_of(evaluation)
     if verdict is not None:
         if verdict.passed:
             return "Next: the gate lets the candidate pass; jobs.export and jobs.predict take its bundle.", ""
@@ -213,7 +213,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
         return "", ""
     if features:
         return _answer(features)
-    if rival is None:
+    if competitor is None:
         return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
     shown = evaluation.leads.get(AS_SHOWN)
     if shown is not None and shown.difference > 0:
@@ -221,7 +221,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
             "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
             "or a test on users (jobs.interleave)."
         ), ""
-    lead = evaluation.leads[rival]
+    lead = evaluation.leads[competitor]
     if lead.p_holm is None:
         return (
             "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
@@ -229,7 +229,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
         )
     if not is_shown(lead):
         return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
-    return _gate(evaluation, production=rival, candidate=best.name)
+    return _gate(evaluation, production=competitor, candidate=best.name)
 
 
 def _answer(features: Sequence[str]) -> tuple[str, str]:

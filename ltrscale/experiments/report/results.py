@@ -52,7 +52,7 @@ def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
     if not periods:
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
     if len(periods) == 1:  # a curve has at least two
-        yield Table.of(slice_rows(evaluation, periods.values()))
+        yield Table.from_rows(slice_rows(evaluation, periods.values()))
     else:
         curves = {
             method.name: {period: method.slices[name].summaries[primary] for period, name in periods.items()}
@@ -107,7 +107,7 @@ def search(url: str | None) -> Iterator[Block]:
         {"trial": f"{trial.number}", "metric": value, **{key: shown(trial.params, key) for key in keys}}
         for trial, value in ranked
     ]
-    yield Table.of(rows, f"The best of {len(trials)} trials, by their last value on validation")
+    yield Table.from_rows(rows, f"The best of {len(trials)} trials, by their last value on validation")
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:
@@ -217,13 +217,13 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
         yield Chart(charts.bars(rows, title="share of the gain", order=sources.methods), caption)
     else:
         yield LeftOut("no method of the evaluation has trees, which alone have importances; evaluate one of trees too")
-    yield from _alone(sources, of_methods)
+    yield from _single_features(sources, of_methods)
     yield from _missing_values(sources)
 
 
-def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
+def _single_features(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
     """How well each feature ranks alone, with its importance, and questions on suspicious features."""
-    features = sources.alone
+    features = sources.single_features
     if not features or not features[0].lists:
         return
     for name, question in sources.questions.items():
@@ -249,7 +249,7 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
         for feature in features[:_MOST_FEATURES]
     ]
     caption = f"Features that rank best alone, in the better direction; a random order has {features[0].random:.3f}"
-    yield Table.of(rows, f"{caption}, on {features[0].lists:,} test lists with a relevant document")
+    yield Table.from_rows(rows, f"{caption}, on {features[0].lists:,} test lists with a relevant document")
 
 
 def _missing_values(sources: Sources) -> Iterator[Block]:
@@ -283,7 +283,7 @@ def cost(sources: Sources, study: str | None) -> Iterator[Block]:
         except InputError as error:
             yield LeftOut(f"{name}: {error}")
     if rows:
-        yield Table.of(rows)
+        yield Table.from_rows(rows)
         yield Text(
             "Of the first bundle of each method, as its run recorded it, on the machine of that run: the median "
             "documents/s over epochs, and the time of the last run, which is a part for one that was interrupted."

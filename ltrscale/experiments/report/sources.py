@@ -22,8 +22,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.weeks.verdict import importances_of, leaning
-from ltrscale.ingest.outcome import category_names, look_alone, questions
-from ltrscale.ranking.alone import SingleFeature
+from ltrscale.ingest.outcome import category_names, examine_features, questions
+from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 
 _MUCH_GAIN = 0.03
@@ -91,15 +91,17 @@ class Sources:
         return self._opened[url]
 
     @cached_property
-    def alone(self) -> list[SingleFeature]:
+    def single_features(self) -> list[SingleFeature]:
         """How well each feature alone ranks the test labels, best first."""
         evaluated = self.evaluated
-        return look_alone(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+        return examine_features(
+            evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from
+        )
 
     @cached_property
     def questions(self) -> Mapping[str, str]:
         """A question on each feature that ranks too well alone, best first, unless no method uses it."""
-        by_feature = questions(self.alone)
+        by_feature = questions(self.single_features)
         if not by_feature or self.evaluated.scores:  # the features behind committed scores are unknown
             return by_feature
         try:
@@ -117,7 +119,7 @@ class Sources:
     def memorised(self) -> Mapping[str, str]:
         """A sentence on each feature with much of the trees' gain that alone ranks like chance."""
         by_feature = {}
-        for feature in self.alone:
+        for feature in self.single_features:
             shares = {method: of.get(feature.name, 0.0) for method, of in self.importances.items()}
             much = [f"{share:.0%} of the gain of {method}" for method, share in shares.items() if share >= _MUCH_GAIN]
             if feature.like_chance and much:

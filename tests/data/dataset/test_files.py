@@ -38,7 +38,7 @@ def data_files(draw: st.DrawFn) -> list[DataFile]:
 
 @given(data_files(), st.randoms())
 def test_columns_are_the_files(files: list[DataFile], random: np.random.Generator) -> None:
-    columns = DataFiles.of(files)
+    columns = DataFiles.from_iterable(files)
     assert list(columns) == files
     assert columns == files
     assert [columns[i] for i in range(-len(files), 0)] == files
@@ -47,7 +47,7 @@ def test_columns_are_the_files(files: list[DataFile], random: np.random.Generato
     assert columns.periods == sorted({file.period for file in files})
     for period, of_period in columns.by_period.items():
         assert list(of_period) == [file for file in files if file.period == period]
-        assert columns.of_periods([period]) == of_period
+        assert columns.in_periods([period]) == of_period
     assert columns.counts() == total_of(counts for file in files for counts in file.row_groups)
     assert columns.longest == max((file.longest for file in files), default=0)
     chosen = [i for i in range(len(files)) if random.random() < 0.5]
@@ -56,21 +56,21 @@ def test_columns_are_the_files(files: list[DataFile], random: np.random.Generato
 
 @given(data_files(), st.integers(0, 6))
 def test_files_of_two_data_sets_are_joined_by_period_and_path(files: list[DataFile], cut: int) -> None:
-    joined = DataFiles.joined([DataFiles.of(files[cut:]), DataFiles.of(files[:cut])])
+    joined = DataFiles.joined([DataFiles.from_iterable(files[cut:]), DataFiles.from_iterable(files[:cut])])
     assert list(joined) == sorted(files, key=lambda file: (file.period, file.path))
 
 
 @given(data_files())
 def test_the_identity_of_files_is_that_of_plain_data(files: list[DataFile]) -> None:
     plain = [(file.period, file.sha256, file.row_groups) for file in files]
-    content = DataFiles.of(files).content()
+    content = DataFiles.from_iterable(files).content()
     assert "".join(content) == json.dumps(plain)
     assert digest({"b": content, "a": 1}) == digest({"a": 1, "b": plain})
 
 
 @given(data_files())
 def test_a_table_of_files_holds_them_all(files: list[DataFile]) -> None:
-    table = part_table(DataFiles.of(files), ["quarantine/a"], ["{}"])
+    table = part_table(DataFiles.from_iterable(files), ["quarantine/a"], ["{}"])
     assert list(DataFiles.from_table(table.slice(0, len(files)))) == files
     assert table["kind"].to_pylist()[len(files) :] == ["quarantine", "addition"]
 
@@ -93,7 +93,7 @@ def test_a_table_of_files_holds_them_all(files: list[DataFile]) -> None:
 )
 def test_a_table_that_lists_what_cannot_be_is_refused(change: dict[str, object], fault: str) -> None:
     good = DataFile(path="part-a", period="p", bytes=0, sha256="0" * 64, longest=1, row_groups=(Counts(1, 2, 1),))
-    table = DataFiles.of([good.model_copy(update=change)]).table()
+    table = DataFiles.from_iterable([good.model_copy(update=change)]).table()
     with pytest.raises(ValueError, match=fault):
         DataFiles.from_table(table)
 
@@ -107,9 +107,13 @@ def test_row_groups_take_along_their_own_files(
 ) -> None:
     parts = [
         PartToRead(
-            "/one", 0, FEATURES, {file.path: Found(f"/scores/{file.path}", "") for file in one}, DataFiles.of(one)
+            "/one",
+            0,
+            FEATURES,
+            {file.path: Found(f"/scores/{file.path}", "") for file in one},
+            DataFiles.from_iterable(one),
         ),
-        PartToRead("/other", 9, FEATURES, {}, DataFiles.of(other)),
+        PartToRead("/other", 9, FEATURES, {}, DataFiles.from_iterable(other)),
     ]
     files = FilesToRead(parts)
     rows = [(f, i, *counts) for f, file in enumerate([*one, *other]) for i, counts in enumerate(file.row_groups)]
@@ -145,7 +149,7 @@ def some_row_groups(draw: st.DrawFn) -> list[RowGroup]:
 
 @given(some_row_groups(), st.randoms())
 def test_columns_are_the_row_groups(row_groups: list[RowGroup], random: np.random.Generator) -> None:
-    columns = RowGroups.of(row_groups)
+    columns = RowGroups.from_iterable(row_groups)
     assert list(columns) == row_groups
     assert columns == row_groups
     assert list(columns[1:4]) == row_groups[1:4]

@@ -40,7 +40,9 @@ def add(url: str, number: int, files: int) -> list[DataFile]:
             path.write_text(f"bad {number}")
         quarantine = (commit.files[-1].path,)
         made_by = {"stage": "prepare", "config": {"inputs": [{"path": f"in/{number}", "period": None}]}, "inputs": {}}
-        new = Manifest(features=FEATURES, files=DataFiles.of(entries), quarantine=quarantine, made_by=made_by)
+        new = Manifest(
+            features=FEATURES, files=DataFiles.from_iterable(entries), quarantine=quarantine, made_by=made_by
+        )
         commit_dataset(commit, new if before is None else with_addition(before.manifest, new))
     return entries
 
@@ -71,7 +73,7 @@ def test_whatever_is_added_is_listed_once(tmp_path: Path) -> None:
     for number in range(40):
         expected += add(url, number, files=int(rng.integers(1, 8)))
         check(url, expected, number + 1)
-    written_again = Manifest(features=FEATURES, files=DataFiles.of(expected[:2]))
+    written_again = Manifest(features=FEATURES, files=DataFiles.from_iterable(expected[:2]))
     with storage.Commit(url) as commit:
         commit_dataset(commit, written_again)  # replaces the data set: all that only the parts list goes too
     assert set(storage.below(url)) == {storage.MANIFEST, *(file.path for file in expected[:2])}
@@ -181,7 +183,7 @@ def test_a_data_set_with_a_damaged_part_can_be_made_again(tmp_path: Path, damage
         with commit.file("part-{hash}.parquet") as path:
             path.write_text("anew")
         file = DataFile(**vars(commit.files[-1]), period="p", longest=1, row_groups=(Counts(1, 1, 0),))
-        commit_dataset(commit, Manifest(features=FEATURES, files=DataFiles.of([file])))
+        commit_dataset(commit, Manifest(features=FEATURES, files=DataFiles.from_iterable([file])))
     assert list(open_dataset(url).manifest.files) == [file]
     assert not place.exists()
 

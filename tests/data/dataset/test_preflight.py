@@ -340,25 +340,25 @@ def test_a_run_that_is_resumed_takes_the_same_files(place: str, caplog: pytest.L
     gone = damage(place, "p1", lambda _: None)
     config, out, records = PreflightConfig(max_bad=0.9), f"{place}-run/preflight", list[Any]()
 
-    def of_run(config: PreflightConfig, run: str, *, fresh: bool = False) -> Preflight:
+    def check_run(config: PreflightConfig, run: str, *, fresh: bool = False) -> Preflight:
         return checked(whole(place), config, out, {"run": run}, report=records.append, fresh=fresh)
 
     with caplog.at_level(logging.INFO, "ltrscale"):
-        first = of_run(config, "a")
+        first = check_run(config, "a")
         assert first.without == {gone}
         storage.write_bytes(gone, content)  # one is repaired, another turns bad
         gone_too = damage(place, "p2", lambda _: None)
-        assert of_run(config, "a") == first
+        assert check_run(config, "a") == first
     lines = [record.getMessage() for record in caplog.records]
     found = f"4 files, 3 good, 1 quarantined: {gone} (missing: not in its directory); 21 of 86 groups left out"
     assert lines == [f"pre-flight: {found}", f"pre-flight, as this run began: {found}"]
     assert records[0] == records[1]
     assert records[0]["reasons"] == {"missing": 1}
-    assert of_run(config, "a", fresh=True).without == {gone_too}
+    assert check_run(config, "a", fresh=True).without == {gone_too}
     storage.write_bytes(gone_too, content)
-    assert next(iter(of_run(config.replace(max_bad=0.8), "a").bad.values())).reason == "size differs"
+    assert next(iter(check_run(config.replace(max_bad=0.8), "a").bad.values())).reason == "size differs"
     damage(place, "p3", lambda _: None)
-    assert len(of_run(config.replace(max_bad=0.8), "b").without) == 2
+    assert len(check_run(config.replace(max_bad=0.8), "b").without) == 2
 
 
 def test_a_stop_freezes_nothing(tmp_path: Path) -> None:

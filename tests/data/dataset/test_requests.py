@@ -69,7 +69,7 @@ def test_an_addition_takes_as_many_requests_whatever_is_there(s3: str, counter: 
                 Path(path).write_text("new")
             row_groups = (Counts(1, 2, 0),)
             file = DataFile(**vars(commit.files[-1]), period="new", longest=2, row_groups=row_groups)
-            new = Manifest(features=before.features, files=DataFiles.of([file]))
+            new = Manifest(features=before.features, files=DataFiles.from_iterable([file]))
             commit_dataset(commit, with_addition(before, new))
 
     counts = [requests(counter, lambda url=f"{s3}/requests-{size}": add(url)) for size in (LARGE, LARGE, SMALL)]

@@ -44,7 +44,7 @@ def write_scores(
             for file in [file for file in dataset.manifest.files if file.period == period]:
                 table = pq.read_table(storage.join(data, file.path), columns=["gid", "features"], partitioning=None)
                 lengths = [len(values) // 3 for values in table["features"].to_pylist()]
-                batches = of_groups(table["gid"].to_pylist(), lengths, score, batch)
+                batches = scored_groups(table["gid"].to_pylist(), lengths, score, batch)
                 with commit.file(scores.file_name(file)) as path:
                     counts = scores.write_file(path, file.row_groups, batches)
                 total = Counts(*map(sum, zip(total, counts, strict=True)))
@@ -64,7 +64,7 @@ def write_scores(
     return url
 
 
-def of_groups(
+def scored_groups(
     gids: list[int], lengths: list[int], score: Callable[[int, int], float], size: int
 ) -> Iterator[ScoredGroups]:
     for at in range(0, len(gids), size):

@@ -336,7 +336,7 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
 def test_a_file_that_was_shipped_under_two_names_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, same: bool
 ) -> None:
-    """Groups are numbered on, and rows fall into other row groups: content hashes do not tell."""
+    """Groups are numbered on, and rows fall into other row groups: content hashes do not reveal this."""
     lines = {}
     for name, seed, queries in (("train", 0, 31), ("vali", 1, 17), ("test", 1 if same else 2, 17)):
         rng = np.random.default_rng(seed)
@@ -419,7 +419,7 @@ def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, t
         ({"kind": "clicks", "ranking": "random", "copies": 2, "max_relevance": 9, "periods": ["2026-W01"]}, False),
     ],
 )
-def test_folds_of_a_data_set_and_of_one_made_from_it_are_told_apart_by_their_queries(
+def test_folds_of_a_data_set_and_of_one_made_from_it_are_distinguished_by_their_queries(
     weeks: Any, tmp_path: Path, step: dict[str, Any], apart: bool
 ) -> None:
     made_by = {"stage": "relabel", "config": {}, "inputs": {weeks.url: open_dataset(weeks.url).manifest.hash}}
@@ -531,4 +531,4 @@ def test_periods_without_dates_and_splits_without_a_test_are_no_warning(
         check_disjoint(Splits.model_validate({name: values[name] for name in ("train", "validation")}))
     assert caplog.messages == []
     with pytest.raises(InputError, match="splits: test: missing"):
-        SplitsWithTest.of(Splits.model_validate({name: values[name] for name in ("train", "validation")}))
+        SplitsWithTest.from_splits(Splits.model_validate({name: values[name] for name in ("train", "validation")}))

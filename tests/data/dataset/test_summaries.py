@@ -83,8 +83,8 @@ def test_merged_parts_give_the_moments_and_labels_of_the_whole() -> None:
         stats.add(x_NF[part], one_group(len(x_NF[part])))
         counts.add(labels_N[part])
         merged.merge(stats)
-        read_back.merge(FeatureStats.of(stats.summaries(), len(x_NF[part]), stats.grouped))
-        merged_labels.merge(LabelCounts.of(counts.counts()))
+        read_back.merge(FeatureStats.from_summaries(stats.summaries(), len(x_NF[part]), stats.grouped))
+        merged_labels.merge(LabelCounts.from_counts(counts.counts()))
     assert 0 < (whole.summaries()[0].unique_in_group or 0) < 1
     for theirs in (merged, read_back):
         assert theirs.grouped == whole.grouped == 3_000
@@ -123,10 +123,10 @@ def test_parts_and_shares_give_the_counts_of_the_whole() -> None:
         part = UniqueInGroup(6)
         part.add(*grouped_values(seed))
         whole.add(*grouped_values(seed))
-        merged.merge(UniqueInGroup.of(part.shares(), part.grouped))
+        merged.merge(UniqueInGroup.from_shares(part.shares(), part.grouped))
     assert merged.shares() == whole.shares()
     assert merged.grouped == whole.grouped
-    merged.merge(UniqueInGroup.of([None] * 6, 0))  # a manifest from before the count
+    merged.merge(UniqueInGroup.from_shares([None] * 6, 0))  # a manifest from before the count
     assert merged.shares() == [None] * 6
 
 

@@ -88,6 +88,6 @@ def test_tokens_count_for_the_memory_of_labelled_groups(make_dataset: Make) -> N
     made = make_dataset({"a": [[4, 4]]})
     add_tokens(made.url, [4, 4])
     selection = select(Split(data=(made.url,)), labelled=True)
-    room = 1e-9 * 4 * 8 * 3  # of the features
-    assert memory_for(selection, room) is not None
-    assert memory_for(selection.reading(document=["title"]), room) is None
+    memory = 1e-9 * 4 * 8 * 3  # of the features
+    assert memory_for(selection, memory) is not None
+    assert memory_for(selection.reading(document=["title"]), memory) is None

@@ -169,7 +169,7 @@ def test_files_are_opened_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(opened) == len(set(opened)) == 3
 
 
-def test_where_cores_cannot_be_told_apart_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_cores_cannot_be_distinguished_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert cores() == 1

@@ -24,8 +24,8 @@ from ltrscale.evaluation.measure.corrected import (
     summarised,
 )
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
 from ltrscale.evaluation.measure.page import debiasing
-from ltrscale.evaluation.measure.parts import _clicks_of, order_shown
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.pages import number
@@ -77,7 +77,7 @@ def test_the_sums_are_those_of_a_loop_over_documents() -> None:
     groups, scores_T = random_groups(0)
     assert groups.labels_N is not None
     assert groups.positions_N is not None
-    found = Correction(CLICKS, PROPENSITIES, (1, 3)).of(scores_T, groups)
+    found = Correction(CLICKS, PROPENSITIES, (1, 3)).sums(scores_T, groups)
     used, unknown, clipped = [], 0, 0
     for q, (a, b) in enumerate(zip(groups.offsets_Q1[:-1].tolist(), groups.offsets_Q1[1:].tolist(), strict=True)):
         corrected, plain = [], []
@@ -105,7 +105,7 @@ def test_the_sums_are_those_of_a_loop_over_documents() -> None:
 def figures(correction: Correction, groups: QueryGroups, scores_T: list[torch.Tensor]) -> list[tuple[float, float]]:
     """The corrected and the plain share at the first cut-off, of each trial."""
     gathered = Gathered()
-    gathered.add(np.arange(groups.n_groups), correction.of(scores_T, groups))
+    gathered.add(np.arange(groups.n_groups), correction.sums(scores_T, groups))
     methods = [(f"m{t}", [None]) for t in range(len(scores_T))]
     found = summarised(correction, gathered, methods, baseline="m0", samples=200, seed=0)
     assert found is not None
@@ -126,12 +126,12 @@ def test_equal_propensities_correct_nothing_and_their_scale_does_not_matter() ->
 def test_parts_of_any_size_have_the_same_sums() -> None:
     groups, scores_T = random_groups(2)
     correction = Correction(CLICKS, PROPENSITIES, (1, 3))
-    whole = correction.of(scores_T, groups)
+    whole = correction.sums(scores_T, groups)
     gathered = Gathered()
     for first in range(0, groups.n_groups, 7):
         some = torch.arange(first, min(first + 7, groups.n_groups))
         rows = torch.cat([torch.arange(groups.offsets_Q1[q], groups.offsets_Q1[q + 1]) for q in some.tolist()])
-        part = correction.of([scores_N[rows] for scores_N in scores_T], groups.select(some))
+        part = correction.sums([scores_N[rows] for scores_N in scores_T], groups.select(some))
         gathered.add(some.numpy(), part)
     assert gathered.counts[:3] == whole.counts[:3]
     assert isinstance(gathered.tally, Tally)
@@ -142,7 +142,7 @@ def test_parts_of_any_size_have_the_same_sums() -> None:
 def test_groups_of_data_without_positions_add_nothing_but_their_count() -> None:
     groups, scores_T = random_groups(3)
     assert groups.labels_N is not None
-    found = Correction(CLICKS, PROPENSITIES, (3,)).of(scores_T, replace(groups, positions_N=None))
+    found = Correction(CLICKS, PROPENSITIES, (3,)).sums(scores_T, replace(groups, positions_N=None))
     assert not found.blocks.sums_BTM.any()
     assert not found.blocks.defined_BM.any()
     assert found.counts == WeightCounts(*(2 * [int((groups.labels_N > 0).sum())]))
@@ -166,7 +166,7 @@ def test_over_many_draws_of_clicks_it_is_right_on_average_where_the_raw_figure_i
         clicks = rng.random(relevance.shape) < relevance * examined[place]
         labels = torch.from_numpy(clicks.ravel().astype(np.float32))
         groups = QueryGroups(torch.zeros(q * length, 1), offsets, labels, positions_N=positions)
-        sums = correction.of([torch.from_numpy(better.ravel()), order_shown(groups)], groups).blocks
+        sums = correction.sums([torch.from_numpy(better.ravel()), order_shown(groups)], groups).blocks
         total += sums.sums_BTM.sum(axis=0)
         mass += sums.defined_BM.sum(axis=0)
     corrected, raw = (total / mass).T

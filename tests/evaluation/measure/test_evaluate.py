@@ -29,7 +29,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure import parts
+from ltrscale.evaluation.measure import measuring
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.page import document, leaderboard
 from ltrscale.evaluation.measure.report import Evaluation
@@ -121,7 +121,7 @@ KNOWN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 KEYED = ("rbp(persistence=0.5)@5",)
 OTHERS = [cls for cls in members(MetricConfig) if kind_of(cls) not in {name.partition("@")[0] for name in KNOWN}]
 METRICS = KNOWN | {
-    metric.name: metric.of
+    metric.name: metric.values
     for cls in OTHERS
     for metric in (cls.made(k=k) for k in ((1, 5, 10) if cls.needs_cutoff() else (None,)))
 }
@@ -523,7 +523,7 @@ def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
     assert "## Calibration" in text
     assert calibrated.reference is not None
     assert re.search(rf"\| +{calibrated.error:.4f} \| +{calibrated.reference:.4f} \|", text)
-    monkeypatch.setattr(parts, "_VALUES", 50)  # many parts
+    monkeypatch.setattr(measuring, "_VALUES", 50)  # many parts
     in_parts = evaluate(on_clicks, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
     assert in_parts.methods[0].calibration == (calibrated,)
     graded = evaluate(tested_on("2026-W05..2026-W06"), str(tmp_path / "g"), made_by={}, report=lambda _: None)
@@ -606,7 +606,7 @@ def test_committed_scores_have_the_same_figures_in_any_parts(
     values = {"scores": {"one": scores, "two": scores}, "splits": splits, "baseline": "one"}
     config = EvaluateConfig.model_validate({**values, "resamples": 100, "outliers": {"gap": None}})
     whole = evaluate(config, str(tmp_path / "whole"), made_by={}, report=lambda _: None)
-    monkeypatch.setattr(parts, "_DOCUMENTS", 10)
+    monkeypatch.setattr(measuring, "_DOCUMENTS", 10)
     evaluate(config, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
     order = [("method", "ascending"), ("gid", "ascending")]
     one, other = (pq.read_table(tmp_path / out / "groups.parquet").sort_by(order) for out in ("whole", "parts"))

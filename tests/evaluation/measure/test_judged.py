@@ -106,7 +106,7 @@ def test_where_the_lists_have_all_judged_documents_nothing_changes() -> None:
     groups, _, _, judged = random_groups(2, outside=False)
     scores_N = torch.randn(groups.n_documents, generator=torch.Generator().manual_seed(3)).double()
     found_MQ = judged.values(METRICS, scores_N, groups)
-    expected_MQ = torch.stack([metric.of_groups(scores_N, groups) for metric in METRICS])
+    expected_MQ = torch.stack([metric.values_on(scores_N, groups) for metric in METRICS])
     torch.testing.assert_close(found_MQ, expected_MQ, rtol=1e-12, atol=0, equal_nan=True)
 
 

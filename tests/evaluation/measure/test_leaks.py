@@ -1,4 +1,4 @@
-"""Leaks on a shop's log: prepare and the report ask, the gate refuses until it is told; real data raise no question."""
+"""Leaks on a shop's log: prepare and the report ask, the gate refuses without answer; real data raise no question."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.outcome import look_alone, questions
+from ltrscale.ingest.outcome import examine_features, questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import files_of
 from ltrscale.ingest.profile import first_columns as look_at
@@ -153,7 +153,7 @@ def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.
     caplog.set_level(logging.INFO, "ltrscale")
     for label in ("clicked", "purchased"):
         data = prepared(shop["folder"], label, categorical=["category", "brand", "seller_id"])
-        assert questions(look_alone(Split(data=(data,)))) == {}
+        assert questions(examine_features(Split(data=(data,)))) == {}
     assert asked(caplog.messages) == []
 
 
@@ -161,11 +161,11 @@ def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.
 def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     later = ("added_to_cart", "purchased", "revenue")
     data = prepared(shop["folder"], "clicked", *later, categorical=[])
-    found = questions(look_alone(Split(data=(data,))))
+    found = questions(examine_features(Split(data=(data,))))
     assert {*found} == {*later}
     assert "of the relevant documents and 0.0% of the others: is it known" in found["revenue"]
     data = prepared(shop["folder"], "purchased", LEAK, "revenue", categorical=[])
-    assert {*questions(look_alone(Split(data=(data,))))} == {LEAK, "revenue"}
+    assert {*questions(examine_features(Split(data=(data,))))} == {LEAK, "revenue"}
 
 
 def opened_with(evaluation: str, gate: str | None = None) -> tuple[list[str], list[str]]:
@@ -234,7 +234,7 @@ def test_the_gate_lets_a_candidate_pass_that_does_not_read_the_leak(shop: Mappin
 
 
 def test_an_expected_feature_that_is_not_there_is_named(shop: Mapping[str, Any]) -> None:
-    found = look_alone(Split(data=(shop["data"],)))
+    found = examine_features(Split(data=(shop["data"],)))
     with pytest.raises(InputError, match=r"bounds.expected: no feature matches 'page_second'; the nearest is 'page_s"):
         list(check_leaks(found, load(shop["leaky"]), Bounds(expected=("page_second",)).expected))
 
@@ -264,6 +264,6 @@ def test_real_data_raise_no_question(
     caplog.set_level(logging.INFO, "ltrscale")
     load_config(PrepareJob, f"jobs/configs/data/prepare-{name}.yaml", [f"out={tmp_path / 'data'}"]).run()
     assert asked(caplog.messages) == []
-    found = look_alone(Split(data=(str(tmp_path / "data"),)))
+    found = examine_features(Split(data=(str(tmp_path / "data"),)))
     assert found[0].lists >= 30
     assert 0.1 < found[0].lift < 0.5

@@ -169,7 +169,7 @@ def lacking_slowly(train: QueryGroups, tested: QueryGroups) -> list[bool]:
 @pytest.mark.parametrize("unknown", [math.nan, 0.0, math.inf])
 def test_groups_with_values_that_training_lacks(unknown: float) -> None:
     train, tested = random_groups(0, 60, 40), random_groups(1, 300, 44, unknown=unknown)
-    lacking_Q = Seen.of([train], COLUMNS).lacks(tested)
+    lacking_Q = Seen.from_groups([train], COLUMNS).lacks(tested)
     assert lacking_Q.tolist() == lacking_slowly(train, tested)
     assert 20 < lacking_Q.sum() < 280
 
@@ -177,13 +177,13 @@ def test_groups_with_values_that_training_lacks(unknown: float) -> None:
 def test_training_lacks_none_of_its_own_in_any_parts() -> None:
     train = random_groups(2, 50, 30)
     parts = [train.select(torch.arange(a, a + 10)) for a in (40, 0, 20, 10, 30)]
-    seen = Seen.of(parts, COLUMNS)
+    seen = Seen.from_groups(parts, COLUMNS)
     assert not seen.lacks(train).any()
     tested = random_groups(3, 200, 40)
-    assert torch.equal(seen.lacks(tested), Seen.of([train], COLUMNS).lacks(tested))
+    assert torch.equal(seen.lacks(tested), Seen.from_groups([train], COLUMNS).lacks(tested))
 
 
 def test_infinite_values_of_training_widen_no_range() -> None:
     train = QueryGroups(torch.tensor([[1.0], [math.inf], [3.0]]), torch.tensor([0, 3]))
     tested = QueryGroups(torch.tensor([[3.0], [4.0], [math.inf], [-math.inf]]), torch.arange(5))
-    assert Seen.of([train], COLUMNS[:1]).lacks(tested).tolist() == [False, True, True, True]
+    assert Seen.from_groups([train], COLUMNS[:1]).lacks(tested).tolist() == [False, True, True, True]

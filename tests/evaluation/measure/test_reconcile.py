@@ -106,7 +106,7 @@ def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None
     assert sum(len(each.programs) for each in found.metrics) == len(POLICIES)
     for each in found.metrics:
         metric = metric_named(each.metric, threshold=2)
-        own_Q = metric.of(*scored)
+        own_Q = metric.values(*scored)
         assert each.figure == pytest.approx(own_Q.nanmean().item())
         assert each.undefined == int(own_Q.isnan().sum()) > 0
         of_kind = [policy for policy in POLICIES if policy.kind == metric.kind]
@@ -145,7 +145,7 @@ def test_a_row_without_a_score_was_not_retrieved(tmp_path: Path, missing: float 
     assert "6 documents, of which 3 were not retrieved" in (tmp_path / "out" / "report.md").read_text()
 
 
-# For each rule a table in which it alone tells a program from us, and the query that shows it.
+# For each rule a table in which it alone separates a program from us, and the query that shows it.
 EASY: Rows = [("easy", "a", 1, 2.0), *(("easy", f"b{i}", 0, 0.5 - i) for i in range(5))]
 CASES: dict[tuple[str, str, str], tuple[str, Rows]] = {
     ("ties", "LightGBM", "input"): ("ndcg@5", [("q", "a", 0, 1.0), ("q", "b", 1, 1.0)]),

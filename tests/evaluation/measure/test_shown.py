@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
-from ltrscale.evaluation.measure.parts import order_shown
+from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.weeks.decay import DriftJob

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.files import Counts, DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.stream.parts import Part
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure import parts
+from ltrscale.evaluation.measure import measuring
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.outliers import Seen
 from ltrscale.evaluation.measure.report import Evaluation
@@ -218,7 +218,7 @@ def same_files(one: Path, other: Path) -> None:
 def test_any_parts_and_processes_give_the_same_bits(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_VALUES", 100)
+    monkeypatch.setattr(measuring, "_VALUES", 100)
     apart = Recorded()
     run(config, tmp_path / "apart", run=apart)
     assert apart.parts > 8
@@ -226,7 +226,7 @@ def test_any_parts_and_processes_give_the_same_bits(
     monkeypatch.setattr(blocks, "OWN_BLOCK", 50)
     monkeypatch.setattr(blocks, "BLOCKS", 32)
     of_blocks = run(config, tmp_path / "blocks", run=Recorded())
-    monkeypatch.setattr(parts, "_VALUES", 1 << 22)
+    monkeypatch.setattr(measuring, "_VALUES", 1 << 22)
     run(config, tmp_path / "one")
     same_files(tmp_path / "blocks", tmp_path / "one")
     for ours, theirs in zip(of_blocks.methods, evaluated[0].methods, strict=True):
@@ -244,7 +244,7 @@ def test_tasks_of_ray_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
     ray_cluster: None,  # noqa: ARG001
 ) -> None:
-    monkeypatch.setattr(parts, "_VALUES", 100)
+    monkeypatch.setattr(measuring, "_VALUES", 100)
     run(config, tmp_path / "out", run=run_with_ray, threads=1)
     same_files(tmp_path / "out", evaluated[1])
 
@@ -266,13 +266,13 @@ def test_committed_scores_alone_read_no_features(
         seen.extend(part.selection.features for part in parts)
         return map(function, parts)
 
-    monkeypatch.setattr(Seen, "of", None)  # no slice asks what training has
+    monkeypatch.setattr(Seen, "from_groups", None)  # no slice asks what training has
     found = run(alone, tmp_path / "out", run=watched).methods[0]
     assert seen == [()]
     before = evaluated[0].methods[0]
     for name in ("all", "long"):
         assert found.slices[name].summaries == before.slices[name].summaries
-    monkeypatch.setattr(parts, "_DOCUMENTS", 50)
+    monkeypatch.setattr(measuring, "_DOCUMENTS", 50)
     in_parts = run(alone, tmp_path / "parts", run=watched).methods[0].slices["all"].summaries["ndcg@5"]
     assert len(seen) > 4
     assert in_parts.mean == pytest.approx(before.slices["all"].summaries["ndcg@5"].mean)

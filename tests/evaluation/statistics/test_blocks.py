@@ -41,7 +41,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_groups_are_their_own_blocks_and_keep_their_values() -> None:
     gids_Q, values_QTM = made(0, trials=3)
-    for blocks in (added(gids_Q, values_QTM, [10, 10, 700]), Blocks.of(values_QTM)):
+    for blocks in (added(gids_Q, values_QTM, [10, 10, 700]), Blocks.from_values(values_QTM)):
         np.testing.assert_array_equal(blocks.values_BTM(), values_QTM)
         assert blocks.groups == GROUPS
 
@@ -82,7 +82,7 @@ def test_memory_is_that_of_the_blocks_with_a_group() -> None:
 
 def ends(values_QM: Doubles, seed: int) -> Doubles:
     """The interval of each column from the bootstrap of groups."""
-    (means_SM,) = bootstrap_means([Blocks.of(values_QM[:, None])], samples=4000, seed=seed)
+    (means_SM,) = bootstrap_means([Blocks.from_values(values_QM[:, None])], samples=4000, seed=seed)
     return np.quantile(means_SM, [0.025, 0.975], axis=0)
 
 
@@ -178,15 +178,15 @@ def test_intervals_and_tests_of_blocks_keep_their_size() -> None:
 
 def test_a_draw_from_many_blocks_serves_eight_resamples_that_are_as_good_as_independent() -> None:
     rng, repetitions = np.random.default_rng(14), 300
-    values_QM = rng.exponential(size=(module._TURNED, repetitions))
-    (means_SM,) = bootstrap_means([Blocks.of(values_QM[:, None])], samples=4000, seed=15)
+    values_QM = rng.exponential(size=(module._ROTATED, repetitions))
+    (means_SM,) = bootstrap_means([Blocks.from_values(values_QM[:, None])], samples=4000, seed=15)
     low_M, high_M = np.quantile(means_SM, [0.025, 0.975], axis=0)
     assert 0.91 <= ((low_M <= 1) & (high_M >= 1)).mean() <= 0.98
     np.testing.assert_allclose(means_SM.mean(axis=0), values_QM.mean(axis=0), rtol=0.005)
-    errors_M = values_QM.std(axis=0) / module._TURNED**0.5
+    errors_M = values_QM.std(axis=0) / module._ROTATED**0.5
     assert (means_SM.std(axis=0) / errors_M).mean() == pytest.approx(1, abs=0.01)
     # the resamples of one draw, which lie an eighth of a part apart
-    part = module._DRAWN // module._TURNED
+    part = module._DRAWN // module._ROTATED
     of_draws_M = (
         means_SM[: 4000 // part * part].reshape(-1, 8, part // 8, repetitions) - means_SM.mean(axis=0)
     ) / errors_M
@@ -213,7 +213,7 @@ def test_methods_are_compared_by_blocks_as_by_groups() -> None:
     both_QTM = np.concatenate([values_QTM, better_QTM], axis=1)
     blocks = added(gids_Q, both_QTM, [])
     found = []
-    for table in (blocks, Blocks.of(both_QTM)):
+    for table in (blocks, Blocks.from_values(both_QTM)):
         halves = [Blocks(sums, table.defined_BM, table.groups) for sums in np.split(table.sums_BTM, 2, axis=1)]
         found.append(scopes(halves, ["map", "mrr"], baseline=0, samples=2000, seed=0)[1])
     for metric in ("map", "mrr"):

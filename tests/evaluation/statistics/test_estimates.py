@@ -47,7 +47,7 @@ def test_as_many_labels_or_groups_as_are_foreseen_find_a_difference() -> None:
 def test_more_groups_lower_what_differs_from_group_to_group_between_draws() -> None:
     """Neither groups nor draws differ as a whole, so as many times of either do the same."""
     values_QT = drawn(15, (300, 6, 1), groups=0.0, draws=0.0, rest=0.5)[..., 0]
-    spread = Spread.of(values_QT)
+    spread = Spread.from_values(values_QT)
     assert spread is not None
     assert spread.both > 0.5 * (spread.both + spread.draws + spread.groups)
     times = Spread(0.0, 0.0, 300, 0.5**2 / 300).times_for(0.02, 6, more="groups")
@@ -59,11 +59,11 @@ def test_more_groups_lower_what_differs_from_group_to_group_between_draws() -> N
 def test_what_a_design_sees_follows_from_its_own_spread() -> None:
     for groups, draws in ((0.02, 0.1), (0.3, 0.02)):
         values_QT = drawn(14, (300, 6, 1), groups=groups, draws=draws, rest=0.1)[..., 0]
-        spread = Spread.of(values_QT)
+        spread = Spread.from_values(values_QT)
         assert spread is not None
         assert spread.detectable(6) == pytest.approx(crossed_means(values_QT[..., None]).detectable()[0], rel=0.02)
         assert spread.detectable(12) < spread.detectable(6)
-    assert Spread.of(np.ones((1, 6))) is Spread.of(np.ones((6, 1))) is None
+    assert Spread.from_values(np.ones((1, 6))) is Spread.from_values(np.ones((6, 1))) is None
 
 
 NUMBERS = (30, 100, 300, 1000)
@@ -99,7 +99,7 @@ def test_an_estimate_is_the_crossed_mean_and_fewer_than_five_draws_judge_nothing
     worse = estimate(Drawn(many.draws, -many.values_QTP))
     assert worse is not None
     assert worse.verdict == "below"
-    few = estimate(many.of([0, 1, 2, 3]))
+    few = estimate(many.select([0, 1, 2, 3]))
     assert few is not None
     assert (few.low, few.high, few.p, few.detectable, few.verdict) == (None, None, None, None, "open")
     assert estimate(Drawn((0,), np.full((3, 1, 1), np.nan))) is None
@@ -124,7 +124,7 @@ def test_an_open_difference_has_what_would_see_it_and_a_decided_one_has_not() ->
     assert few.needs is None, "fewer than five draws judge nothing"
     same = estimate(Drawn(tuple(range(5)), np.zeros((4, 5, 1))))
     assert same is not None
-    assert (same.verdict, same.needs) == ("open", None), "nothing tells methods apart that are the same"
+    assert (same.verdict, same.needs) == ("open", None), "nothing separates methods that are the same"
 
 
 def test_differences_are_of_the_draws_that_both_have() -> None:
@@ -181,7 +181,7 @@ def test_ends_are_open_where_the_data_do_not_settle_them() -> None:
     assert wide.low is None
     assert wide.high is not None
     assert 30 < wide.at < wide.high < 1000
-    few = [(n, d.of([0, 1, 2, 3])) for n, d in exact([0.2, 0.1, -0.1, -0.2])]
+    few = [(n, d.select([0, 1, 2, 3])) for n, d in exact([0.2, 0.1, -0.1, -0.2])]
     (unjudged,) = crossovers(few)
     assert unjudged.low is None
     assert unjudged.high is None

@@ -21,13 +21,13 @@ from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 
 def bootstrap_means(values_QM: Doubles, *, samples: int, seed: int) -> Doubles:
     """With each group as a block."""
-    (means_SM,) = means_over_blocks([Blocks.of(values_QM[:, None])], samples=samples, seed=seed)
+    (means_SM,) = means_over_blocks([Blocks.from_values(values_QM[:, None])], samples=samples, seed=seed)
     return means_SM
 
 
 def sign_flip_p(differences_QM: Doubles, *, samples: int, seed: int) -> Doubles:
     """With each group as a block."""
-    (p_M,) = flips_of_blocks([Blocks.of(differences_QM[:, None])], samples=samples, seed=seed)
+    (p_M,) = flips_of_blocks([Blocks.from_values(differences_QM[:, None])], samples=samples, seed=seed)
     return p_M
 
 
@@ -110,7 +110,7 @@ def test_holm_by_hand_and_order() -> None:
 def compared(values_K: list[Doubles], labels_K: list[str], *, folds_Q: NDArray[np.int64] | None = None) -> list[Scope]:
     """Each method's values of one metric [Q, t] as scopes; a letter of `labels_K` is a trial's draw of labels."""
     return scopes(
-        [Blocks.of(values_Qt[..., None]) for values_Qt in values_K],
+        [Blocks.from_values(values_Qt[..., None]) for values_Qt in values_K],
         ["map"],
         baseline=0,
         samples=400,
@@ -213,7 +213,7 @@ def test_a_clear_difference_stands_among_many_slices_however_few_resamples() -> 
     """150 comparisons by 400 patterns alone had p = 150 / 401 at the least."""
     rng, names = np.random.default_rng(18), [f"s{i}" for i in range(150)]
     both = [[rng.normal(0, 1, (40, 1, 1)), rng.normal(3.0 * (name == "s0"), 1, (40, 1, 1))] for name in names]
-    slices = [list(map(Blocks.of, of_slice)) for of_slice in both]
+    slices = [list(map(Blocks.from_values, of_slice)) for of_slice in both]
     by_slice = scopes_of(slices, ["map"], baseline=0, samples=400, seed=0, together=len(names))
     found = judged_together(dict(zip(names, by_slice, strict=True)))
     p = [found[name][1].comparisons["map"].p_holm for name in names]

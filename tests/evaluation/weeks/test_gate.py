@@ -137,7 +137,7 @@ def refused(
     names = [str(i) for i in range(n)]
     difference_QM = np.where(rng.random((groups, n)) < 0.5, 0.0, rng.normal(0, 0.42, (groups, n)))
     values = [np.zeros((groups, 1, n)), (difference_QM - np.tile(harm_S, repetitions))[:, None]]
-    _, scope = scopes([Blocks.of(of) for of in values], names, baseline=0, samples=400, seed=0)
+    _, scope = scopes([Blocks.from_values(of) for of in values], names, baseline=0, samples=400, seed=0)
     differences = [scope.comparisons[name] for name in names]
     gates = []
     for first in range(0, n, len(harm_S)):
@@ -169,7 +169,9 @@ def test_the_burden_of_proof_decides_how_often_a_gate_errs(
     """Of many candidates that are worse by `harm`; the shares are those of docs/weeks.md."""
     rng, n = np.random.default_rng(2), 300
     values = [np.zeros((groups, 1, n)), rng.normal(-harm, 0.25, (groups, 1, n))]
-    _, scope = scopes([Blocks.of(of) for of in values], [str(i) for i in range(n)], baseline=0, samples=400, seed=0)
+    _, scope = scopes(
+        [Blocks.from_values(of) for of in values], [str(i) for i in range(n)], baseline=0, samples=400, seed=0
+    )
     alone = [with_slices(found, {"all": of}, groups=groups) for of in scope.comparisons.values()]
     shares = {mode: np.mean([bool(broken(one, margin=0.005, refuse=mode)) for one in alone]) for mode in REFUSED}
     for mode, by_groups in REFUSED.items():
@@ -206,9 +208,9 @@ def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, D
     assert lenient is not None
     assert lenient.replace(refuse="unproven") == verdict.power, "the same number says how often a loss is found"
     assert lenient.stated.startswith("A candidate worse than production by bounds.margin 0.005 is refused with")
-    enough = Power.of(0.005, 0.249, 20_000)
+    enough = Power.from_margin(0.005, 0.249, 20_000)
     assert (enough.more, "needs no more groups" in enough.stated) == (0, True)
-    assert "no number of groups" in Power.of(0.0, 0.249, 20_000).stated
+    assert "no number of groups" in Power.from_margin(0.0, 0.249, 20_000).stated
     own = Verdict.read(places["out"]).power
     assert own is not None
     assert own.stated in (Path(places["out"]) / "report.md").read_text()
@@ -232,23 +234,23 @@ def test_a_plan_says_how_often_an_equal_candidate_passes(
     """The last one is that of 10,000 groups and .005: margin and error are larger by the same factor."""
     rng, n = np.random.default_rng(1), 400
     one = rng.normal(0, 0.249, (groups, 1, n))
-    blocks = [Blocks.of(np.zeros((groups, 1, n))), Blocks.of(one)]
+    blocks = [Blocks.from_values(np.zeros((groups, 1, n))), Blocks.from_values(one)]
     _, scope = scopes(blocks, [str(i) for i in range(n)], baseline=0, samples=1000, seed=0)
     passed = [(c.low or 0) > -margin for c in scope.comparisons.values()]
-    assert np.mean(passed) == pytest.approx(Power.of(margin, 0.249, groups).passes, abs=0.06)
+    assert np.mean(passed) == pytest.approx(Power.from_margin(margin, 0.249, groups).passes, abs=0.06)
     evaluation, _ = with_slices(found, {"all": next(iter(scope.comparisons.values()))}, groups=groups)
     (stated,) = foreseen(evaluation, margin).values()
     assert stated.deviation == pytest.approx(0.249, rel=0.15)
 
 
 def test_the_number_of_groups_that_a_plan_asks_for_gives_the_power() -> None:
-    needed = Power.of(0.005, 0.249, 1).needed
+    needed = Power.from_margin(0.005, 0.249, 1).needed
     assert needed is not None
-    assert Power.of(0.005, 0.249, needed).passes == pytest.approx(0.8, abs=1e-4)
-    assert Power.of(0.005, 0.249, needed - 1).passes < 0.8
-    better = Power.of(0.0, 0.249, 10**6)
+    assert Power.from_margin(0.005, 0.249, needed).passes == pytest.approx(0.8, abs=1e-4)
+    assert Power.from_margin(0.005, 0.249, needed - 1).passes < 0.8
+    better = Power.from_margin(0.0, 0.249, 10**6)
     assert (better.passes, better.needed) == (pytest.approx(0.025), None)
-    assert [Power.of(margin, 0.0, 9).passes for margin in (0.0, 0.1)] == [0.0, 1.0]
+    assert [Power.from_margin(margin, 0.0, 9).passes for margin in (0.0, 0.1)] == [0.0, 1.0]
 
 
 @pytest.mark.usefixtures("found")

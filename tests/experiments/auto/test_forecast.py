@@ -33,14 +33,14 @@ def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
 
 
 def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
-    def room(*entries: Entry) -> float:
+    def needed(*entries: Entry) -> float:
         return forecast(*entries).left - forecast(*entries, refits=True).left
 
-    assert room(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
-    assert room(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
+    assert needed(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
+    assert needed(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
     pretrained = done("pretrained", minutes=20)
-    assert room(done("scratch", minutes=3), pretrained) == pytest.approx(1.2 * (3 + 3)), "finetuned as the other is"
-    assert room(pretrained, done("pretrained", 1, minutes=4)) == pytest.approx(1.2 * (4 + 4)), "as its second was"
+    assert needed(done("scratch", minutes=3), pretrained) == pytest.approx(1.2 * (3 + 3)), "finetuned as the other is"
+    assert needed(pretrained, done("pretrained", 1, minutes=4)) == pytest.approx(1.2 * (4 + 4)), "as its second was"
 
 
 def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
@@ -56,7 +56,7 @@ def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
     assert forecast().more() is None
 
 
-def test_a_machine_that_was_slow_is_foretold_to_be_and_one_that_stopped_early_is_not_fast() -> None:
+def test_a_machine_that_was_slow_is_predicted_to_be_and_one_that_stopped_early_is_not_fast() -> None:
     assert forecast(done("scratch", minutes=4, foretold=1)).speed == (1.0, 0.25)
     assert forecast(done("trees", minutes=1, foretold=4)).speed == (1.0, 1.0)
     slow, fast = forecast(done("scratch", minutes=4, foretold=1)), forecast(done("scratch", minutes=4, foretold=4))

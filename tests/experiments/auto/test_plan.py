@@ -23,10 +23,10 @@ from ltrscale.experiments.pipeline import PipelineConfig
 BUDGETS = [5.0, 60.0, 600.0]
 
 
-def sizes(documents: int, told_apart: int, features: int, **others: int) -> AutoSizes:
+def sizes(documents: int, informative: int, features: int, **others: int) -> AutoSizes:
     """Of a log, with a small validation and test split, on two cores."""
     rest = {"cores": 2, "workers": 1, "longest": 40, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
-    return AutoSizes(LogSize(documents, told_apart, features), **{**rest, **others})
+    return AutoSizes(LogSize(documents, informative, features), **{**rest, **others})
 
 
 LOGS = [sizes(9_630, 7_000, 46), sizes(550_000, 195_000, 13), sizes(36_000_000, 300_000, 12)]
@@ -53,7 +53,7 @@ def test_settings_are_those_of_a_pipeline_and_keep_their_limits(log: AutoSizes) 
     if "pretrained" in methods:
         assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
         assert config.methods["pretrained"].pretraining() is not None
-    assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.told_apart)
+    assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.informative)
 
 
 def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineConfig:

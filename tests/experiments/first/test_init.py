@@ -326,7 +326,7 @@ def wide_log(path: Path, features: int) -> Path:
 
 
 @pytest.mark.slow
-def test_a_wide_log_is_told_how_far_it_is_and_has_the_names_of_all_features(
+def test_a_wide_log_has_progress_lines_and_the_names_of_all_features(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")

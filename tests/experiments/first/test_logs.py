@@ -83,7 +83,7 @@ def test_neither_the_order_of_columns_nor_that_of_rows_decides(name: str, tmp_pa
     assert row(name, tmp_path / "again" / "prepare.yaml") == expected
 
 
-def test_the_shop_s_rivals_stand_beside_the_choice(tmp_path: Path) -> None:
+def test_the_shop_s_alternatives_stand_beside_the_choice(tmp_path: Path) -> None:
     lines = start(tmp_path, "shop").read_text().splitlines()
     below = {line.split()[0].rstrip(":"): lines[i + 1 : i + 4] for i, line in enumerate(lines) if line.split()}
     assert "or session_id: " in below["query"][0]
@@ -168,7 +168,7 @@ def test_an_item_s_own_lists_do_not_make_it_a_query(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_small_files_is_one_log(tmp_path: Path) -> None:
-    """A file alone has too few rows to tell what a column is, and types differ where one has none of its values."""
+    """A file alone has too few rows to show what a column is, and types differ where one has none of its values."""
     log = pq.read_table(LOGS["candidates"][1](tmp_path)).to_pandas()
     log["seller_id"] = log["doc"].str.extract(r"(\d+)").astype(int) % 7 + 1000
     log["fresh"] = pd.Series(np.where(log.index < 20, None, log.index % 5 == 0), dtype=object)

@@ -19,7 +19,7 @@ from ltrscale.experiments.first.pipeline import (
     first_runs,
     first_sizes,
 )
-from ltrscale.experiments.first.prepare import told_apart
+from ltrscale.experiments.first.prepare import informative_lists
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
@@ -52,7 +52,7 @@ def test_every_log_that_the_fewest_epochs_can_serve_ends_in_time(models: int) ->
         assert (sizes.total <= MINUTES) or sizes.share < 1, size
         assert 1 <= sizes.pretraining_epochs <= STUDIED["pretraining"]
         assert 1 <= sizes.patience <= sizes.epochs <= STUDIED["finetuning"]
-        assert sizes.docs_per_batch == (256 if size.told_apart < SMALL else 1024)
+        assert sizes.docs_per_batch == (256 if size.informative < SMALL else 1024)
         assert sizes.pretraining_docs_per_batch == (1024 if size.documents < SMALL else 4096)
         epoch_s = size.documents / PRETRAINED[sizes.pretraining_docs_per_batch]
         assert sizes.minutes["pretraining"] == pytest.approx(sizes.pretraining_epochs * epoch_s / 60, rel=0.9)
@@ -136,15 +136,15 @@ def test_queries_whose_labels_differ_are_those_that_a_slow_count_finds() -> None
     n = log["search_id"].nunique()
     expected = log.groupby("search_id", sort=True)["event"].nunique().to_numpy() > 1
     assert 0 < expected.sum() < n
-    assert np.array_equal(told_apart(codes["search_id"], codes["event"].astype(float)), expected)
+    assert np.array_equal(informative_lists(codes["search_id"], codes["event"].astype(float)), expected)
 
 
 def test_the_table_in_the_docs_is_computed() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "own-data.md").read_text()
     rows = re.findall(r"^\| (\d[\d,]*) \| ([\d,]+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) == 5
-    for documents, told, figures in rows:
-        z = first_sizes(LogSize(int(documents.replace(",", "")), int(told.replace(",", "")), 20))
+    for documents, labelled, figures in rows:
+        z = first_sizes(LogSize(int(documents.replace(",", "")), int(labelled.replace(",", "")), 20))
         batches = (f"{z.docs_per_batch:,}", f"{z.pretraining_docs_per_batch:,}")
         expected = [
             f"{z.epochs}",

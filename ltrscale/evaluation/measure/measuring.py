@@ -153,9 +153,9 @@ class Measuring:
         for _, window in itertools.groupby(windows):
             start, stop = stop, stop + len(list(window))
             scores = {url: of_part[start:stop] for url, of_part in part.scores.items()}
-            yield from self._of_window(part.selection.only(row_groups[start:stop]), scores)
+            yield from self._window_values(part.selection.only(row_groups[start:stop]), scores)
 
-    def _of_window(self, selection: Selection, scores: Mapping[str, RowGroups]) -> Iterator[GroupValues]:
+    def _window_values(self, selection: Selection, scores: Mapping[str, RowGroups]) -> Iterator[GroupValues]:
         row_groups, decoder = selection.row_groups, Decoder(selection)
         stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
         tables, committed = self._read(row_groups, scores, [*decoder.columns, *stored])
@@ -229,7 +229,7 @@ class Measuring:
                 np.stack(values_TMQ) if values_TMQ else np.empty((0, 0, groups.n_groups)),
                 self.slicer.find(groups, period, of_groups),
                 int(groups.shown_N.isnan().sum()) if POSITIONS in self.models else 0,
-                self.correction.of(scores_T, groups) if self.correction else None,
+                self.correction.sums(scores_T, groups) if self.correction else None,
                 self._clicks(scores, window.columns_N["labels"]) if last == len(window.ids_Q) else {},
             )
 
@@ -301,7 +301,7 @@ def order_shown(groups: QueryGroups) -> Tensor:
 def has_positions(selection: Selection) -> bool:
     """Whether any group of some row groups has positions; reads until it finds one."""
     for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.gid_base):
-        for table in read_direct(RowGroups.of(of_data_set), [POSITIONS]):
+        for table in read_direct(RowGroups.from_iterable(of_data_set), [POSITIONS]):
             if POSITIONS not in table.column_names:
                 break  # a data set has the column in all files or in none
             if table[POSITIONS].null_count < len(table):

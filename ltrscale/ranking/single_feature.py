@@ -31,7 +31,7 @@ NAMES = 0.5
 _Z = 1.96
 
 
-class There(Strict):
+class Presence(Strict):
     """The documents that a feature marks by its presence."""
 
     how: Literal["known", "unusual", "missing"]
@@ -59,7 +59,7 @@ class There(Strict):
 
 
 class SingleFeature(Strict):
-    """What one feature says of the labels by itself."""
+    """The relation of one feature to the labels, without the other features."""
 
     name: str
     k: int
@@ -75,7 +75,7 @@ class SingleFeature(Strict):
     """Different values, of a feature without fractions; 0 for others."""
     shaped: float = 0.0
     """Mean NDCG@k by the mean label of the values nearby in other lists, which follows any shape; 0 where unknown."""
-    there: There | None
+    there: Presence | None
     """The marked documents that are relevant most surely; None where all values are the same."""
 
     @property
@@ -95,7 +95,7 @@ class SingleFeature(Strict):
 
     @property
     def like_chance(self) -> bool:
-        """True if it says nothing, in any shape, about the order of lists in which it varies."""
+        """True if it orders the lists in which it varies no better than chance, whatever the shape of the relation."""
         best = self.replace(ndcg=max(self.ndcg, self.shaped))
         return self.lists >= MANY and self.varies > 0 and best.lift <= LIKE_CHANCE
 
@@ -115,7 +115,7 @@ class SingleFeature(Strict):
         return self.ranks or self.marks
 
 
-def alone(
+def single_features(
     features_NF: Tensor,
     labels_N: Tensor,
     offsets_Q1: Tensor,
@@ -125,7 +125,7 @@ def alone(
     k: int = 5,
     relevant_from: float = 1.0,
 ) -> list[SingleFeature]:
-    """Examine each feature alone, in the given order.
+    """How each feature ranks without the others, in the given order.
 
     Numbers rank by their value. Codes of categories have no order: they rank by the mean label of their code in the
     other half of the lists, unseen codes by the overall mean.
@@ -141,7 +141,7 @@ def alone(
 
     Example:
         >>> x = torch.tensor([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0]])
-        >>> found = alone(
+        >>> found = single_features(
         ...     x,
         ...     torch.tensor([0.0, 1.0, 2.0]),
         ...     torch.tensor([0, 3]),
@@ -200,7 +200,7 @@ def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
     return scores_N
 
 
-def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
+def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[Presence]:
     """The documents with a known, missing or unusual value, where these differ from the rest."""
     present_N = ~x_N.isnan()
     values_V, count_V = np.unique(x_N[present_N].numpy(), return_counts=True)
@@ -211,7 +211,7 @@ def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
         if not 0 < n < len(x_N) or base in (0.0, 1.0):
             continue
         of_relevant, of_others = n_relevant / (base * len(x_N)), (n - n_relevant) / ((1 - base) * len(x_N))
-        yield There(
+        yield Presence(
             how=state,
             usual=usual if state == "unusual" else None,
             relevant=of_relevant,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ltrscale")
 
 
-def read_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None = None) -> "pa.Table":
+def read_manifest_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None = None) -> "pa.Table":
     """The rows of a part of a directory's manifest, with all columns or some.
 
     Raises:
@@ -50,13 +50,13 @@ def sizes_in(url: str, manifest: Mapping[str, Any], without: Collection[str] = (
         without: names of parts to leave unread.
 
     Raises:
-        InputError: as `read_part`, or a part lists a path that cannot be below the directory.
+        InputError: as `read_manifest_part`, or a part lists a path that cannot be below the directory.
     """
     sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in files_in(manifest)}
     sizes |= dict.fromkeys(map(str, manifest.get("quarantine", [])))
     for part in manifest.get("parts", []):
         if part["path"] not in without:
-            rows = read_part(url, part, ["path", "bytes"])
+            rows = read_manifest_part(url, part, ["path", "bytes"])
             rows = rows.filter(rows["path"].is_valid())
             paths = rows["path"].to_pylist()
             try:

@@ -1,4 +1,4 @@
-"""Room for workers: their requests, what the cluster's nodes offer, and what its autoscaler reports."""
+"""Capacity for workers: their requests, what the cluster's nodes offer, and what its autoscaler reports."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _PATIENCE_S = 60.0
 
 
 class Waiting:
-    """Logs while workers wait for room: every minute, and at once if no node could hold one."""
+    """Logs while workers wait for capacity: every minute, and at once if no node could hold one."""
 
     def __init__(self, workers: WorkersConfig) -> None:
         self._workers = workers
@@ -32,7 +32,7 @@ class Waiting:
         """Check the cluster, if it is time, and log what is missing.
 
         Raises:
-            InputError: the cluster cannot get room for the workers.
+            InputError: the cluster cannot get capacity for the workers.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -56,7 +56,7 @@ def resources(workers: WorkersConfig) -> dict[str, float]:
 
 
 def waiting_line(workers: WorkersConfig) -> str:
-    """One line for a run without room for its workers: what they need, and why it is missing."""
+    """One line for a run without capacity for its workers: what they need, and why it is missing."""
     wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
     if has_nodes(workers):
         return f"waits for room for {wanted}; {free_line(workers, ray.available_resources())}"
@@ -83,7 +83,7 @@ def free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
 
 
 def check_possible(workers: WorkersConfig) -> None:
-    """Check that the cluster can get room for the workers.
+    """Check that the cluster can get capacity for the workers.
 
     Raises:
         InputError: the cluster is only this machine, which is too small, or its autoscaler has no node type for them.
