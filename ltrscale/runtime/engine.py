@@ -121,7 +121,8 @@ def _own_cluster(cpus: int) -> Iterator[None]:
                 with _ending_with_the_cluster():
                     yield
             finally:
-                ray.shutdown()
+                with ray_internals.ending_all_processes():
+                    ray.shutdown()
 
 
 _DIED = "Ray's processes on this machine have died; give the same command again"
@@ -137,11 +138,11 @@ def _ending_with_the_cluster() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread can be interrupted by a signal
         yield
         return
-    processes = ray_internals.own_processes()
+    processes = ray_internals.needed_processes()
     over, asked, main_thread = threading.Event(), threading.Event(), threading.get_ident()
 
     def is_dead() -> bool:
-        return any(process.poll() is not None for process in processes)
+        return not all(map(ray_internals.is_alive, processes))
 
     def end(*_: object) -> None:
         raise _ClusterDied(_DIED)

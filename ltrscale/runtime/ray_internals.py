@@ -6,14 +6,16 @@ changes, check each function here, run the tests that start Ray, and change `VER
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from subprocess import Popen
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ltrscale.progress import log
+
+if TYPE_CHECKING:
+    import psutil  # Ray brings it along
 
 VERSION = "2.60.0"
 """The version of Ray that this module was tested with."""
@@ -62,12 +64,45 @@ def keep_sigterm() -> Iterator[None]:
         yield
 
 
-def own_processes() -> list[Popen[bytes]]:
-    """The essential processes of a cluster that this process has started: GCS and raylet."""
+def needed_processes() -> list["psutil.Process"]:
+    """The processes without which a cluster that this process has started ends: GCS, raylet, and the raylet's agents.
+
+    A raylet follows its agents within a second, and the driver follows the raylet, often without a word.
+    """
+    servers = _servers()
+    agents = (child for server in servers for child in server.children() if child.name().endswith("Agent"))
+    return [*servers, *agents]
+
+
+def is_alive(process: "psutil.Process") -> bool:
+    """Whether a process runs, and has not ended without its parent having taken note."""
+    import psutil  # Ray brings it along
+
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@contextmanager
+def ending_all_processes() -> Iterator[None]:
+    """Kill the processes of a cluster that this process has started if they outlive the block, which ends the cluster.
+
+    A worker whose raylet has ended may wait for storage that does not answer.
+    """
+    children = [child for server in _servers() for child in server.children(recursive=True)]
+    yield
+    for child in children:
+        if child.is_running():
+            child.kill()
+
+
+def _servers() -> list["psutil.Process"]:
+    import psutil  # Ray, imported by now, brings it along
     from ray._private import worker
 
-    started = worker._global_node.all_processes
-    return [info.process for name in ("gcs_server", "raylet") for info in started[name]]
+    started = worker._global_node.all_processes if worker._global_node else {}
+    running = (info.process for name in ("gcs_server", "raylet") for info in started.get(name, ()))
+    return [psutil.Process(process.pid) for process in running if process.poll() is None]
 
 
 def ready_blocks(dataset: Any) -> Iterator[Any]:

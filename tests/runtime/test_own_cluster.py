@@ -140,6 +140,7 @@ _NODE_DIES = """
 import os, signal, sys, threading, time
 import ray
 from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.ray_internals import needed_processes
 from ltrscale.errors import InputError
 
 @ray.remote
@@ -148,9 +149,9 @@ def endless():
 
 try:
     with ray_cluster(1):
-        (killed,) = ray._private.worker._global_node.all_processes[sys.argv[1]]
+        (killed,) = [process for process in needed_processes() if process.name() == sys.argv[1]]
         pending = [endless.remote()]
-        threading.Timer(1, os.kill, (killed.process.pid, signal.SIGKILL)).start()
+        threading.Timer(1, os.kill, (killed.pid, signal.SIGKILL)).start()
         while pending:  # as Ray Tune waits, for a node that never comes
             _, pending = ray.wait(pending, timeout=0.1)
             pending = pending or [endless.remote()]
@@ -159,10 +160,32 @@ except InputError as error:
 """
 
 
-@pytest.mark.parametrize("process", ["raylet", nightly("gcs_server")])
+@pytest.mark.parametrize(
+    "process", ["raylet", "ray::DashboardAgent", nightly("gcs_server"), nightly("ray::RuntimeEnvAgent")]
+)
 def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> None:
     said = _run(_NODE_DIES, process).stdout  # after what Ray has to say of it
     assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
+
+
+_LEAVES_A_PROCESS = """
+import subprocess
+import ray
+from ltrscale.runtime.engine import ray_cluster
+
+@ray.remote
+def start():
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+with ray_cluster(1):
+    print(ray.get(start.remote()))
+"""
+
+
+def test_no_process_outlives_it() -> None:
+    pid = int(_run(_LEAVES_A_PROCESS).stdout.split()[-1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 _NODE_DIES_IN_A_SEARCH = """
