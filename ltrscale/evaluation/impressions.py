@@ -356,7 +356,7 @@ def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> Mea
         1
     """
     means = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
-    significant = [(x, y) for x, y in means if x.significant and y.significant]
+    significant = [(x, y) for x, y in means if x.excludes_zero and y.excludes_zero]
     values_2P = np.array([(x.mean, y.mean) for x, y in means]).T
     correlation = float(values_2P[0] @ values_2P[1] / math.sqrt((values_2P**2).sum(axis=1).prod())) if means else None
 

@@ -9,10 +9,8 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
-from ltrscale.reports.document import Table, TableRow
+from ltrscale.reports.document import Table, TableRow, cell
 
-TableCells = tuple[list[str], list[list[str]]]
-"""Header and rows of a table."""
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
@@ -78,16 +76,6 @@ def definitions(
     return lines
 
 
-def number(value: float | None) -> str:
-    """A metric's value; a dash for None.
-
-    Example:
-        >>> number(0.5), number(None)
-        ('0.5000', '-')
-    """
-    return "-" if value is None else f"{value:.4f}"
-
-
 def cutoffs(metrics: Iterable[str]) -> list[str]:
     """The metrics of a table of methods: NDCG at each cut-off, and all under LETOR's policy."""
     return [name for name in metrics if name.startswith(("ndcg@", LETOR_PREFIX))]
@@ -100,34 +88,27 @@ def with_error(mean: float | None, std_error: float | None) -> str:
         >>> with_error(0.5, 0.01), with_error(0.5, None)
         ('0.5000 ± 0.0100', '0.5000')
     """
-    return number(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
+    return cell(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
 
 
-def against_header(metric: str, baseline: str | None) -> list[str]:
-    """The header of the columns that `against` fills; none without a baseline."""
-    return [] if baseline is None else [f"{metric_label(metric)} - {baseline} [95%]", "p"]
-
-
-def against(comparison: Comparison | None) -> list[str]:
-    """The difference from the baseline with its interval, and the adjusted p value; dashes for the baseline itself.
-
-    A difference over too few draws of labels has neither.
+def difference(comparison: Comparison | None) -> str:
+    """The difference from the baseline with its interval; a dash for the baseline itself.
 
     Example:
-        >>> against(Comparison(difference=0.01, low=-0.02, high=0.04, p=0.1, p_holm=0.2))
-        ['+0.0100 [-0.0200, +0.0400]', '0.2000']
+        >>> difference(Comparison(difference=0.01, low=-0.02, high=0.04, p=0.1, p_holm=0.2))
+        '+0.0100 [-0.0200, +0.0400]'
     """
     if comparison is None:
-        return ["-", "-"]
-    c = comparison
-    if c.low is None or c.high is None:
-        return [f"{c.difference:+.4f} (cannot judge)", number(c.p_holm)]
-    return [f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]", number(c.p_holm)]
+        return "-"
+    return cell(comparison.figure, "+.4f") + (" (cannot judge)" if comparison.low is None else "")
 
 
-def columns_against(metric: str, baseline: str | None, scope: Scope) -> dict[str, str]:
-    """The difference from the baseline and its p value, by column; none without a baseline."""
-    return dict(zip(against_header(metric, baseline), against(scope.comparisons.get(metric)), strict=False))
+def columns_against(metric: str, baseline: str | None, scope: Scope) -> TableRow:
+    """The difference from the baseline and its adjusted p value, by column; none without a baseline."""
+    if baseline is None:
+        return {}
+    c = scope.comparisons.get(metric)
+    return {f"{metric_label(metric)} - {baseline} [95%]": difference(c), "p": None if c is None else c.p_holm}
 
 
 def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
@@ -147,12 +128,12 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
     detectable = [
-        f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
+        f"{name} {cell(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
         for name, c in compared.items()
         if c.detectable is not None
     ]
     small = [
-        f"{name} {against(c)[0]}" for name, c in compared.items() if c.high is not None and c.difference < 0 <= c.high
+        f"{name} {difference(c)}" for name, c in compared.items() if c.high is not None and c.difference < 0 <= c.high
     ]
     lines = []
     if small:
@@ -242,7 +223,7 @@ def all_comparisons(scopes: Scopes) -> Table:
                 "groups": groups,
                 "metric": metric_label(metric),
                 "method": method,
-                "difference [95%]": against(c)[0],
+                "difference [95%]": difference(c),
                 "p": c.p,
                 "p (Holm)": c.p_holm,
                 "draws": c.draws,

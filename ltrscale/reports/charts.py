@@ -7,7 +7,10 @@ only as data and titles, never in an expression.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # drawing needs no configs
+    from ltrscale.reports.document import Figure
 
 Spec = dict[str, Any]
 """A Vega-Lite specification."""
@@ -27,22 +30,6 @@ _FEW_COLOURS = 10
 """Maximum number of series for the scheme of 10 colours; more take the scheme of 20."""
 _LABEL_COLOURS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
 """Colours of labels from 0 up, readable on white and on black."""
-
-
-class Estimated(Protocol):
-    """A mean and its interval."""
-
-    @property
-    def mean(self) -> float | None:
-        """The estimate."""
-
-    @property
-    def low(self) -> float | None:
-        """Lower end."""
-
-    @property
-    def high(self) -> float | None:
-        """Upper end."""
 
 
 def theme(*, dark: bool) -> Spec:
@@ -99,12 +86,12 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
     return _encoding("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
 
 
-def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
+def interval_row(name: str, summary: "Figure", **more: Any) -> dict[str, Any]:
     """A row of `interval_chart`: a mean and its interval, null if undefined."""
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
 
 
-def curve_rows(name: str, estimates: Mapping[Any, Estimated], *, shift: float = 1.0) -> list[dict[str, Any]]:
+def curve_rows(name: str, estimates: Mapping[Any, "Figure"], *, shift: float = 1.0) -> list[dict[str, Any]]:
     """Rows of `lines` for the series `name`: estimates by `x`, which is multiplied by `shift`; undefined ones left out.
 
     Series that are shifted differently do not hide each other.

@@ -132,7 +132,7 @@ class AgreementJob(Stage):
         selection = select(self.test.with_scores(self.scores), labelled=True)
         values_QTM, gids_Q, documents = _agreement_by_group(self, selection)
         of_models = [Blocks.from_values(values_QtM) for values_QtM in np.split(values_QTM, len(self.models), axis=1)]
-        scopes_K = scopes(of_models, _MEASURES, baseline=None, samples=self.resamples, seed=self.seed)
+        (scopes_K,) = scopes([of_models], _MEASURES, baseline=None, samples=self.resamples, seed=self.seed)
         models = {name: scope.summaries for name, scope in zip(self.models, scopes_K, strict=True)}
         tables = [
             pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(_MEASURES, values_QM.T, strict=True))})

@@ -28,7 +28,7 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
-from ltrscale.evaluation.pages import against
+from ltrscale.evaluation.pages import difference
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
@@ -209,8 +209,8 @@ def summarised(
 
     names, ks = [name for name, _ in methods], correction.cutoffs
     ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
-    scopes_K = scopes(
-        [Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
+    (scopes_K,) = scopes(
+        [[Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]],
         [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
         baseline=None if baseline is None else names.index(baseline),
         samples=samples,
@@ -247,7 +247,8 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
         }
         row[f"share@{k} corrected [95%]"] = method.corrected[k]
         if baseline is not None:
-            row |= zip((f"corrected - {baseline} [95%]", "p"), against(method.comparisons.get(k)), strict=True)
+            c = method.comparisons.get(k)
+            row |= {f"corrected - {baseline} [95%]": difference(c), "p": None if c is None else c.p_holm}
         rows.append(row)
     return Table.from_rows(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
 

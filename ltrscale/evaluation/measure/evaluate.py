@@ -39,7 +39,7 @@ from ltrscale.evaluation.measure.report import (
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
-from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes_of
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.reports.findings import print_report, write_report
@@ -332,7 +332,7 @@ def _scopes_of(
 ) -> list[list[Scope]]:
     """Summaries and comparisons of each method on each slice, from the sums of all trials."""
     ends = np.cumsum([len(of_method) for of_method in methods.values()])[:-1]
-    return scopes_of(
+    return scopes(
         [
             [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]
             for blocks in slices

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, by_mean
 from ltrscale.evaluation.measure.settings import AS_SHOWN, PRODUCTION
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import against
+from ltrscale.evaluation.pages import difference
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
@@ -39,15 +39,14 @@ def headline(evaluation: Evaluation) -> str:
     if (found := standing(evaluation)) is None:
         return f"{best.name}, with nothing beside it: {metric} {cell(overall(evaluation, best))}"
     (serving,) = (method for method in evaluation.methods if method.name == found.serving)
-    difference, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
-    percent = f" ({difference / base:+.1%})" if base else ""
-    ends = "" if found.lead.low is None else f" [{found.lead.low:+.4f}, {found.lead.high:+.4f}]"
-    figure = f"{metric} {difference:+.4f}{ends}{percent}"
+    lead, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
+    percent = f" ({lead / base:+.1%})" if base else ""
+    figure = f"{metric} {cell(found.lead.figure, '+.4f')}{percent}"
     if found.lead.p_holm is None:
         return f"{found.ours} against {name}: {figure}, over too few draws of labels to judge"
     if not is_shown(found.lead):
         return f"{found.ours}, the best model, cannot be distinguished from {name}: {figure}"
-    if difference > 0:
+    if lead > 0:
         return f"{found.ours} ranks better than {name}: {figure}"
     return f"No model ranks better than {name}: {figure} for {found.ours}, the best"
 
@@ -172,12 +171,7 @@ def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
     lead = _turned(evaluation.leads[name])
     base = (overall(evaluation, best).mean or 0.0) - lead.difference
     percent = f" ({lead.difference / base:+.1%})" if base > 0 else ""
-    return f"{_figures(lead)}{percent} over"
-
-
-def _figures(lead: Comparison) -> str:
-    ends = "" if lead.low is None or lead.high is None else f" [{cell(lead.low)}, {cell(lead.high)}]"
-    return f"{cell(lead.difference)}{ends}"
+    return f"{cell(lead.figure)}{percent} over"
 
 
 def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
@@ -185,7 +179,7 @@ def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     if (lead := evaluation.leads.get(AS_SHOWN)) is None:
         return
     where, lead = ("behind", _turned(lead)) if lead.difference < 0 else ("ahead of", lead)
-    by = f"{_figures(lead)} {where} {best.name}" if lead.difference else f"level with {best.name}"
+    by = f"{cell(lead.figure)} {where} {best.name}" if lead.difference else f"level with {best.name}"
     chance = "" if is_shown(lead) or lead.p_holm is None else ", perhaps by chance"
     yield (
         f"What was shown ({AS_SHOWN}) is {by}{chance}. It is only a reference: labels of people who saw it, "
@@ -239,7 +233,7 @@ def _worth(evaluation: Evaluation) -> Iterator[str]:
     best = by_mean(evaluation.methods, metric)[0]
     summary, lead = best.slices[ALL].summaries[metric], best.slices[ALL].comparisons.get(metric)
     if summary.mean is not None:
-        over = "" if lead is None else f", {against(lead)[0]} over {evaluation.baseline}"
+        over = "" if lead is None else f", {difference(lead)} over {evaluation.baseline}"
         figure = f"{metric_label(metric)} {cell(summary)}{over}"
         yield f"By what documents bring, their gains, {best.name} ranks best: {figure}."
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtr, nctdtrinc, stdtr, stdtrit
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Strict
+from ltrscale.reports.document import Figure
 
 ALPHA, POWER = 0.05, 0.8
 _MANY = 1e6
@@ -271,12 +271,9 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-class Difference(Strict):
-    """A difference with its 95% interval and two-sided p value; None where the groups do not determine it."""
+class Difference(Figure):
+    """A difference with its interval and two-sided p value; None where the groups do not determine it."""
 
-    mean: float | None
-    low: float | None
-    high: float | None
     p: float | None
 
     @classmethod
@@ -284,11 +281,5 @@ class Difference(Strict):
         """The mean over query groups, by Student's t; NaN marks groups that do not count."""
         means = crossed_means(values_Q[:, None, None])
         low_M, high_M = means.interval()
-        figures = (means.mean_M[0], low_M[0], high_M[0], means.p()[0])
-        mean, low, high, p = map(or_none, figures)
+        mean, low, high, p = map(or_none, (means.mean_M[0], low_M[0], high_M[0], means.p()[0]))
         return cls(mean=mean, low=low, high=high, p=p)
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Doubles
 from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, errors_to_see, or_none
+from ltrscale.reports.document import Figure
 
 MOST_DRAWS = 1000
 """The largest number of draws that is proposed."""
@@ -154,15 +155,14 @@ class DrawsNeeded(Strict):
     """How many times the test groups, with as many draws."""
 
 
-class MeanEstimate(Strict):
-    """The mean of a metric, or of a difference, over groups and draws of labels."""
+class MeanEstimate(Figure):
+    """The mean of a metric, or of a difference, over groups and draws of labels.
+
+    The interval holds for other groups, draws and pretrainings. There is none, nor anything else that judges, with
+    fewer than five draws or two groups, or for the share of a single pretraining.
+    """
 
     mean: float
-    low: float | None
-    """Lower end of the 95% interval, which holds for other groups, draws and pretrainings. None, like everything that
-    judges, with fewer than five draws or two groups, or for the share of a single pretraining."""
-    high: float | None
-    """Upper end."""
     p: float | None
     """Two-sided p value of a mean of 0, by Student's t with Satterthwaite's degrees of freedom."""
     detectable: float | None
@@ -183,7 +183,7 @@ class MeanEstimate(Strict):
     @property
     def verdict(self) -> Literal["above", "below", "open"]:
         """Whether a difference is above 0, or below; open if the interval contains 0 or the draws are too few."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+        if not self.excludes_zero:
             return "open"
         return "above" if self.mean > 0 else "below"
 

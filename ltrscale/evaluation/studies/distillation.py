@@ -10,7 +10,7 @@ from ltrscale.config import Strict
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import against, columns_against, cutoffs, how_to_read
+from ltrscale.evaluation.pages import columns_against, cutoffs, difference, how_to_read
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.choices import metric_label
@@ -79,11 +79,9 @@ def gather_distillation(
     assert evaluation.baseline is not None
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].slices[ALL].summaries).index(primary)
-    with_teacher = scopes(
-        [
-            Blocks.from_values(values_QtM[:, :, [column]])
-            for values_QtM in read_group_metrics(evaluation_url, evaluation)
-        ],
+    of_primary = [values_QtM[:, :, [column]] for values_QtM in read_group_metrics(evaluation_url, evaluation)]
+    (with_teacher,) = scopes(
+        [[*map(Blocks.from_values, of_primary)]],
         [primary],
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
@@ -116,7 +114,7 @@ def _side_by_side(distillation: Distillation) -> Table:
                 "method": method.name,
                 **{metric_label(name): scope.summaries[name].mean for name in cutoffs(scope.summaries)},
                 **columns_against(primary, distillation.baseline, scope),
-                f"{metric_label(primary)} - {TEACHER} [95%]": against(method.against_teacher)[0],
+                f"{metric_label(primary)} - {TEACHER} [95%]": difference(method.against_teacher),
                 f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
                 **{name: cell(s.mean if (s := method.agreement.get(name)) else None, ".3f") for name in measures},
                 "groups": None if cost is None else cost.trained_on,

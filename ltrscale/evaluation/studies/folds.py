@@ -133,8 +133,8 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
     names = [method.name for method in first.methods]
     metrics = list(first.methods[0].slices[ALL].summaries)
     sizes = [len(of_fold[0]) for of_fold in values_FK]
-    pooled = scopes(
-        [Blocks.from_values(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)],
+    (pooled,) = scopes(
+        [[Blocks.from_values(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)]],
         metrics,
         baseline=None if first.baseline is None else names.index(first.baseline),
         samples=first.resamples,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from ltrscale.evaluation.pages import definitions, number, skewed_draws, with_error
+from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Crossover, MeanEstimate
 from ltrscale.evaluation.studies.study import Family, MethodTraits, ScopeName, Study, Versus
@@ -55,8 +55,8 @@ def worse_with_more(study: Study) -> list[str]:
         draws = min(before.draws, after.draws)
         few = "" if draws >= FEWEST_DRAWS else f", over {draws} draws, which judge nothing"
         lines.append(
-            f"{name} gets worse with more labels: {metric_label(study.primary)} {number(before.mean)} at {at} and "
-            f"{number(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
+            f"{name} gets worse with more labels: {metric_label(study.primary)} {cell(before.mean)} at {at} and "
+            f"{cell(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
             "same at each number; a search at each (kind: tuned) is the fairer opponent."
         )
     return lines

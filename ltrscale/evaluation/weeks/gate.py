@@ -38,7 +38,7 @@ from ltrscale.evaluation.weeks.verdict import (
 )
 from ltrscale.ingest.outcome import examine_features
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.document import Document, Table, Text
+from ltrscale.reports.document import Document, Table, TableRow, Text
 from ltrscale.reports.findings import REPORT, print_report, write_report
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
@@ -173,10 +173,15 @@ def plan_page(powers: Mapping[str, Power], primary: str) -> Document:
     """A row for each deviation that a difference may have; `powers` is not empty."""
     first = next(iter(powers.values()))
     passes = "one worse by the margin is refused" if first.refuse == "worse" else "an equal candidate passes"
-    header = ["deviation as of", "deviation", "groups", passes, f"groups for {POWER_ASKED}"]
-    rows = [
-        [name, f"{p.deviation:.3f}", f"{p.groups:,}", f"{p.passes:.2f}", "-" if p.needed is None else f"{p.needed:,}"]
+    rows: list[TableRow] = [
+        {
+            "deviation as of": name,
+            "deviation": f"{p.deviation:.3f}",
+            "groups": p.groups,
+            passes: f"{p.passes:.2f}",
+            f"groups for {POWER_ASKED}": p.needed,
+        }
         for name, p in powers.items()
     ]
     margin = f"bounds.margin {first.margin:g} in {metric_label(primary)}, bounds.refuse {first.refuse}:"
-    return Document("Groups that a margin needs", [Text(margin), Table(header, rows)])
+    return Document("Groups that a margin needs", [Text(margin), Table.from_rows(rows)])

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.split import Texts
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import against, number
+from ltrscale.evaluation.pages import difference
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
@@ -28,7 +28,7 @@ from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.ingest.outcome import ASK, questions
 from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
-from ltrscale.reports.document import Block, Points, Table
+from ltrscale.reports.document import Block, Points, Table, cell
 from ltrscale.reports.findings import Findings
 from ltrscale.storage import join
 
@@ -254,7 +254,7 @@ def _check(bound: Bound, where: str, holds: bool, found: str, asked: str) -> Che
 
 
 def _difference(where: str, compared: Comparison, primary: str) -> str:
-    return f"{where}: {metric_label(primary)} {against(compared)[0]}"
+    return f"{where}: {metric_label(primary)} {difference(compared)}"
 
 
 def _overall(
@@ -282,7 +282,7 @@ def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bo
         if bounds.slices_by == "shown":
             holds = p >= TAIL
             asked = (
-                f"worse by more than bounds.slice_margin {margin:g} has p {number(p)} (Holm, slices: {len(judged)}), "
+                f"worse by more than bounds.slice_margin {margin:g} has p {cell(p)} (Holm, slices: {len(judged)}), "
                 f"and is shown below {TAIL}"
             )
         else:
@@ -366,8 +366,17 @@ def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     """Broken bounds, a row for each bound, and what cannot be judged."""
     if verdict.reasons:
         yield Points(verdict.reasons)
-    rows = [[check.bound, check.where, "holds" if check.holds else "broken", check.reason] for check in verdict.checks]
-    yield Table(["bound", "where", "verdict", "found and asked"], rows)
+    yield Table.from_rows(
+        [
+            {
+                "bound": c.bound,
+                "where": c.where,
+                "verdict": "holds" if c.holds else "broken",
+                "found and asked": c.reason,
+            }
+            for c in verdict.checks
+        ]
+    )
     lines = [f"Differences in {metric_label(verdict.primary)} are candidate minus production, with 95% intervals."]
     if verdict.power is not None:
         lines.append(f"{verdict.power.stated}.")

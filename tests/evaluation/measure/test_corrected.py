@@ -28,8 +28,8 @@ from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
 from ltrscale.evaluation.measure.page import debiasing
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.blocks import Tally
+from ltrscale.reports.document import cell
 from ltrscale.training.combine import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
@@ -243,7 +243,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
         assert not plain.low <= log.shares[method.name] <= (plain.high or 0)
     text = (tmp_path / "out" / "report.md").read_text()
     assert "*Corrected for positions*" in text
-    shares = [number(method.corrected[5].mean) for method in found.corrected.methods]
+    shares = [cell(method.corrected[5].mean) for method in found.corrected.methods]
     assert text.index("No model ranks better than what was shown") < text.index("Corrected for positions, good is best")
     assert re.search(rf"good is best: share@5 {re.escape(shares[0])} .*, what was shown {re.escape(shares[1])}\.", text)
     assert f"The effective sample is {found.corrected.effective:,.0f} documents" in text

@@ -215,7 +215,7 @@ def test_methods_are_compared_by_blocks_as_by_groups() -> None:
     found = []
     for table in (blocks, Blocks.from_values(both_QTM)):
         halves = [Blocks(sums, table.defined_BM, table.groups) for sums in np.split(table.sums_BTM, 2, axis=1)]
-        found.append(scopes(halves, ["map", "mrr"], baseline=0, samples=2000, seed=0)[1])
+        found.append(scopes([halves], ["map", "mrr"], baseline=0, samples=2000, seed=0)[0][1])
     for metric in ("map", "mrr"):
         one, other = (scope.comparisons[metric] for scope in found)
         assert one.difference == pytest.approx(other.difference, rel=1e-9)

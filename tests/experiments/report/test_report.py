@@ -29,7 +29,6 @@ from ltrscale.evaluation.measure.opening import best_of, headline, opening
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
@@ -39,7 +38,7 @@ from ltrscale.experiments.report.results import curves_of, feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
-from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text
+from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text, cell
 from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
@@ -181,8 +180,8 @@ def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> 
         summary = method.slices[ALL].summaries[evaluation.primary]
         assert (row["name"], row["mean"], row["low"]) == (method.name, summary.mean, summary.low)
         at = page.cells.index(method.name)
-        assert number(method.slices[ALL].summaries["ndcg@1"].mean) == page.cells[at + 1]
-        assert number(summary.mean) == page.cells[at + 2]
+        assert cell(method.slices[ALL].summaries["ndcg@1"].mean) == page.cells[at + 1]
+        assert cell(summary.mean) == page.cells[at + 2]
         if c := method.slices[ALL].comparisons.get(evaluation.primary):
             assert f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]" in page.cells[at : at + 8]
     rows = [row for spec in page.data["specifications"] for row in spec["data"]["values"]]
@@ -205,7 +204,7 @@ def test_the_page_opens_with_what_was_found_by_the_same_figures(places: Mapping[
             assert (lead.difference, lead.low, lead.high) == pytest.approx((-c.difference, -c.high, -c.low))
     assert headline(evaluation) == unescape(html[html.index("<h1>") + 4 : html.index("</h1>")])
     opened = html[html.index('<p class="opening">') : html.index("</header>")]
-    assert f"ranks best: NDCG@5 {number(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
+    assert f"ranks best: NDCG@5 {cell(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
     assert "features is at most" in opened
     assert "Next: " in opened
     of_evaluation = Path(places["evaluation"], "report.md").read_text()
@@ -279,7 +278,7 @@ def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -
         table = next(block for block in section.blocks if isinstance(block, Table))
         assert not table.folded
         assert len(table.rows) == len(METHODS)
-        mean = number(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
+        mean = cell(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
         assert any(cell.startswith(mean) for cell in table.rows[0])
 
 
