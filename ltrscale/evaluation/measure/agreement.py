@@ -8,13 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load, scorers_of, with_tokens_of
@@ -26,7 +24,7 @@ from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
-from ltrscale.reports.findings import Findings
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage
 
 TAU = "tau"
@@ -138,12 +136,8 @@ class AgreementJob(Stage):
             pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(_MEASURES, values_QM.T, strict=True))})
             for name, values_QM in zip(self.models, values_QTM.swapaxes(0, 1), strict=True)
         ]
-        with storage.Commit(self.out) as commit:
-            with commit.file(GROUPS) as path:
-                pq.write_table(pa.concat_tables(tables), path)
-            with commit.file(Agreement.file) as path:
-                path.write_text(Agreement(models=models, groups=len(gids_Q), documents=documents).to_json())
-            commit.finish({"made_by": origin})
+        found = Agreement(models=models, groups=len(gids_Q), documents=documents)
+        commit_report(self.out, found, made_by=origin, tables={GROUPS: pa.concat_tables(tables)})
         for name, summaries in models.items():
             report({"model": name, **{measure: summary.mean for measure, summary in summaries.items()}})
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import model_validator
 
-from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
@@ -39,7 +38,7 @@ from ltrscale.evaluation.weeks.verdict import (
 from ltrscale.ingest.outcome import examine_features
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
-from ltrscale.reports.findings import REPORT, print_report, write_report
+from ltrscale.reports.findings import REPORT, commit_report, print_report
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
 from ltrscale.storage import join
@@ -119,9 +118,7 @@ class GateJob(Config):
             made_from = [f"Compared: {bundles}. The figures are those of {links}."]
             report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
             inputs = {name: content_of(url) for name, url in places.items()}
-            with storage.Commit(self.out) as commit:
-                write_report(commit, verdict, report)
-                commit.finish({"made_by": made_by("gate", self.bounds, inputs)})
+            commit_report(self.out, verdict, report, made_by=made_by("gate", self.bounds, inputs))
         print_report(self.out, report)
         if not verdict.passed:
             raise Refused(verdict.reasons)
