@@ -1,7 +1,6 @@
 """Metrics in words and tables, in the same form for all reports."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
 
 from scipy.special import bdtrc
 
@@ -10,29 +9,25 @@ from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
 from ltrscale.reports.document import Table, TableRow, cell
+from ltrscale.reports.findings import Findings
 
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 
-class WithPolicies(Protocol):
-    """Findings with metrics, as far as it matters for how they are read."""
+class ComparedMethods(Findings):
+    """Findings that compare methods by the same metrics."""
 
-    @property
-    def relevant_from(self) -> float:
-        """Lowest label of a relevant document."""
-
-    @property
-    def leave_out_constant(self) -> bool:
-        """Whether groups of equal labels are left out."""
-
-    @property
-    def policies(self) -> Mapping[str, str]:
-        """The policy of each metric."""
-
-    @property
-    def resamples(self) -> int:
-        """Bootstrap resamples of intervals."""
+    baseline: str | None
+    primary: str
+    """The metric of the comparison column and the picture."""
+    relevant_from: float
+    leave_out_constant: bool
+    """Whether groups of equal labels are left out of the means."""
+    policies: dict[str, str]
+    """What the formula of each metric leaves open, such as ties."""
+    resamples: int
+    """Bootstrap resamples of intervals."""
 
 
 _SKEWED = 5
@@ -166,7 +161,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     ]
 
 
-def how_to_read(judged: WithPolicies, scopes: Iterable[Scope]) -> list[str]:
+def how_to_read(judged: ComparedMethods, scopes: Iterable[Scope]) -> list[str]:
     """Definitions of the metrics of these scopes, and how their intervals and p values were made."""
     scopes = list(scopes)
     stated = definitions(

@@ -29,10 +29,10 @@ from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
+from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
-from ltrscale.reports.findings import Findings
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
@@ -173,23 +173,14 @@ class EvaluatedData(Strict):
         )
 
 
-class Evaluation(Findings):
+class Evaluation(ComparedMethods):
     """`metrics.json` of an evaluation."""
 
     called: ClassVar = "an evaluation"
     made_by_job: ClassVar = "jobs.evaluate"
     methods: Annotated[tuple[MethodResult, ...], Field(min_length=1)]
-    baseline: str | None
-    primary: str
-    """The metric of the comparison column and the picture."""
     leads: dict[str, Comparison]
     """Over all groups and in the primary metric, the difference of every other method from the first of `ranked`."""
-    relevant_from: float
-    leave_out_constant: bool
-    """Whether groups of equal labels are left out of the means."""
-    policies: dict[str, str]
-    """What the formula of each metric leaves open, such as ties."""
-    resamples: int
     test: EvaluatedData
     conditions: dict[str, str]
     """The condition of each slice that the config names."""

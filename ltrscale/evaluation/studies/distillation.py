@@ -10,13 +10,12 @@ from ltrscale.config import Strict
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import columns_against, cutoffs, difference, how_to_read
+from ltrscale.evaluation.pages import ComparedMethods, columns_against, cutoffs, difference, how_to_read
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""
@@ -47,19 +46,13 @@ class DistilledMethod(Sliced):
     """None without a bundle."""
 
 
-class Distillation(Findings):
+class Distillation(ComparedMethods):
     """`metrics.json` of a distillation."""
 
     called: ClassVar = "a distillation"
     made_by_job: ClassVar = "jobs.distill"
     methods: tuple[DistilledMethod, ...]
     baseline: str
-    primary: str
-    relevant_from: float
-    leave_out_constant: bool
-    policies: dict[str, str]
-    """What the formula of each metric leaves open, such as ties."""
-    resamples: int
     test: EvaluatedData
     agreement_groups: int
     """Test groups, with and without labels, on which agreement was measured."""
@@ -98,7 +91,7 @@ def gather_distillation(
         )
         for method, scope in zip(evaluation.methods, with_teacher, strict=True)
     )
-    same = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples", "test"}
+    same = {*ComparedMethods.model_fields, "test"}
     return Distillation(methods=methods, agreement_groups=agreement.groups, **evaluation.model_dump(include=same))
 
 

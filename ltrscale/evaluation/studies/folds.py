@@ -20,6 +20,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
+    ComparedMethods,
     all_comparisons,
     all_summaries,
     columns_against,
@@ -34,9 +35,9 @@ from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.reports.findings import commit_report
 
-_OF_EVALUATIONS = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples"}
+_OF_EVALUATIONS = set(ComparedMethods.model_fields)
 """Fields that the summary copies from its evaluations, which agree in them."""
 
 
@@ -60,7 +61,7 @@ class CrossvalMethod(Strict):
     """Results over the test groups of all folds together."""
 
 
-class Crossval(Findings):
+class Crossval(ComparedMethods):
     """`metrics.json` of a cross-validation."""
 
     called: ClassVar = "a cross-validation"
@@ -70,14 +71,6 @@ class Crossval(Findings):
     trials: int
     """Number of trials of each method and fold."""
     methods: tuple[CrossvalMethod, ...]
-    baseline: str | None
-    primary: str
-    """The metric of the comparison column and the picture."""
-    relevant_from: float
-    leave_out_constant: bool
-    policies: dict[str, str]
-    """What the formula of each metric leaves open, such as ties."""
-    resamples: int
 
 
 def summarise_folds(
