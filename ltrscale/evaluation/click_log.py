@@ -58,10 +58,10 @@ from ltrscale.reports.findings import commit_report, print_report
 from ltrscale.stages.stage import Origin, Stage
 
 _FOLDS = 10
-PAIRS_PER_LINK = 10
+_PAIRS_PER_LINK = 10
 """Documents that were shown at both of two positions, with clicks at both, which link these. Without a chain of links
 from the first position to every other, no propensities are harvested."""
-IMPRESSIONS_PER_PAIR = 20
+_IMPRESSIONS_PER_PAIR = 20
 """Of a document that counts for the propensities by EM: with few, EM is biased."""
 _SMOOTHING = 4.0
 """Examinations of average clicks that click models add to each document of a query."""
@@ -106,7 +106,7 @@ def understand(job: ClicksJob) -> UnderstoodLog:
     half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
     halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
     cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
-    shared = overlap(cells, sessions.positions, pairs_per_link=PAIRS_PER_LINK)
+    shared = overlap(cells, sessions.positions, pairs_per_link=_PAIRS_PER_LINK)
     log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
     return UnderstoodLog(
         data=job.log.data,
@@ -117,13 +117,13 @@ def understand(job: ClicksJob) -> UnderstoodLog:
         labels=read.labels,
         relevant_from=job.relevant_from,
         ndcg_at=job.ndcg_at,
-        impressions_per_pair=IMPRESSIONS_PER_PAIR,
+        impressions_per_pair=_IMPRESSIONS_PER_PAIR,
         exposure=_exposure(read.tally),
         links=Links(
             pairs=shared.pairs,
             several=shared.several,
             impressions=shared.impressions,
-            pairs_per_link=PAIRS_PER_LINK,
+            pairs_per_link=_PAIRS_PER_LINK,
             links=tuple(map(tuple, shared.links_PP.tolist())),
             parts=tuple(map(tuple, shared.parts)),
         ),
@@ -167,15 +167,15 @@ def _propensities(cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shar
 
     def by_em(fold: int | None) -> Doubles:
         other_folds = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
-        return expectation_maximisation(other_folds, positions, impressions=IMPRESSIONS_PER_PAIR)
+        return expectation_maximisation(other_folds, positions, impressions=_IMPRESSIONS_PER_PAIR)
 
     ratio = estimated(click_ratios)
     if not shared.connected:
         return Propensities(ratio=ratio)
     shown_D = sums(cells.pair_M, cells.shown_M, len(folds_D))
-    often = cells.keep(shown_D[cells.pair_M] >= IMPRESSIONS_PER_PAIR)
+    often = cells.keep(shown_D[cells.pair_M] >= _IMPRESSIONS_PER_PAIR)
     em = None
-    if overlap(often, positions, pairs_per_link=PAIRS_PER_LINK).parts == shared.parts:
+    if overlap(often, positions, pairs_per_link=_PAIRS_PER_LINK).parts == shared.parts:
         em = _figures(jackknife(by_em, _FOLDS))
     return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
 

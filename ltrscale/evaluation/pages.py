@@ -32,7 +32,7 @@ class ComparedMethods(Findings):
 
 _SKEWED = 5
 """Number of skewed differences that a report names."""
-LETOR_PREFIX = "letor_"
+_LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
@@ -63,7 +63,7 @@ def definitions(
     ]
     if leave_out_constant:
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
-    if any(metric.startswith(LETOR_PREFIX) for metric in metrics):
+    if any(metric.startswith(_LETOR_PREFIX) for metric in metrics):
         lines.append(
             "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
@@ -73,7 +73,7 @@ def definitions(
 
 def cutoffs(metrics: Iterable[str]) -> list[str]:
     """The metrics of a table of methods: NDCG at each cut-off, and all under LETOR's policy."""
-    return [name for name in metrics if name.startswith(("ndcg@", LETOR_PREFIX))]
+    return [name for name in metrics if name.startswith(("ndcg@", _LETOR_PREFIX))]
 
 
 def with_error(mean: float | None, std_error: float | None) -> str:
@@ -170,10 +170,10 @@ def how_to_read(judged: ComparedMethods, scopes: Iterable[Scope]) -> list[str]:
         leave_out_constant=judged.leave_out_constant,
         stated=judged.policies,
     )
-    return [*stated, *how_intervals(scopes, judged.resamples)]
+    return [*stated, *_how_intervals(scopes, judged.resamples)]
 
 
-def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
+def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     """How intervals and p values were made, for the kinds that occur, and what they generalise to."""
     scopes = list(scopes)
     summaries = [next(iter(scope.summaries.values())).draws for scope in scopes]

@@ -173,7 +173,7 @@ def test_it_refuses_positions_that_nothing_links_and_names_the_depth_that_would_
 
 
 def test_em_needs_documents_that_were_shown_often(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(click_log, "IMPRESSIONS_PER_PAIR", 500)
+    monkeypatch.setattr(click_log, "_IMPRESSIONS_PER_PAIR", 500)
     found = understand(config(data, depth=6))
     assert found.propensities.em is None
     assert found.propensities.harvested is not None

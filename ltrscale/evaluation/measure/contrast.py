@@ -199,7 +199,7 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
             draw = Draw(net.transform.numeric_F, offsets_Q1, generator, net.marginals_SF, net.rates_F, groups)
             first_NF, second_NF = method.views(net, x_NF, draw)
             z0_NP, among_Q1 = net.project(first_NF, draw), method.among(offsets_Q1)
-            order_N = shuffled(among_Q1, generator)
+            order_N = _shuffled(among_Q1, generator)
             for row, sums_4 in enumerate(sums_V4):
                 view_NF = second_NF.clone()
                 if row:
@@ -221,13 +221,8 @@ def _batch_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, 
     return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, contrasted])
 
 
-def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
-    """The documents in an order that is random within each group, shape [N].
-
-    Example:
-        >>> shuffled(torch.tensor([0, 3, 5]), torch.Generator().manual_seed(0)).tolist()
-        [2, 1, 0, 4, 3]
-    """
+def _shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
+    """The documents in an order that is random within each group, shape [N]."""
     group_N = group_index(offsets_Q1)
     return (group_N + torch.rand(len(group_N), generator=generator, dtype=torch.float64)).argsort()
 
@@ -255,7 +250,7 @@ def document(result: Contrast) -> Document:
             f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
         Table.from_rows(rows[:_ROWS_SHOWN]),
-        Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
+        Chart(_contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
@@ -273,7 +268,7 @@ _HOW_TO_READ = (
 )
 
 
-def contrast_chart(result: Contrast) -> charts.Spec:
+def _contrast_chart(result: Contrast) -> charts.Spec:
     """A bar chart of the loss increase for the first features."""
     rows = [
         {"name": f.name, "value": f.loss - result.loss, "series": "masked" if f.masked else "not masked"}

@@ -45,7 +45,7 @@ _VALUES = 1 << 20
 _DOCUMENTS = 7 << 14
 """Documents of a part if no features are read, fixed because the last bits of a metric depend on the part."""
 
-CLICKS = "clicks"
+_CLICKS = "clicks"
 """The column of clicks."""
 
 
@@ -67,7 +67,7 @@ class GroupValues:
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredPart(Part):
+class _MeasuredPart(Part):
     """A part of the measured groups, with their committed scores."""
 
     scores: Mapping[str, RowGroups]
@@ -125,24 +125,24 @@ class Measuring:
                 yield of_batch
                 advance(int(of_batch.documents_Q.sum()))
 
-    def parts(self, selection: Selection, *, values: int) -> Iterator[MeasuredPart]:
+    def parts(self, selection: Selection, *, values: int) -> Iterator[_MeasuredPart]:
         """The parts of a selection with about this many feature values each, made lazily."""
         first = 0
         for part in parts_of(selection, values=values):
             last = first + len(part.selection.row_groups)
             scores = {url: row_groups[first:last] for url, row_groups in self.scores.items()}
-            yield MeasuredPart(part.selection, part.first, part.documents, scores)
+            yield _MeasuredPart(part.selection, part.first, part.documents, scores)
             first = last
 
     def _sent(self) -> Self:
         """A copy for other processes without scores, because parts carry them and there may be a million row groups."""
         return replace(self, scores={url: row_groups[:0] for url, row_groups in self.scores.items()})
 
-    def __call__(self, part: MeasuredPart) -> list[GroupValues]:
+    def __call__(self, part: _MeasuredPart) -> list[GroupValues]:
         """The result of `values` as a list."""
         return list(self.values(part))
 
-    def values(self, part: MeasuredPart) -> Iterator[GroupValues]:
+    def values(self, part: _MeasuredPart) -> Iterator[GroupValues]:
         """The values of a part's groups, by row group, or by period if no features are read.
 
         Raises:
@@ -157,11 +157,11 @@ class Measuring:
 
     def _window_values(self, selection: Selection, scores: Mapping[str, RowGroups]) -> Iterator[GroupValues]:
         row_groups, decoder = selection.row_groups, Decoder(selection)
-        stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
+        stored = [*self.slicer.stored, *([_CLICKS] if self.on_clicks else [])]
         tables, committed = self._read(row_groups, scores, [*decoder.columns, *stored])
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
-                asker = "evaluate.clicks" if lacking == CLICKS else "a slice"
+                asker = "evaluate.clicks" if lacking == _CLICKS else "a slice"
                 raise InputError(f"{row_group.url}: no column {lacking!r}, which {asker} names; leave it out")
         rows_Q = decoder.served_rows(row_groups, tables)
         window = decoder.decode(row_groups, tables, rows_Q)
@@ -253,10 +253,10 @@ def _known(url: str, tables: Sequence[pa.Table], rows_Q: NDArray[np.int64], wind
 
 def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     """The clicks of each document; NaN in a group without them."""
-    lists = rows.column(CLICKS).combine_chunks()
+    lists = rows.column(_CLICKS).combine_chunks()
     lengths_Q = groups.lengths_Q.numpy()
     if not is_per_document(lists, lengths_Q):
-        raise InputError(f"column {CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
+        raise InputError(f"column {_CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
     return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
 
 

@@ -36,10 +36,10 @@ def headline(evaluation: Evaluation) -> str:
     metric, best = metric_label(evaluation.primary), best_of(evaluation)
     if best is None:
         return f"No group defines {metric}"
-    if (found := standing(evaluation)) is None:
-        return f"{best.name}, with nothing beside it: {metric} {cell(overall(evaluation, best))}"
+    if (found := _standing(evaluation)) is None:
+        return f"{best.name}, with nothing beside it: {metric} {cell(_overall(evaluation, best))}"
     (serving,) = (method for method in evaluation.methods if method.name == found.serving)
-    lead, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
+    lead, base, name = found.lead.difference, _overall(evaluation, serving).mean, _as_served(evaluation, serving)
     percent = f" ({lead / base:+.1%})" if base else ""
     figure = f"{metric} {cell(found.lead.figure, '+.4f')}{percent}"
     if found.lead.p_holm is None:
@@ -60,7 +60,7 @@ class AgainstServing(NamedTuple):
     """Of the model over what serves."""
 
 
-def standing(evaluation: Evaluation) -> AgainstServing | None:
+def _standing(evaluation: Evaluation) -> AgainstServing | None:
     """The best model against the ranker in service; None if either is missing, or no group defines the metric."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
@@ -113,10 +113,10 @@ def best_of(evaluation: Evaluation) -> MethodResult | None:
     None if no group defines the metric.
     """
     best = evaluation.ranked[0]
-    return None if overall(evaluation, best).mean is None else best
+    return None if _overall(evaluation, best).mean is None else best
 
 
-def overall(evaluation: Evaluation, method: MethodResult) -> Summary:
+def _overall(evaluation: Evaluation, method: MethodResult) -> Summary:
     """The primary metric of a method over all groups."""
     return method.slices[ALL].summaries[evaluation.primary]
 
@@ -137,7 +137,7 @@ def is_shown(comparison: Comparison) -> bool:
 
 
 def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
-    summary, test = overall(evaluation, best), evaluation.test
+    summary, test = _overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     basis = f"over {summary.groups:,} query groups of {periods}"
     figure = f"{metric_label(evaluation.primary)} {cell(summary)} {basis}"
@@ -169,7 +169,7 @@ def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
 def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
     """`.0200 [.0100, .0300] (+4.0%) over`."""
     lead = _turned(evaluation.leads[name])
-    base = (overall(evaluation, best).mean or 0.0) - lead.difference
+    base = (_overall(evaluation, best).mean or 0.0) - lead.difference
     percent = f" ({lead.difference / base:+.1%})" if base > 0 else ""
     return f"{cell(lead.figure)}{percent} over"
 
@@ -279,11 +279,6 @@ def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison
 
 
 def _listed(texts: Sequence[str], last: str = "and") -> str:
-    """The texts with commas between them, and a word before the last.
-
-    Example:
-        >>> _listed(["a"]), _listed(["a", "b", "c"])
-        ('a', 'a, b and c')
-    """
+    """The texts with commas between them, and a word before the last."""
     *before, end = texts
     return f"{', '.join(before)} {last} {end}" if before else end

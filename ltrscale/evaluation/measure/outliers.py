@@ -23,12 +23,12 @@ from ltrscale.errors import InputError, nearest
 from ltrscale.models.fitting import ValueCounts
 
 OUTLIER_BINS = 100
-OUTLIER_TAIL = 0.01
+_OUTLIER_TAIL = 0.01
 """Values beyond a gap are outliers if fewer than this share of the documents have them."""
-GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+_GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """The gaps that `gap: auto` chooses from."""
 
-Pass = Callable[[], Iterable[QueryGroups]]
+_Pass = Callable[[], Iterable[QueryGroups]]
 """Starts one pass over the validation groups."""
 
 
@@ -108,7 +108,7 @@ class OutlierDetector(Strict):
 
 
 def fit_outliers(
-    validation: Pass, features: Sequence[Feature], config: OutlierConfig, *, data: str = ""
+    validation: _Pass, features: Sequence[Feature], config: OutlierConfig, *, data: str = ""
 ) -> OutlierDetector:
     """Find the values of each feature that lie beyond a gap of its histogram.
 
@@ -139,7 +139,7 @@ def fit_outliers(
     if config.gap is None:
         candidates, of_features = (None,), {}
     else:
-        candidates = GAPS if config.gap == "auto" else (config.gap,)
+        candidates = _GAPS if config.gap == "auto" else (config.gap,)
         of_features = {names[i]: histogram for i, histogram in histograms(validation, columns).items()}
     detectors = []
     for gap in candidates:
@@ -155,7 +155,7 @@ def fit_outliers(
 
 
 @dataclass
-class Histogram:
+class _Histogram:
     """Documents in each bin, edges of the bins, and the number of documents including those with a missing value."""
 
     counts_B: NDArray[np.int64]
@@ -164,7 +164,7 @@ class Histogram:
 
     def rule(self, gap: int) -> OutlierRule | None:
         """The rule for values beyond gaps of `gap` empty bins; None if there are no such values."""
-        limit = OUTLIER_TAIL * self.documents
+        limit = _OUTLIER_TAIL * self.documents
         right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
         if right is None and left is None:
             return None
@@ -188,7 +188,7 @@ def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
     return None
 
 
-def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogram]:
+def histograms(validation: _Pass, columns: Sequence[int]) -> Mapping[int, _Histogram]:
     """Histograms by column, without columns that have fewer than two different values."""
     low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     for groups in validation():
@@ -198,7 +198,7 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
     by_column = {
-        column: Histogram(np.zeros(OUTLIER_BINS, np.int64), np.histogram_bin_edges([], OUTLIER_BINS, span), 0)
+        column: _Histogram(np.zeros(OUTLIER_BINS, np.int64), np.histogram_bin_edges([], OUTLIER_BINS, span), 0)
         for column, span in ranges.items()
     }
     for groups in validation():
@@ -210,7 +210,7 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
     return by_column
 
 
-def _outlier_shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
+def _outlier_shares(validation: _Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
     """The share of outlier groups according to each detector; nothing is read where none has a rule."""
     outliers, total = [0] * len(detectors), 0
     if not any(detector.rules for detector in detectors):

@@ -78,10 +78,10 @@ def _charts(evaluation: Evaluation) -> Iterator[Chart]:
     for title, name, file in ((label, ALL, "ndcg"), (f"Outlier-{label}", OUTLIERS, "ndcg-outliers")):
         if groups[name] or name == ALL:
             shows = f"{title} of each method with its 95% interval, {groups[name]:,} groups"
-            yield Chart(leaders_chart(evaluation, name), shows, file)
+            yield Chart(_leaders_chart(evaluation, name), shows, file)
 
 
-def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
+def _leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     """The primary metric of each method with its 95% interval on a slice, and a line at the baseline."""
     rows = []
     for method in evaluation.ranked:
@@ -138,17 +138,12 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
     with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
-    if lines := debiasing(with_bundles, shown=AS_SHOWN in compared):
+    if lines := _debiasing(with_bundles, shown=AS_SHOWN in compared):
         yield Points(lines)
 
 
-def debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
-    """Which trainings corrected for positions, and which methods differ in that alone.
-
-    Args:
-        methods: those with bundles.
-        shown: whether the order that was shown is known; if not, and no training corrected for it, the result is empty.
-    """
+def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
+    """Which trainings of these methods corrected for positions, and which methods differ in that alone."""
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
     corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
     if not corrected:

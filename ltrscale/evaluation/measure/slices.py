@@ -37,7 +37,7 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
-MOST_VALUES = 100
+_MOST_VALUES = 100
 """The largest number of different values in a column for slices."""
 _ENDS = [-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))]
 """The last number of each band except the highest."""
@@ -256,7 +256,7 @@ def _bands(name: str, column: pa.Array) -> pa.Array:
 def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
     """The slice of each value that occurs."""
     values = column.unique()
-    if len(values) > MOST_VALUES:
+    if len(values) > _MOST_VALUES:
         raise _too_many(name)
     for value in values:
         valid = value.is_valid
@@ -268,10 +268,10 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
 def check_few(names: Sequence[str], by: Sequence[str]) -> None:
     """Check that no column makes too many slices; InputError names it."""
     for column in by:
-        if sum(name.startswith(f"{column}=") for name in names) > MOST_VALUES:
+        if sum(name.startswith(f"{column}=") for name in names) > _MOST_VALUES:
             raise _too_many(column)
 
 
 def _too_many(column: str) -> InputError:
-    problem = f"slice_by: {column} has more than {MOST_VALUES} values"
+    problem = f"slice_by: {column} has more than {_MOST_VALUES} values"
     return InputError(f"{problem}; write conditions under slices for those that matter")

@@ -26,9 +26,9 @@ _DRAWN = 1 << 18
 """Blocks or signs drawn at once, few enough that the results stay in the cache."""
 _ROTATED = 1 << 10
 """From this many blocks on, a draw serves several resamples."""
-OWN_BLOCK = 1 << 14
+_OWN_BLOCK = 1 << 14
 """With at most this many groups each is a block."""
-BLOCKS = 1 << 12
+_BLOCKS = 1 << 12
 """Number of blocks for more groups than that."""
 
 
@@ -95,7 +95,7 @@ class Tally:
 
     def __init__(self, trials: int, metrics: int) -> None:
         self.groups = 0
-        self._place_B = np.full(OWN_BLOCK, -1)
+        self._place_B = np.full(_OWN_BLOCK, -1)
         self._used, self._shape = 0, (trials + 1, metrics)
         self._columns_CB = np.zeros(((trials + 1) * metrics, 0))
 
@@ -140,9 +140,9 @@ def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
 
     It is the group's own number if every group has its own block, otherwise it follows from the id.
     """
-    if groups <= OWN_BLOCK:
+    if groups <= _OWN_BLOCK:
         return np.arange(first, first + len(gids_Q))
-    return (random_bits(("block",), gids_Q) % np.uint64(BLOCKS)).astype(np.int64)
+    return (random_bits(("block",), gids_Q) % np.uint64(_BLOCKS)).astype(np.int64)
 
 
 def all_numbers(parts: Iterable[Blocks]) -> Ints:

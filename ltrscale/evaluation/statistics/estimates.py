@@ -127,14 +127,14 @@ class Drawn:
 
         A method whose pretrainings are not crossed is compared with each of the other's.
         """
-        if (both := on_common([self, other])) is None:
+        if (both := _on_common([self, other])) is None:
             return None
         one, two = both
         names = two.pretrainings if one.pretrainings is None else one.pretrainings
         return type(self)(one.draws, one.values_QTP - two.values_QTP, names)
 
 
-def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
+def _on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
     """The values on the draws and crossed pretrainings that all have in common; None if there are none."""
     draws = sorted(set.intersection(*(set(of.draws) for of in drawn)))
     crossed = [set(of.pretrainings) for of in drawn if of.pretrainings is not None]
@@ -259,7 +259,7 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
         >>> [(round(crossing.at), crossing.falls) for crossing in crossovers([(10, ahead), (1000, behind)])]
         [(85, True)]
     """
-    common = on_common([drawn for _, drawn in differences]) if len(differences) > 1 else None
+    common = _on_common([drawn for _, drawn in differences]) if len(differences) > 1 else None
     if common is None:
         return ()
     curve = [(n, drawn) for (n, _), drawn in zip(differences, common, strict=True)]

@@ -142,7 +142,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     all_periods = sorted({period for url in urls for period in open_dataset(url).manifest.periods})
     curves = {}
     for method in evaluation.methods:
-        end = trained_until(method.bundles[0], config)
+        end = _trained_until(method.bundles[0], config)
         points = tuple(
             PeriodPoint(
                 period=period,
@@ -162,7 +162,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     )
 
 
-def trained_until(url: str, config: EvaluateConfig) -> str:
+def _trained_until(url: str, config: EvaluateConfig) -> str:
     """The last period that a bundle was trained on; the training split's if the bundle does not state it."""
     made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
     splits = validate(Provenance, made_by, url).config.splits
@@ -180,22 +180,14 @@ def _correlations(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str)
         if all(method in period.spreads for period, _ in with_metric):
             of_measures["scores"] = [period.spreads[method].psi for period, _ in with_metric]
         for measure, values in of_measures.items():
-            correlation, p = rank_correlation(np.array(values), loss_P)
+            correlation, p = _rank_correlation(np.array(values), loss_P)
             yield DriftCorrelation(
                 measure=measure, method=method, periods=len(with_metric), correlation=correlation, p=p
             )
 
 
-def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Spearman's rank correlation, and its two-sided p value over all orders of up to 7 values, or 10,000 random ones.
-
-    None for both with fewer than five values, or if all values of one are equal.
-
-    Example:
-        >>> correlation, p = rank_correlation(np.arange(5.0), np.array([1.0, 2.0, 3.0, 5.0, 4.0]))
-        >>> round(correlation, 2), round(p, 3)
-        (0.9, 0.083)
-    """
+def _rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Spearman's rank correlation, with two-sided p over orders; None for fewer than five values, or equal ones."""
     n = len(one_P)
     if n < _FEWEST_PERIODS or len(set(one_P)) == 1 or len(set(other_P)) == 1:
         return None, None

@@ -129,19 +129,12 @@ class GateJob(Config):
         if self.plan_from is None:
             EvaluateJob(out=url, evaluate=self._config({}, slices={}, slice_by=()), ray=self.ray).run(show=False)
         evaluation = Evaluation.read(url)
-        powers = foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
-        print_report(url, plan_page(powers, evaluation.primary))
+        powers = _foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
+        print_report(url, _plan_page(powers, evaluation.primary))
 
 
-def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
-    """How many groups the margin needs, by the source of a difference's deviation.
-
-    The sources are the comparisons of two bundles in the evaluation. If it has one method alone, the deviation s of the
-    metric is known; a difference has `s sqrt(2 (1 - r))` if a candidate deviates as much and correlates by r.
-
-    Raises:
-        InputError: the evaluation has several methods, and no comparison of two with one bundle each.
-    """
+def _foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
+    """How many groups the margin needs, by the source of a difference's deviation: comparisons, or a method alone."""
     primary = evaluation.primary
     scopes = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
     single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
@@ -150,6 +143,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         if summary.low is None or not single:
             raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
         deviation = deviation_of(summary, summary.groups)
+        # of a difference, if a candidate deviates as much and correlates by r: s sqrt(2 (1 - r))
         sources = {
             f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS
         }
@@ -166,7 +160,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
     return {name: Power.from_margin(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
 
 
-def plan_page(powers: Mapping[str, Power], primary: str) -> Document:
+def _plan_page(powers: Mapping[str, Power], primary: str) -> Document:
     """A row for each deviation that a difference may have; `powers` is not empty."""
     first = next(iter(powers.values()))
     passes = "one worse by the margin is refused" if first.refuse == "worse" else "an equal candidate passes"

@@ -57,7 +57,7 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
 
 
 _MOST_NAMED = 3
-TAIL = 0.025
+_TAIL = 0.025
 """Chance of a difference beyond one end of a 95% interval."""
 POWER_ASKED = 0.8
 Refuse = Literal["unproven", "worse"]
@@ -137,10 +137,10 @@ class Power(Strict):
         """
         if deviation == 0 or margin == 0:
             certain = margin > 0
-            passes, needed = (1.0, 1) if certain else (TAIL if deviation else 0.0, None)
+            passes, needed = (1.0, 1) if certain else (_TAIL if deviation else 0.0, None)
         else:
-            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(TAIL)))
-            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(TAIL)) * deviation / margin) ** 2)
+            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(_TAIL)))
+            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(_TAIL)) * deviation / margin) ** 2)
         return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
 
     @property
@@ -168,7 +168,7 @@ class Power(Strict):
 def deviation_of(compared: Comparison | Summary, groups: int) -> float:
     """Standard deviation of the values of one group, from the 95% interval of their mean."""
     low, high = _ends(compared)
-    return (high - low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+    return (high - low) / (2 * -float(ndtri(_TAIL))) * math.sqrt(groups)
 
 
 def _ends(of: Comparison | Summary) -> tuple[float, float]:
@@ -178,14 +178,14 @@ def _ends(of: Comparison | Summary) -> tuple[float, float]:
     return of.low, of.high
 
 
-Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
+_Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
 """The key of `Bounds` that a check is of."""
 
 
 class Check(Strict):
     """One bound and whether it holds."""
 
-    bound: Bound
+    bound: _Bound
     where: str
     """The slice, the period or the feature."""
     holds: bool
@@ -249,7 +249,7 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
     )
 
 
-def _check(bound: Bound, where: str, holds: bool, found: str, asked: str) -> Check:
+def _check(bound: _Bound, where: str, holds: bool, found: str, asked: str) -> Check:
     return Check(bound=bound, where=where, holds=holds, reason=f"{found}; {asked}")
 
 
@@ -280,10 +280,10 @@ def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bo
     p_M = np.array([_worse_p(compared, groups, margin) for compared, groups in judged.values()])
     for (name, (compared, _)), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
         if bounds.slices_by == "shown":
-            holds = p >= TAIL
+            holds = p >= _TAIL
             asked = (
                 f"worse by more than bounds.slice_margin {margin:g} has p {cell(p)} (Holm, slices: {len(judged)}), "
-                f"and is shown below {TAIL}"
+                f"and is shown below {_TAIL}"
             )
         else:
             ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _ends(compared)[0])}
@@ -299,7 +299,7 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     beyond, half = -margin - compared.difference, _ends(compared)[1] - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
-    return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
+    return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
 
 
 def drift_checks(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:

@@ -121,14 +121,14 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
     batches = [
         part.groups
-        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), bundles.values()))
+        for part in read_groups_scored(sources, with_tokens_of(_sampled(sources, documents, seed), bundles.values()))
     ]
     labels_N = torch.cat([labels_in(groups) for groups in batches]).numpy()
     shown = []
     for title, bundle in bundles.items():
         try:
-            embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
-            shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
+            embedded_ND = torch.cat(list(map(_embedder(bundle, sources.test), batches)))
+            shown.append(_scatter(title, _project(embedded_ND.numpy(), seed), labels_N))
         except InputError as error:
             yield LeftOut(f"{title}: {error}")
     yield from shown
@@ -156,7 +156,7 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
 
-def sampled(sources: Sources, documents: int, seed: int) -> Selection:
+def _sampled(sources: Sources, documents: int, seed: int) -> Selection:
     """Random test groups with a defined primary metric, until they have enough documents."""
     (defined_Q,) = values(sources, [sources.evaluation.methods[0].name]).values()
     numbers = np.flatnonzero(~np.isnan(defined_Q))
@@ -167,7 +167,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
     return chosen_groups(sources.test, order[: max(1, round(documents / mean))])
 
 
-def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
+def _embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
     """A function from a batch to embeddings [N, D], of a pretrained encoder or before a ranker's last layer."""
     columns, embed = places(bundle.features, test.features, whose=bundle.url, on_purpose=True), bundle.embedder()
     if columns is None:
@@ -175,7 +175,7 @@ def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]
     return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))
 
 
-def project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+def _project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     """Two t-SNE coordinates per document, deterministic by seed."""
     from sklearn.manifold import TSNE  # importing scikit-learn takes seconds, and only this picture needs it
 

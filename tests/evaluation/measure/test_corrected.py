@@ -25,7 +25,7 @@ from ltrscale.evaluation.measure.corrected import (
 )
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
-from ltrscale.evaluation.measure.page import debiasing
+from ltrscale.evaluation.measure.page import _debiasing
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.statistics.blocks import Tally
@@ -337,7 +337,7 @@ def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
         MethodResult.model_construct(name=name, debiased=(how,), otherwise=(settings,))
         for name, how, settings in (("a", "dla", "x"), ("b", None, "x"), ("c", None, "y"))
     ]
-    lines = debiasing(methods, shown=True)
+    lines = _debiasing(methods, shown=True)
     assert otherwise(other) != otherwise(of_plain)
     assert lines[0] == "Trained with a correction for positions: a (dla); without: b, c."
     assert len(lines) == 2

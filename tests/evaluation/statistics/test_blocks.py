@@ -35,8 +35,8 @@ def added(gids_Q: NDArray[np.int64], values_QTM: Doubles, cuts: list[int]) -> Bl
 
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OWN_BLOCK", 1024)
-    monkeypatch.setattr(module, "BLOCKS", 512)
+    monkeypatch.setattr(module, "_OWN_BLOCK", 1024)
+    monkeypatch.setattr(module, "_BLOCKS", 512)
 
 
 def test_few_groups_are_their_own_blocks_and_keep_their_values() -> None:
