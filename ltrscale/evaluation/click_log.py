@@ -50,7 +50,7 @@ from ltrscale.evaluation.click_log_page import (
     UnderstoodLog,
     document,
 )
-from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.evaluation.statistics.crossed import Difference, or_none
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
 from ltrscale.reports.document import Figure
@@ -226,21 +226,12 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         model = fit(fitted)
         order_D1 = model.relevance_D1
         ndcg = None if judge is None or order_D1 is None else judge.ndcg(order_D1[:-1])
-        unconditional = (
-            perplexity(model.probabilities(held_out, conditional=False), held_out) if len(held_out) else None
-        )
-        conditional = perplexity(model.probabilities(held_out, conditional=True), held_out) if len(held_out) else None
-        results.append(
-            ModelResult(
-                name=name,
-                perplexity=None if unconditional is None else unconditional.overall,
-                conditional=None if conditional is None else conditional.overall,
-                positions=()
-                if unconditional is None
-                else tuple(v if v == v else None for v in unconditional.positions_P.tolist()),
-                ndcg=ndcg,
-            )
-        )
+        result = ModelResult(name=name, ndcg=ndcg)
+        if len(held_out):
+            alone, given = (perplexity(model.probabilities(held_out, conditional=c), held_out) for c in (False, True))
+            positions = tuple(map(or_none, alone.positions_P.tolist()))
+            result = result.replace(perplexity=alone.overall, conditional=given.overall, positions=positions)
+        results.append(result)
     return tuple(results)
 
 

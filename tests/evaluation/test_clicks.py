@@ -326,8 +326,8 @@ def evaluation(judged: tuple[str, str], **keys: Any) -> EvaluateConfig:
 
 
 def test_rankers_are_judged_on_labels_and_on_clicks_side_by_side(judged: tuple[str, str], tmp_path: Path) -> None:
-    plain = evaluate(evaluation(judged), str(tmp_path / "plain"), made_by={}, report=lambda _: None)
-    both = evaluate(evaluation(judged, clicks=True), str(tmp_path / "both"), made_by={}, report=lambda _: None)
+    plain = evaluate(evaluation(judged), str(tmp_path / "plain"), made_by={})
+    both = evaluate(evaluation(judged, clicks=True), str(tmp_path / "both"), made_by={})
     before, after = (found.methods[0].slices["all"].summaries for found in (plain, both))
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"click_ndcg@1", "click_ndcg@5", "click_ndcg@10"}
@@ -354,4 +354,4 @@ def test_clicks_that_are_not_there_are_named(judged: tuple[str, str], rows: list
     url = write_log(str(tmp_path / "less"), less)
     config = evaluation((url, judged[1]), clicks=True)
     with pytest.raises(InputError, match=r"no column 'clicks', which evaluate\.clicks names; leave it out"):
-        evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        evaluate(config, str(tmp_path / "out"), made_by={})

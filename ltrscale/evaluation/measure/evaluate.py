@@ -84,17 +84,14 @@ class EvaluateJob(Stage):
         """Evaluate, and commit the report."""
         with ray_cluster(1) if self.ray else nullcontext():
             run, threads = (run_with_ray, 1) if self.ray else (run_here, 0)
-            evaluate(self.evaluate, self.out, made_by=origin, report=report, run=run, threads=threads)
+            found = evaluate(self.evaluate, self.out, made_by=origin, run=run, threads=threads)
+        for method in found.methods:
+            means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
+            report({"method": method.name, **means})
 
 
 def evaluate(
-    config: EvaluateConfig,
-    out: str,
-    *,
-    made_by: Mapping[str, Any],
-    report: Report,
-    run: Run = run_here,
-    threads: int = 0,
+    config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], run: Run = run_here, threads: int = 0
 ) -> Evaluation:
     """Evaluate every bundle on the labelled groups of the test split and commit the figures to a directory.
 
@@ -106,7 +103,6 @@ def evaluate(
         config: see `EvaluateConfig`.
         out: URL of the directory.
         made_by: origin, recorded in the manifest.
-        report: receives the means of each method.
         run: runs the work on each part of the test split, here or with Ray.
         threads: threads of a tree model; 0 uses all cores.
 
@@ -124,9 +120,6 @@ def evaluate(
         write_report(commit, evaluation, document(evaluation, out))
         write_files(commit, {"outliers.json": f"{basis.detector.model_dump_json(indent=1)}\n".encode()})
         commit.finish({"made_by": made_by})
-    for method in evaluation.methods:
-        means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
-        report({"method": method.name, **means})
     return evaluation
 
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -197,9 +197,9 @@ class Measuring:
         Raises:
             InputError: a bundle is missing, or was made for other features or tokens.
         """
-        return with_tokens_of(selection, self._opened().bundles)
+        return with_tokens_of(selection, self._opened()[0])
 
-    def _opened(self) -> "_Opened":
+    def _opened(self) -> tuple[list[Bundle], dict[str, Scorer]]:
         return _open_bundles(self.identity, self._bundles, self.features, self.threads)
 
     def _measured(
@@ -207,7 +207,7 @@ class Measuring:
     ) -> Iterator[GroupValues]:
         """The values of a window's groups, in batches of documents; the last has the window's clicks."""
         assert window.ids_Q is not None
-        scorers = {**self._opened().scorers, POSITIONS: order_shown}
+        scorers = {**self._opened()[1], POSITIONS: order_shown}
         scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
@@ -260,20 +260,15 @@ def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
 
 
-class _Opened(NamedTuple):
-    bundles: list[Bundle]
-    scorers: dict[str, Scorer]
-
-
 @lru_cache(maxsize=1)  # a process measures many parts with the same bundles
 def _open_bundles(
     identity: str,  # noqa: ARG001 - part of the key: a bundle may have been replaced since another evaluation
     bundles: tuple[str, ...],
     features: tuple[Feature, ...],
     threads: int,
-) -> _Opened:
+) -> tuple[list[Bundle], dict[str, Scorer]]:
     opened = {url: load(url) for url in bundles}
-    return _Opened([*opened.values()], scorers_of(opened, features=features, threads=threads))
+    return [*opened.values()], scorers_of(opened, features=features, threads=threads)
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:

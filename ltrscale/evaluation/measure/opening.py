@@ -5,7 +5,6 @@ Every sentence uses figures that the evaluation has committed. Differences from 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, by_mean
 from ltrscale.evaluation.measure.settings import AS_SHOWN, PRODUCTION
@@ -38,35 +37,27 @@ def headline(evaluation: Evaluation) -> str:
         return f"No group defines {metric}"
     if (found := _standing(evaluation)) is None:
         return f"{best.name}, with nothing beside it: {metric} {cell(_overall(evaluation, best))}"
-    (serving,) = (method for method in evaluation.methods if method.name == found.serving)
-    lead, base, name = found.lead.difference, _overall(evaluation, serving).mean, _as_served(evaluation, serving)
-    percent = f" ({lead / base:+.1%})" if base else ""
-    figure = f"{metric} {cell(found.lead.figure, '+.4f')}{percent}"
-    if found.lead.p_holm is None:
-        return f"{found.ours} against {name}: {figure}, over too few draws of labels to judge"
-    if not is_shown(found.lead):
-        return f"{found.ours}, the best model, cannot be distinguished from {name}: {figure}"
-    if lead > 0:
-        return f"{found.ours} ranks better than {name}: {figure}"
-    return f"No model ranks better than {name}: {figure} for {found.ours}, the best"
+    ours, serving, lead = found
+    (served,) = (method for method in evaluation.methods if method.name == serving)
+    name, base = _as_served(evaluation, served), _overall(evaluation, served).mean
+    percent = f" ({lead.difference / base:+.1%})" if base else ""
+    figure = f"{metric} {cell(lead.figure, '+.4f')}{percent}"
+    if lead.p_holm is None:
+        return f"{ours} against {name}: {figure}, over too few draws of labels to judge"
+    if not is_shown(lead):
+        return f"{ours}, the best model, cannot be distinguished from {name}: {figure}"
+    if lead.difference > 0:
+        return f"{ours} ranks better than {name}: {figure}"
+    return f"No model ranks better than {name}: {figure} for {ours}, the best"
 
 
-class AgainstServing(NamedTuple):
-    """The best of the models that a team may ship, compared with what serves."""
-
-    ours: str
-    serving: str
-    lead: Comparison
-    """Of the model over what serves."""
-
-
-def _standing(evaluation: Evaluation) -> AgainstServing | None:
-    """The best model against the ranker in service; None if either is missing, or no group defines the metric."""
+def _standing(evaluation: Evaluation) -> tuple[str, str, Comparison] | None:
+    """The best model, the ranker in service, and the lead of the first; None if either or the metric is missing."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
     others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone comes after all models
     lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
-    return None if lead is None or serving is None else AgainstServing(others[0].name, serving, lead)
+    return None if lead is None or serving is None else (others[0].name, serving, lead)
 
 
 def _serving(evaluation: Evaluation) -> str | None:

@@ -105,17 +105,12 @@ def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
 
 
-class Sliced(Strict):
-    """Results of a method by slice."""
-
-    slices: dict[str, Scope]
-    """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
-
-
-class MethodResult(Sliced):
+class MethodResult(Strict):
     """One method: its bundles, one for each trial, and its results by slice."""
 
     name: str
+    slices: dict[str, Scope]
+    """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
     """Kind of each bundle: neural, trees or feature; `scores`; `order shown`."""

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from ltrscale.config import Strict
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
+from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods, columns_against, cutoffs, difference, how_to_read
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
@@ -34,10 +34,12 @@ class ServingCost(Strict):
     """Query groups it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
 
 
-class DistilledMethod(Sliced):
+class DistilledMethod(Strict):
     """One method: how well it ranks, how well it agrees with the teacher, what it costs."""
 
     name: str
+    slices: dict[str, Scope]
+    """By slice of the evaluation."""
     against_teacher: Comparison | None
     """The primary metric on the groups that define it; None for the teacher itself, and without such groups."""
     agreement: dict[str, Summary]

@@ -19,7 +19,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict
-from ltrscale.experiments.report import drivers, groups, results
+from ltrscale.experiments.report import groups, results
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
@@ -149,7 +149,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Study", needed, results.study(job.study)),
         section("Search", "What has the search for settings found?", results.search(job.search)),
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
-        section("Rank 1", "What drives rank 1?", drivers.rank_one(sources, _EXPLAINED_GROUPS, seed=job.seed)),
+        section("Rank 1", "What drives rank 1?", groups.rank_one(sources, _EXPLAINED_GROUPS, seed=job.seed)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, _HISTOGRAM_DOCUMENTS)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         section("Agreement", "Do the methods rank alike?", agreement),

@@ -25,12 +25,8 @@ from ltrscale.tuning.space import label
 
 _POINTS = 150
 """Maximum points of a curve; more are averaged in runs."""
-
-_MOST_FEATURES = 20
-
+_MOST_FEATURES, _TRIALS_SHOWN = 20, 10
 _LinePoints = list[tuple[float, float]]
-
-_TRIALS_SHOWN = 10
 
 
 def leaders(sources: Sources) -> Iterator[Block]:

@@ -128,7 +128,7 @@ def config(data: str, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfi
 
 
 def run(config: EvaluateConfig, out: Path, **how: Any) -> Evaluation:
-    return evaluate(config, str(out), made_by={}, report=lambda _: None, **how)
+    return evaluate(config, str(out), made_by={}, **how)
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +405,7 @@ def typed_evaluation(typed_data: dict[str, str], out: Path, **keys: Any) -> tupl
         "relevant_from": 0.1,
         **keys,
     }
-    found = evaluate(EvaluateConfig.model_validate(values), str(out / "evaluation"), made_by={}, report=lambda _: None)
+    found = evaluate(EvaluateConfig.model_validate(values), str(out / "evaluation"), made_by={})
     rows = pq.read_table(out / "evaluation" / "groups.parquet", columns=["gid", "slices"]).to_pylist()
     return found, {row["gid"]: set(row["slices"]) for row in rows}
 
