@@ -263,10 +263,6 @@ def impressions_needed(mean: float, variance: float, *, power: float) -> float |
 
     `((z_.975 + z_power) / mean)^2 variance`, with mean and variance of the difference in an impression, for impressions
     of independent queries (Cohen 1988).
-
-    Example:
-        >>> round(impressions_needed(0.1, 1.0, power=0.8))
-        785
     """
     return ((ndtri(0.975) + ndtri(power)) / mean) ** 2 * variance if mean else None
 
@@ -287,13 +283,7 @@ class MeasureAgreement(Strict):
 
 
 def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> MeasureAgreement:
-    """The agreement of two measures of the same pairs, such as a metric's difference and the lift of interleaving.
-
-    Example:
-        >>> better, worse = (Difference(mean=m, low=m - 1, high=m + 1, p=0.01) for m in (2.0, -3.0))
-        >>> measure_agreement([better, better], [better, worse]).model_dump()["same"]
-        1
-    """
+    """The agreement of two measures of the same pairs, such as a metric's difference and the lift of interleaving."""
     means = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
     significant = [(x, y) for x, y in means if x.excludes_zero and y.excludes_zero]
     values_2P = np.array([(x.mean, y.mean) for x, y in means]).T

@@ -128,15 +128,13 @@ class InterleaveJob(Stage):
         return hashes_of(self, *self.scored)
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Compare all pairs of rankers, and commit the findings.
+        """Compare all pairs of rankers, and commit the findings; `groups.parquet` has a row for each group and pair.
 
-        The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and
-        `groups.parquet` with a row for each group and pair. Groups are streamed; about 100 bytes per group and pair
-        stay in memory.
+        Groups are streamed; about 100 bytes per group and pair stay in memory.
 
         Raises:
-            InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is
-                above the highest grade.
+            InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label
+                is above the highest grade.
         """
         shown = _simulated(self)
         result = _compared_rankers(shown, self)

@@ -77,22 +77,12 @@ def cutoffs(metrics: Iterable[str]) -> list[str]:
 
 
 def with_error(mean: float | None, std_error: float | None) -> str:
-    """A mean, with its standard error if it has one.
-
-    Example:
-        >>> with_error(0.5, 0.01), with_error(0.5, None)
-        ('0.5000 ± 0.0100', '0.5000')
-    """
+    """A mean, with its standard error if it has one."""
     return cell(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
 
 
 def difference(comparison: Comparison | None) -> str:
-    """The difference from the baseline with its interval; a dash for the baseline itself.
-
-    Example:
-        >>> difference(Comparison(difference=0.01, low=-0.02, high=0.04, p=0.1, p_holm=0.2))
-        '+0.0100 [-0.0200, +0.0400]'
-    """
+    """The difference from the baseline with its interval; a dash for the baseline itself."""
     if comparison is None:
         return "-"
     return cell(comparison.figure, "+.4f") + (" (cannot judge)" if comparison.low is None else "")
@@ -145,10 +135,6 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     """A line if more differences look skewed than chance explains in 19 of 20 reports; keys name the differences.
 
     By chance one in 20 looks skewed (`Means.skewed_M`); their number is binomial if they are independent.
-
-    Example:
-        >>> len(skewed_draws({"a": True})), len(skewed_draws({"a": True, "b": False, "c": False}))
-        (1, 0)
     """
     count = sum(skewed.values())
     if not count or bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:

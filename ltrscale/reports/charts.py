@@ -257,12 +257,7 @@ def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
 
 
 def shade(label: float, highest: float) -> int:
-    """The index of a label's colour among five: 0 for no relevance, 4 for the highest label.
-
-    Example:
-        >>> [shade(label, 4) for label in (0, 1, 4)], [shade(label, 1) for label in (0, 1)]
-        ([0, 1, 4], [0, 4])
-    """
+    """The index of a label's colour among five: 0 for no relevance, 4 for the highest label."""
     if label <= 0 or highest <= 0:
         return 0
     return max(1, min(4, round(4 * label / highest)))

@@ -108,12 +108,7 @@ def cell(value: TableCell, form: str = ".4f") -> str:
 
 
 def is_figure(text: str) -> bool:
-    """True if a cell holds a figure or a placeholder for one, to align right.
-
-    Example:
-        >>> [is_figure(text) for text in ("+0.1 [-0.1, 0.3]", "-", "n/a", "gbdt")]
-        [True, True, True, False]
-    """
+    """True if a cell holds a figure or a placeholder for one, to align right."""
     return text[:1] in "0123456789+-<" or text == "n/a"
 
 

@@ -28,14 +28,10 @@ _OWN_NAMES = (
 
 
 def drawable(value: Any) -> Any:
-    r"""A specification without what pictures or browsers cannot read.
+    """A specification without what pictures or browsers cannot read.
 
     Control characters become visible, and numbers that are not finite become null. A text in `_OWN_NAMES` gets an
     invisible trailing space.
-
-    Example:
-        >>> drawable({"name": "a\x00b\x1b", "mean": float("nan"), "rows": [1, "toString"]})
-        {'name': 'a␀b␛', 'mean': None, 'rows': [1, 'toString ']}
     """
     match value:
         case str():

@@ -63,12 +63,7 @@ class WeightCounts(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """The number of documents of equal weight that would say as much: `(sum w)^2 / sum w^2` (Kish 1965).
-
-        Example:
-            >>> WeightCounts(relevant=2, weights=4.0, squares=10.0).effective
-            1.6
-        """
+        """The number of documents of equal weight that would say as much: `(sum w)^2 / sum w^2` (Kish 1965)."""
         return self.weights**2 / self.squares if self.squares else 0.0
 
 

@@ -97,18 +97,12 @@ def evaluate(
 
     The directory holds `report.md` with its picture, `metrics.json` (`Evaluation.read` reads it), `groups.parquet`
     (every metric of every group and trial, null where undefined, and the slices of the group) and `outliers.json`.
-    Memory does not grow with the number of groups, and the figures do not depend on `run`.
-
-    Args:
-        config: see `EvaluateConfig`.
-        out: URL of the directory.
-        made_by: origin, recorded in the manifest.
-        run: runs the work on each part of the test split, here or with Ray.
-        threads: threads of a tree model; 0 uses all cores.
+    `run` does the work on each part of the test split, here or with Ray, with this many `threads` of a tree model, 0
+    for all cores. Memory does not grow with the number of groups, and the figures do not depend on `run`.
 
     Raises:
-        InputError: a bundle or a period's scores are missing, a bundle was made for other features or gives scores
-            that are not finite, or a slice names a column that does not exist.
+        InputError: a bundle or a period's scores are missing, a bundle was made for other features or gives scores that
+            are not finite, or a slice names a column that does not exist.
     """
     basis = _Basis.read(config)
     measuring = basis.measuring(threads)
@@ -243,11 +237,7 @@ class Tallies:
     """Sums for the metrics corrected for positions."""
 
     def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
-        """Add the groups of a row group; `groups` is the number of all groups.
-
-        Raises:
-            InputError: a column of `slice_by` has too many values.
-        """
+        """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""
         blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
         self.slices[ALL].add(blocks_Q, values.values_TMQ)
         for name, member_Q in values.slices.items():

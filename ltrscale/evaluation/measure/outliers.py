@@ -52,11 +52,7 @@ class OutlierRule(Config):
         return self
 
     def matches(self, values_N: Tensor) -> Tensor:
-        """True for each value that is an outlier.
-
-        Args:
-            values_N: float32; torch rounds the constants to it.
-        """
+        """True for each value that is an outlier; values are float32, to which torch rounds the constants."""
         outlier_N = values_N.isnan() if self.missing else torch.zeros_like(values_N, dtype=torch.bool)
         if self.below is not None:
             outlier_N = outlier_N | (values_N < self.below)

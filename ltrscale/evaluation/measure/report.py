@@ -89,12 +89,7 @@ def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
 
 
 def debiased(config: Mapping[str, Any]) -> str | None:
-    """How the training of a bundle with this config corrected for positions.
-
-    Example:
-        >>> debiased({"debias": {"kind": "dla"}}), debiased({"unbiased": True}), debiased({"debias": None})
-        ('dla', 'unbiased', None)
-    """
+    """How the training of a bundle with this config corrected for positions, such as `dla`; None if it did not."""
     if config.get("unbiased"):
         return "unbiased"
     return (config.get("debias") or {}).get("kind")

@@ -151,10 +151,7 @@ class Slicer:
     def find(self, groups: QueryGroups, period: str, stored: pa.Table) -> dict[str, Truths]:
         """Whether each group is in each slice, by name, shape [Q]; slices by a column's values as they occur.
 
-        Args:
-            groups: labelled groups, with their features if `needs_features`.
-            period: the period of all groups.
-            stored: the groups' columns `stored`.
+        Groups are labelled, with features if `needs_features`, and of one period; `stored` has their columns `stored`.
 
         Raises:
             InputError: a column of `slice_by` holds fractions, or a file lacks a column.
@@ -204,12 +201,7 @@ class Slicer:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """The names of slices by the values of one column, with numbers in numeric order and null last.
-
-    Example:
-        >>> in_order(["n=11..20", "n=null", "n=2"])
-        ['n=2', 'n=11..20', 'n=null']
-    """
+    """The names of slices by the values of one column, with numbers in numeric order and null last."""
 
     def key(name: str) -> tuple[bool, list[tuple[int, str]]]:
         value = name.partition("=")[2]

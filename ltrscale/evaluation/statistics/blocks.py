@@ -52,13 +52,7 @@ class Blocks:
 
     @classmethod
     def from_values(cls, values_QTM: Doubles) -> Self:
-        """The groups as blocks; NaN is undefined.
-
-        Example:
-            >>> blocks = Blocks.from_values(np.array([[[0.5]], [[np.nan]]]))
-            >>> blocks.sums_BTM.ravel().tolist(), blocks.defined_BM.ravel().tolist()
-            ([0.5, 0.0], [1.0, 0.0])
-        """
+        """The groups as blocks; NaN is undefined."""
         defined_QM: NDArray[np.bool_] = np.asarray(~np.isnan(values_QTM).any(axis=1))
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
         return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
@@ -155,15 +149,10 @@ def bootstrap_means(
 ) -> list[Doubles]:
     """Means of the first trial of each part over bootstrap resamples of all blocks, shape [S, M] each (Efron 1979).
 
-    Each resample draws B of the B blocks with replacement, for all parts, and divides the sum of a part's values by the
-    number of its groups that define them; it is NaN if there are none. Percentiles of differences give paired
-    intervals; with fewer than about 30 groups these are too narrow.
-
-    Args:
-        parts: slices and methods.
-        samples: number of resamples.
-        seed: seed of the draws.
-        numbers_B: all blocks, including those that no part has; None for those that some part has.
+    Parts are slices and methods. Each resample draws B of the B blocks `numbers_B` (None for those that some part has)
+    with replacement, for all parts, and divides the sum of a part's values by the number of groups that define them; it
+    is NaN if there are none. Percentiles of differences give paired intervals; with fewer than about 30 groups these
+    are too narrow.
 
     Example:
         >>> (means_SM,) = bootstrap_means([Blocks.from_values(np.array([[[0.0]], [[1.0]]]))], samples=1000, seed=0)
@@ -262,12 +251,7 @@ class _Products:
 
 
 def holm(p_M: Doubles) -> Doubles:
-    """P values adjusted for testing several methods (Holm 1979), shape [M].
-
-    Example:
-        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
-        [0.03, 0.06, 0.06]
-    """
+    """P values adjusted for testing several methods (Holm 1979), shape [M]."""
     order_M = np.argsort(p_M, kind="stable")
     factors_M = np.arange(len(p_M), 0, -1)
     adjusted_M = np.empty_like(p_M)

@@ -78,12 +78,8 @@ def summarise_folds(
 ) -> Crossval:
     """Summarise the evaluations of all folds and commit `report.md`, its picture and `metrics.json` to a directory.
 
-    Args:
-        folds: URL of the committed evaluation of each fold, by the fold's name.
-        out: URL of the directory.
-        seed: seed of the resampling; the number of resamples comes from the evaluations.
-        made_by: origin, recorded in the manifest.
-        report: receives the means over folds of each method.
+    `folds` has the URL of the committed evaluation of each fold; the number of resamples comes from these. `report`
+    receives the means over folds of each method.
 
     Raises:
         InputError: an evaluation is missing, has other methods, metrics or settings than the first, or the same test
