@@ -245,11 +245,6 @@ def lift(credit_2Q: Doubles) -> Difference:
     `L + (c_0q - c_1q - L s_q) / mean(s)` with `s_q` the mean credit of both (Cochran 1977, section 6.4). Exchanging the
     rankers negates it. Interval and p generalise to other queries of the same kind. `credit_2Q` is summed over the
     impressions of each group.
-
-    Example:
-        >>> found = lift(np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0]]))
-        >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
-        (0.667, -0.437, 1.771)
     """
     difference_Q, level_Q = credit_2Q[0] - credit_2Q[1], credit_2Q.mean(axis=0)
     if not level_Q.any():

@@ -11,7 +11,7 @@ from ltrscale.ranking.metric import Name
 from ltrscale.reports.document import Table, TableRow, cell
 from ltrscale.reports.findings import Findings
 
-Scopes = Mapping[str, Mapping[str, Scope]]
+_Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 
@@ -182,7 +182,7 @@ def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_summaries(scopes: Scopes) -> Table:
+def all_summaries(scopes: _Scopes) -> Table:
     """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
     rows: list[TableRow] = []
     for groups, of_methods in scopes.items():
@@ -196,7 +196,7 @@ def all_summaries(scopes: Scopes) -> Table:
     return Table.from_rows(rows)
 
 
-def all_comparisons(scopes: Scopes) -> Table:
+def all_comparisons(scopes: _Scopes) -> Table:
     """A row for each metric of each method, except the baseline."""
     return Table.from_rows(
         [

@@ -157,14 +157,7 @@ def _texts(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], plain: Callable[[str], str] = escape) -> str:
-    """A Markdown table with aligned columns, readable in a terminal too; numbers are right-aligned.
-
-    Example:
-        >>> print(table(["method", "MAP"], [["gbdt", "0.5"]]))
-        | method | MAP |
-        | ------ | --: |
-        | gbdt   | 0.5 |
-    """
+    """A Markdown table with aligned columns, readable in a terminal too; numbers are right-aligned."""
     cells = [[plain(text) for text in row] for row in (header, *rows)]
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
     right = [all(is_figure(row[i]) for row in cells[1:]) for i in range(len(header))]

@@ -41,11 +41,6 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     same order in both rankings and D in opposite orders: 1 for equal rankings, -1 for opposite ones. NaN where either
     ranks nothing: in a group of equal scores, or of one document. Scores are finite; only their order within a
     group matters. Time is O(sum of L^2); memory is one block of pairs.
-
-    Example:
-        >>> one, other = torch.tensor([3.0, 2.0, 1.0, 5.0]), torch.tensor([9.0, 7.0, 8.0, 0.0])
-        >>> kendall_tau(one, other, torch.tensor([0, 3, 4]))  # two pairs of three agree; nothing to rank
-        tensor([0.3333,    nan], dtype=torch.float64)
     """
     tau_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
     for chunk in length_chunks(offsets_Q1, budget=_PAIRS):
@@ -76,11 +71,6 @@ def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -
 
     Documents that tie for the last places have equal chances of a place, independently in both rankings; the value is
     the expected overlap. NaN in groups of at most k documents, where the first k are all documents. Scores are finite.
-
-    Example:
-        >>> one, other = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])
-        >>> [top_overlap(one, other, torch.tensor([0, 3]), k=k).item() for k in (1, 2, 3)]
-        [0.5, 1.0, nan]
     """
     overlap_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
     for chunk in length_chunks(offsets_Q1, budget=_SLOTS, quadratic=False):

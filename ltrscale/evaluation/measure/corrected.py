@@ -1,10 +1,8 @@
 """Metrics corrected for positions: each label is weighted by the inverse probability that its position is examined.
 
-A click, or any label that only an examined document can have, occurs with probability `theta_p r`: position p is
-examined with theta_p, and the document is worth r. Weighted by `1 / theta_p`, labels equal r on average (inverse
-propensity scoring, Joachims, Swaminathan and Schnabel 2017, section 4). The figure is a ratio over all groups,
-self-normalised (Swaminathan and Joachims 2015, section 4): the share of the weighted gain of all documents that a
-ranking has in its first k ranks, each rank discounted as in DCG,
+Weighted by `1 / theta_p`, labels that only an examined document can have equal its worth on average (Joachims,
+Swaminathan and Schnabel 2017, section 4). The figure is a self-normalised ratio over all groups (Swaminathan and
+Joachims 2015, section 4): the share of the weighted gain of all documents in the first k ranks, discounted as in DCG,
 
     sum over q, d of w_d g_d discount(rank_d) / sum over q, d of w_d g_d,  g = 2^y - 1, w = min(clip, 1 / theta).
 

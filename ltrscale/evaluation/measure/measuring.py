@@ -283,13 +283,7 @@ def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
 
 
 def order_shown(groups: QueryGroups) -> Tensor:
-    """Scores that fall with the position at which a document was shown; documents without one are last, all tied.
-
-    Example:
-        >>> features_NF, offsets_Q1 = torch.zeros(3, 1), torch.tensor([0, 3])
-        >>> order_shown(QueryGroups(features_NF, offsets_Q1, positions_N=torch.tensor([2.0, torch.nan, 1.0]))).argsort()
-        tensor([1, 0, 2])
-    """
+    """Scores that fall with the position at which a document was shown; documents without one are last, all tied."""
     return -groups.shown_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
 
 

@@ -87,14 +87,7 @@ class OutlierDetector(Strict):
     """Rules by feature name; a feature without a rule has no outliers."""
 
     def outlier_groups(self, groups: QueryGroups) -> Tensor:
-        """True for each group that has a document with an outlier value, shape [Q].
-
-        Example:
-            >>> rules = {"price": OutlierRule(at_least=100)}
-            >>> detector = OutlierDetector(data="", features=("price",), gap=5, share=0, rules=rules)
-            >>> detector.outlier_groups(QueryGroups(torch.tensor([[1.0], [100], [99]]), torch.tensor([0, 2, 3])))
-            tensor([ True, False])
-        """
+        """True for each group that has a document with an outlier value, shape [Q]."""
         assert groups.n_features == len(self.features)
         outlier_N = torch.zeros(groups.n_documents, dtype=torch.bool)
         for column, name in enumerate(self.features):
@@ -251,13 +244,6 @@ class Seen:
         """True for each group with a number outside its range or a code that was not seen, shape [Q].
 
         A missing value is neither.
-
-        Example:
-            >>> train = QueryGroups(torch.tensor([[1.0, 7.0], [3.0, 8.0]]), torch.tensor([0, 2]))
-            >>> seen = Seen.from_groups([train], [Feature(name="price"), Feature(name="shop", kind="categorical")])
-            >>> later = QueryGroups(torch.tensor([[2.0, 8.0], [4.0, 8.0], [2.0, 9.0]]), torch.tensor([0, 1, 2, 3]))
-            >>> seen.lacks(later)
-            tensor([False,  True,  True])
         """
         x_NF = groups.features_NF.numpy()
         new_N = ((x_NF < self.low_F) | (x_NF > self.high_F)).any(axis=1)

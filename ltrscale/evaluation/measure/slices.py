@@ -1,16 +1,8 @@
 """Slices: query groups that an evaluation judges separately, in addition to all groups together.
 
 The groups with outliers are a slice. Others are conditions (see `conditions`), or the values of a column. A group may
-be in several. The columns of a group are those of its data set, `query_id` and `meta_*`, and
-
-    n_documents, n_relevant      lengths of the list, and documents with a label from `relevant_from` on
-    min_label, max_label         equal in a list of constant labels
-    period                       such as '2026-W07'
-    outlier                      true with an outlier value, as under `outliers`
-    missing                      true where some document misses some feature
-    drifted                      true with a number outside the range that it has in training, or a code not seen there
-
-Columns of documents, for `any(...)` and `all(...)`, are `label` and the features by their names.
+be in several. Columns of a group are those of its data set, `query_id` and `meta_*`, and those of `_COMPUTED`; columns
+of documents are `label` and the features by their names. docs/methods.md explains all.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """

@@ -208,12 +208,6 @@ def sign_flip_p(parts: Sequence[Blocks], *, samples: int, seed: int, numbers_B: 
     sign patterns whose mean is at least as far from 0; the observed pattern counts as one of them, so that p is never
     0. Columns without a difference, or without a group, have p = 1. The differences are those of the first trial of
     each part; the same patterns, of all blocks, serve all parts. Arguments are those of `bootstrap_means`.
-
-    Example:
-        >>> differences = Blocks.from_values(np.array([[[1.0, 1.0]], [[1.0, -1.0]], [[1.0, 1.0]], [[1.0, -1.0]]]))
-        >>> (p_M,) = sign_flip_p([differences], samples=10_000, seed=0)
-        >>> [round(float(p), 2) for p in p_M]  # 2 of the 16 patterns are as far out as the first column
-        [0.13, 1.0]
     """
     if not parts:
         return []

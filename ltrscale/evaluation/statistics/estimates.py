@@ -75,11 +75,6 @@ class Spread:
 
         The variance over draws is assumed to fall as the labels grow, as found from 100 labelled groups on; that of the
         groups falls as they grow.
-
-        Example:
-            >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
-            >>> round(spread.times_for(0.01, 5, more="labels"), 1), spread.times_for(0.01, 5, more="groups")
-            (6.3, None)
         """
 
         def sees(times: float) -> bool:
@@ -194,11 +189,6 @@ def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
     Args:
         drawn: the metric, or a difference.
         judges: whether there are enough samples to judge, apart from the five draws.
-
-    Example:
-        >>> estimated = estimate(Drawn((0, 1), np.array([[[0.1], [0.3]], [[0.2], [0.4]], [[0.6], [0.9]]])))
-        >>> round(estimated.mean, 3), estimated.draws, estimated.groups, estimated.verdict
-        (0.417, 2, 3, 'open')
     """
     groups, n = int((~np.isnan(drawn.values_QTP[:, 0, 0])).sum()), len(drawn.draws)
     if not groups:

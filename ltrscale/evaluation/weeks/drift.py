@@ -145,16 +145,6 @@ class BinnedValues:
     not depend on the order of the rows. Bins are runs of cells with about a tenth of training's numbers each, one below
     and one above all of these. Bins of codes are the most frequent codes of training, its other codes, and codes that
     it lacks. Missing values are the last bin.
-
-    Example:
-        >>> for kind, before, now in (("numeric", [1, 1, 5, np.nan], [0, 1, 6]), ("categorical", [7, 7, 8], [7, 9])):
-        ...     train = BinnedValues(kind)
-        ...     train.add(np.array(before, np.float32))
-        ...     later = train.later()
-        ...     later.add(np.array(now, np.float32))
-        ...     print(train.counts_B().tolist(), later.counts_B().tolist())
-        [0, 2, 1, 0, 1] [1, 1, 0, 1, 0]
-        [2, 1, 0, 0, 0] [1, 0, 0, 1, 0]
     """
 
     def __init__(self, kind: Literal["numeric", "categorical"] = "numeric", train: Self | None = None) -> None:

@@ -127,14 +127,7 @@ class Power(Strict):
 
     @classmethod
     def from_margin(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
-        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5).
-
-        Example:
-            >>> [round(Power.from_margin(0.005, 0.249, groups).passes, 2) for groups in (1_000, 3_000, 10_000)]
-            [0.09, 0.19, 0.52]
-            >>> Power.from_margin(0.005, 0.249, 1_000).needed
-            19466
-        """
+        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5)."""
         if deviation == 0 or margin == 0:
             certain = margin > 0
             passes, needed = (1.0, 1) if certain else (_TAIL if deviation else 0.0, None)
