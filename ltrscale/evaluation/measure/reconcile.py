@@ -271,10 +271,13 @@ class ReconcileJob(Stage):
             for name in self.metrics:
                 metrics.append(_compare_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
                 advance(1)
-        n, documents = len(lists.queries), len(lists.scores_N)
-        unranked = 0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum())
-        counts = {"groups": n, "documents": documents, "not_retrieved": unranked, "tied": lists.tied()}
-        result = Reconciliation(**counts, metrics=tuple(metrics))
+        result = Reconciliation(
+            groups=len(lists.queries),
+            documents=len(lists.scores_N),
+            not_retrieved=0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum()),
+            tied=lists.tied(),
+            metrics=tuple(metrics),
+        )
         values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
         rows = pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values})
         commit_report(self.out, result, document(result), made_by=origin, tables={GROUPS: rows})

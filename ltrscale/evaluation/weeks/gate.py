@@ -10,7 +10,6 @@ The first two are stages that are skipped where they are up to date.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import model_validator
 
@@ -84,10 +83,10 @@ class GateJob(Config):
             raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
         return self
 
-    def _config(self, candidate: Mapping[str, Texts], **changes: Any) -> EvaluateConfig:
+    def _config(self, candidate: Mapping[str, Texts]) -> EvaluateConfig:
         """The evaluation of production and a candidate, or of production alone."""
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), **changes}
-        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,), **candidate}, splits=self.splits)
+        models = {PRODUCTION: (self.production,), **candidate}
+        return EvaluateConfig(**self.evaluate.model_dump(), models=models, splits=self.splits)
 
     @one_view()
     def run(self) -> None:
@@ -106,7 +105,7 @@ class GateJob(Config):
     def _judge(self) -> None:
         assert self.candidate is not None
         slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
-        config = self._config({CANDIDATE: (self.candidate,)}, baseline=PRODUCTION, slice_by=slice_by)
+        config = self._config({CANDIDATE: (self.candidate,)}).replace(baseline=PRODUCTION, slice_by=slice_by)
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
             looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
@@ -127,7 +126,9 @@ class GateJob(Config):
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""
         url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
-            EvaluateJob(out=url, evaluate=self._config({}, slices={}, slice_by=()), ray=self.ray).run(show=False)
+            EvaluateJob(out=url, evaluate=self._config({}).replace(slices={}, slice_by=()), ray=self.ray).run(
+                show=False
+            )
         evaluation = Evaluation.read(url)
         powers = _foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
         print_report(url, _plan_page(powers, evaluation.primary))

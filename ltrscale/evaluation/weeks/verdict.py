@@ -337,8 +337,8 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
     Raises:
         InputError: a pattern matches no feature of the data.
     """
-    renamed = [Feature(name=feature.name) for feature in features]
-    allowed = {f.name for pattern in expected for f in matching(pattern, renamed, key="bounds.expected")}
+    known = [Feature(name=feature.name) for feature in features]
+    allowed = {f.name for pattern in expected for f in matching(pattern, known, key="bounds.expected")}
     used = leaning(candidate)
     asked = {name: question for name, question in questions(features).items() if name in used}
     for name, question in asked.items():
