@@ -81,7 +81,7 @@ def with_error(mean: float | None, std_error: float | None) -> str:
     return cell(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
 
 
-def difference(comparison: Comparison | None) -> str:
+def with_interval(comparison: Comparison | None) -> str:
     """The difference from the baseline with its interval; a dash for the baseline itself."""
     if comparison is None:
         return "-"
@@ -93,7 +93,7 @@ def columns_against(metric: str, baseline: str | None, scope: Scope) -> TableRow
     if baseline is None:
         return {}
     c = scope.comparisons.get(metric)
-    return {f"{metric_label(metric)} - {baseline} [95%]": difference(c), "p": None if c is None else c.p_holm}
+    return {f"{metric_label(metric)} - {baseline} [95%]": with_interval(c), "p": None if c is None else c.p_holm}
 
 
 def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
@@ -118,7 +118,9 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         if c.detectable is not None
     ]
     small = [
-        f"{name} {difference(c)}" for name, c in compared.items() if c.high is not None and c.difference < 0 <= c.high
+        f"{name} {with_interval(c)}"
+        for name, c in compared.items()
+        if c.high is not None and c.difference < 0 <= c.high
     ]
     lines = []
     if small:
@@ -204,7 +206,7 @@ def all_comparisons(scopes: _Scopes) -> Table:
                 "groups": groups,
                 "metric": metric_label(metric),
                 "method": method,
-                "difference [95%]": difference(c),
+                "difference [95%]": with_interval(c),
                 "p": c.p,
                 "p (Holm)": c.p_holm,
                 "draws": c.draws,

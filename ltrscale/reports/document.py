@@ -6,10 +6,9 @@ All texts are plain; each output format escapes them.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ltrscale.config import Strict
-from ltrscale.reports.charts import Spec
 
 
 class Figure(Strict):
@@ -116,7 +115,8 @@ def is_figure(text: str) -> bool:
 class Chart:
     """A chart, and a description of it."""
 
-    spec: Spec
+    spec: dict[str, Any]
+    """A Vega-Lite specification."""
     shows: str
     name: str = ""
     """Name of its picture, such as `curves`; by default its number in the document."""

@@ -26,7 +26,7 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
-from ltrscale.evaluation.pages import difference
+from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
@@ -241,7 +241,7 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
         row[f"share@{k} corrected [95%]"] = method.corrected[k]
         if baseline is not None:
             c = method.comparisons.get(k)
-            row |= {f"corrected - {baseline} [95%]": difference(c), "p": None if c is None else c.p_holm}
+            row |= {f"corrected - {baseline} [95%]": with_interval(c), "p": None if c is None else c.p_holm}
         rows.append(row)
     return Table.from_rows(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, by_mean
 from ltrscale.evaluation.measure.settings import AS_SHOWN, PRODUCTION
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import difference
+from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
@@ -224,7 +224,7 @@ def _worth(evaluation: Evaluation) -> Iterator[str]:
     best = by_mean(evaluation.methods, metric)[0]
     summary, lead = best.slices[ALL].summaries[metric], best.slices[ALL].comparisons.get(metric)
     if summary.mean is not None:
-        over = "" if lead is None else f", {difference(lead)} over {evaluation.baseline}"
+        over = "" if lead is None else f", {with_interval(lead)} over {evaluation.baseline}"
         figure = f"{metric_label(metric)} {cell(summary)}{over}"
         yield f"By what documents bring, their gains, {best.name} ranks best: {figure}."
 

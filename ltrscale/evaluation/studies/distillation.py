@@ -10,7 +10,7 @@ from ltrscale.config import Strict
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import ComparedMethods, columns_against, cutoffs, difference, how_to_read
+from ltrscale.evaluation.pages import ComparedMethods, columns_against, cutoffs, how_to_read, with_interval
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary, scopes
 from ltrscale.ranking.choices import metric_label
@@ -109,7 +109,7 @@ def _side_by_side(distillation: Distillation) -> Table:
                 "method": method.name,
                 **{metric_label(name): scope.summaries[name].mean for name in cutoffs(scope.summaries)},
                 **columns_against(primary, distillation.baseline, scope),
-                f"{metric_label(primary)} - {TEACHER} [95%]": difference(method.against_teacher),
+                f"{metric_label(primary)} - {TEACHER} [95%]": with_interval(method.against_teacher),
                 f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
                 **{name: cell(s.mean if (s := method.agreement.get(name)) else None, ".3f") for name in measures},
                 "groups": None if cost is None else cost.trained_on,

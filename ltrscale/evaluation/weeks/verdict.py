@@ -20,7 +20,7 @@ from ltrscale.data.dataset.split import Texts
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import difference
+from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
@@ -247,7 +247,7 @@ def _check(bound: _Bound, where: str, holds: bool, found: str, asked: str) -> Ch
 
 
 def _difference(where: str, compared: Comparison, primary: str) -> str:
-    return f"{where}: {metric_label(primary)} {difference(compared)}"
+    return f"{where}: {metric_label(primary)} {with_interval(compared)}"
 
 
 def _overall(
