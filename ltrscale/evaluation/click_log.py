@@ -86,51 +86,50 @@ class ClicksJob(LogSettings, Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
-        findings = understand(self)
+        findings = self.understood()
         commit_report(self.out, findings, document(findings), made_by=origin)
         for model in findings.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
 
+    def understood(self) -> UnderstoodLog:
+        """Look at a click log.
 
-def understand(job: ClicksJob) -> UnderstoodLog:
-    """Look at a click log.
+        Counts by position are over all groups; everything else is over the sampled sessions, which stay in memory.
 
-    Counts by position are over all groups; everything else is over the sampled sessions, which stay in memory.
-
-    Raises:
-        InputError: as `read_log`.
-    """
-    read = read_log(job)
-    sessions = read.sessions.take(read.in_log_S)
-    queries = len(np.unique(sessions.queries_S))
-    half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
-    halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
-    cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
-    shared = overlap(cells, sessions.positions, pairs_per_link=_PAIRS_PER_LINK)
-    log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
-    return UnderstoodLog(
-        data=job.log.data,
-        held_out=len(read.sessions.take(read.held_out_S)),
-        sessions=len(sessions),
-        queries=queries,
-        share=read.share,
-        labels=read.labels,
-        relevant_from=job.relevant_from,
-        ndcg_at=job.ndcg_at,
-        impressions_per_pair=_IMPRESSIONS_PER_PAIR,
-        exposure=_exposure(read.tally),
-        links=Links(
-            pairs=shared.pairs,
-            several=shared.several,
-            impressions=shared.impressions,
-            pairs_per_link=_PAIRS_PER_LINK,
-            links=tuple(map(tuple, shared.links_PP.tolist())),
-            parts=tuple(map(tuple, shared.parts)),
-        ),
-        propensities=_propensities(cells, halves, folds_D, shared),
-        trust=_trust(read, sessions, half_S, cells, folds_D, shared, job),
-        models=_models(read, job),
-    )
+        Raises:
+            InputError: as `read_log`.
+        """
+        read = read_log(self)
+        sessions = read.sessions.take(read.in_log_S)
+        queries = len(np.unique(sessions.queries_S))
+        half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
+        halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
+        cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
+        shared = overlap(cells, sessions.positions, pairs_per_link=_PAIRS_PER_LINK)
+        log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
+        return UnderstoodLog(
+            data=self.log.data,
+            held_out=len(read.sessions.take(read.held_out_S)),
+            sessions=len(sessions),
+            queries=queries,
+            share=read.share,
+            labels=read.labels,
+            relevant_from=self.relevant_from,
+            ndcg_at=self.ndcg_at,
+            impressions_per_pair=_IMPRESSIONS_PER_PAIR,
+            exposure=_exposure(read.tally),
+            links=Links(
+                pairs=shared.pairs,
+                several=shared.several,
+                impressions=shared.impressions,
+                pairs_per_link=_PAIRS_PER_LINK,
+                links=tuple(map(tuple, shared.links_PP.tolist())),
+                parts=tuple(map(tuple, shared.parts)),
+            ),
+            propensities=_propensities(cells, halves, folds_D, shared),
+            trust=_trust(read, sessions, half_S, cells, folds_D, shared, self),
+            models=_models(read, self),
+        )
 
 
 def _exposure(tally: LogTally) -> Exposure:

@@ -93,32 +93,37 @@ class ReportJob(Stage):
         return contents
 
     def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
-        """Commit `report.html`, and `report.md` with its pictures; raises as `_make_document`."""
-        document = _make_document(self)
+        """Commit `report.html`, and `report.md` with its pictures; raises as `document`."""
+        document = self.document()
         with storage.Commit(self.out) as commit:
             write_files(commit, files(document, page=HTML))
             commit.finish({"made_by": origin})
 
+    def document(self) -> Document:
+        """All sections with content; the others become one line each at the end.
 
-def _make_document(job: ReportJob) -> Document:
-    """All sections with content; the others become one line each at the end."""
-    sources = Sources.open(job.evaluation, job.compare)
-    of_methods = f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}."
-    all_sections = _sections(job, sources)
-    lines = [
-        f"{section.name}: {block.why}"
-        for section in all_sections
-        if not section.shows
-        for block in section.blocks
-        if isinstance(block, LeftOut)
-    ]
-    sections = [section for section in all_sections if section.shows]
-    if lines:
-        sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
-    texts = _paragraphs(sources, gate=job.gate, drift=job.drift)
-    return Document(
-        headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
-    )
+        Raises:
+            InputError: there is no evaluation, or it lacks a method in `compare`.
+        """
+        sources = Sources.open(self.evaluation, self.compare)
+        of_methods = f"Made from the evaluation {self.evaluation} of {', '.join(sources.methods)}."
+        all_sections = _sections(self, sources)
+        lines = [
+            f"{section.name}: {block.why}"
+            for section in all_sections
+            if not section.shows
+            for block in section.blocks
+            if isinstance(block, LeftOut)
+        ]
+        sections = [section for section in all_sections if section.shows]
+        if lines:
+            sections.append(
+                Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?")
+            )
+        texts = _paragraphs(sources, gate=self.gate, drift=self.drift)
+        return Document(
+            headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
+        )
 
 
 def _sections(job: ReportJob, sources: Sources) -> list[Section]:

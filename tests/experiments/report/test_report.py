@@ -33,7 +33,7 @@ from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
-from ltrscale.experiments.report.make import ReportJob, _make_document, _paragraphs
+from ltrscale.experiments.report.make import ReportJob, _paragraphs
 from ltrscale.experiments.report.results import _curves_of, feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
@@ -343,7 +343,7 @@ def test_the_browser_sees_problems(tmp_path: Path) -> None:
 
 def document(places: Mapping[str, str], **settings: Any) -> Document:
     settings = {"evaluation": places["evaluation"], "documents": 60, **settings}
-    return _make_document(ReportJob(out="page", **settings))
+    return ReportJob(out="page", **settings).document()
 
 
 def left_out(found: Document) -> dict[str, list[str]]:
