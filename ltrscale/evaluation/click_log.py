@@ -53,9 +53,9 @@ from ltrscale.evaluation.click_log_page import (
 from ltrscale.evaluation.statistics.crossed import Difference, or_none
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
-from ltrscale.reports.document import Figure
-from ltrscale.reports.findings import commit_report, print_report
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.reports.document import Document, Figure
+from ltrscale.reports.findings import ReportStage, commit_report
+from ltrscale.stages.stage import Origin
 
 _FOLDS = 10
 _PAIRS_PER_LINK = 10
@@ -67,7 +67,7 @@ _SMOOTHING = 4.0
 """Examinations of average clicks that click models add to each document of a query."""
 
 
-class ClicksJob(LogSettings, Stage):
+class ClicksJob(LogSettings, ReportStage):
     """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
 
     stage: ClassVar = "clicks"
@@ -78,11 +78,9 @@ class ClicksJob(LogSettings, Stage):
     ndcg_at: int = Field(default=10, ge=1)
     """Cut-off of the NDCG of expert labels in the order of each click model."""
 
-    def run(self) -> bool:
-        """Make the report and print its tables."""
-        ran = super().run()
-        print_report(self.out, document(UnderstoodLog.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(UnderstoodLog.read(self.out))
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""

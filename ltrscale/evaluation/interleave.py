@@ -41,16 +41,16 @@ from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
+from ltrscale.stages.stage import BundleUrl, Origin, check_unseen, hashes_of, scored_by
 
 _POWER = 0.8
 """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
 _DOCS_PER_BATCH = 65_536
 
 
-class InterleaveJob(Stage):
+class InterleaveJob(ReportStage):
     """Compare rankers by simulated interleaving: credit, lift, and the impressions needed to see it."""
 
     stage: ClassVar = "interleave"
@@ -112,11 +112,9 @@ class InterleaveJob(Stage):
         """The test split with each of the scores as its labels."""
         return [self.test.with_scores(url) for url in self.scores.values()]
 
-    def run(self) -> bool:
-        """Make the report and print its table."""
-        ran = super().run()
-        print_report(self.out, document(Interleaved.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Interleaved.read(self.out))
 
     def check(self) -> None:
         """Refuse rankers that have seen test periods."""

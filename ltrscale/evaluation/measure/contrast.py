@@ -32,14 +32,14 @@ from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 _AT_ONCE = 512
 _ROWS_SHOWN = 15
 
 
-class ContrastJob(Stage):
+class ContrastJob(ReportStage):
     """Report which features solve the contrast of a pretrained bundle."""
 
     stage: ClassVar = "contrast"
@@ -57,23 +57,21 @@ class ContrastJob(Stage):
     """Seed of the views and the permutations."""
 
     @property
-    def documents(self) -> Split:
+    def split(self) -> Split:
         """The documents to sample from."""
         return Split(data=(self.data,), periods=self.periods)
 
-    def run(self) -> bool:
-        """Make the report and print its first rows."""
-        ran = super().run()
-        print_report(self.out, document(Contrast.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Contrast.read(self.out))
 
     def splits_read(self) -> list[Split]:
         """The documents."""
-        return [self.documents]
+        return [self.split]
 
     def inputs(self) -> dict[str, str]:
         """Content of the bundle and the documents."""
-        return hashes_of(self, self.documents)
+        return hashes_of(self, self.split)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Measure the contrast as trained and with each feature permuted, and commit the report.
@@ -95,7 +93,7 @@ class ContrastJob(Stage):
                 f"{self.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
                 "name a bundle of another method, such as simclr_rank"
             )
-        whole = select(self.documents, labelled=False).serving(opened.features, whose=self.bundle)
+        whole = select(self.split, labelled=False).serving(opened.features, whose=self.bundle)
         sample = spread(whole, documents=round(self.groups * whole.n_documents / whole.n_groups))
         net = _pretrained(opened, settings, sample)
         stream = GroupStream(whole, settings.stream).config  # as many streams as in training on these groups

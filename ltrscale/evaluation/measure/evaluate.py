@@ -43,13 +43,14 @@ from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
-from ltrscale.reports.findings import print_report, write_files, write_report
+from ltrscale.reports.document import Document
+from ltrscale.reports.findings import ReportStage, write_files, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.stages.stage import Origin, Stage, check_unseen, content_of, hashes_of, scored_by
+from ltrscale.stages.stage import Origin, check_unseen, content_of, hashes_of, scored_by
 
 
-class EvaluateJob(Stage):
+class EvaluateJob(ReportStage):
     """Evaluate bundles on the test split, with slices and significance."""
 
     stage: ClassVar = "evaluate"
@@ -59,12 +60,9 @@ class EvaluateJob(Stage):
     ray: Operational[bool] = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""
 
-    def run(self, *, show: bool = True) -> bool:
-        """Evaluate, and print the table if `show` is set."""
-        ran = super().run()
-        if show:
-            print_report(self.out, document(Evaluation.read(self.out), self.out))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Evaluation.read(self.out), self.out)
 
     def check(self) -> None:
         """Refuse splits that overlap, and bundles that have seen test periods."""

@@ -38,8 +38,8 @@ from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 _SAME = 1e-12
 """Values of a group that differ by less are equal up to rounding."""
@@ -222,7 +222,7 @@ ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discrimi
 """Sources of scored and labelled lists."""
 
 
-class ReconcileJob(Stage):
+class ReconcileJob(ReportStage):
     """Report which rules explain the difference between our figures and those of other programs."""
 
     stage: ClassVar = "reconcile"
@@ -245,11 +245,9 @@ class ReconcileJob(Stage):
                 raise ValueError(f"{name}: no program's rules are known; take one of {', '.join(KINDS)}")
         return names
 
-    def run(self) -> bool:
-        """Make the report and print its table."""
-        ran = super().run()
-        print_report(self.out, document(Reconciliation.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Reconciliation.read(self.out))
 
     def inputs(self) -> dict[str, str]:
         """Content of the source's data."""

@@ -30,8 +30,8 @@ from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
-from ltrscale.stages.stage import Origin, OutputUrl, Stage, bundle_hashes, dataset_hashes, hashes_of
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.stages.stage import Origin, OutputUrl, bundle_hashes, dataset_hashes, hashes_of
 from ltrscale.storage import join
 
 _FEWEST_PERIODS = 5
@@ -85,7 +85,7 @@ class Decay(Findings):
     foretold: tuple[DriftCorrelation, ...]
 
 
-class DriftJob(DriftSettings, Stage):
+class DriftJob(DriftSettings, ReportStage):
     """Report the metrics of an evaluation by period, and the drift of its periods from training."""
 
     stage: ClassVar = "drift"
@@ -94,12 +94,9 @@ class DriftJob(DriftSettings, Stage):
     evaluation: OutputUrl
     """Directory that jobs.evaluate made with `slice_by: [period]`; its splits, bundles and settings are used."""
 
-    def run(self, *, show: bool = True) -> bool:
-        """Make the report, and print its tables if `show` is set."""
-        ran = super().run()
-        if show:
-            print_report(self.out, document(Decay.read(self.out), self.evaluation))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Decay.read(self.out), self.evaluation)
 
     def inputs(self) -> dict[str, str]:
         """Content of the evaluation, its data sets and its bundles."""
