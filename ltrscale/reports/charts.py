@@ -112,16 +112,10 @@ def interval_chart(
     log: bool = False,
     unit: str = "",
 ) -> Spec:
-    """Dots with bars, one row for each name.
+    """Dots with bars: a row for each name, with `name`, `mean`, `low`, `high`.
 
-    Args:
-        rows: `name`, `mean`, `low`, `high`; `series`, to colour the rows of a name; and `faded` for a row in the
-            background.
-        title: title of the values.
-        at: a value to mark with a line.
-        order: all series of the page, for their colours.
-        log: whether values are on a logarithmic scale.
-        unit: format of the values; by default plain numbers.
+    Rows may have a `series`, which colours them in the `order` of the page, and `faded`, for the background. A line
+    marks the value `at`; `log` is of the values, and `unit` their format.
     """
     names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
     y: Spec = {"y": _encoding("name", "nominal", sort=names)}
@@ -157,20 +151,10 @@ def lines(
     marks: ChartRows = (),
     level: float | None = None,
 ) -> Spec:
-    """A line for each series, with intervals if the rows have them.
+    """A line for each series: the rows have `x`, `y`, `series`, and `low` and `high` if there is an interval.
 
-    Args:
-        rows: `x`, `y`, `series`, and `low` and `high` if there is an interval.
-        x: title of the x axis.
-        y: title of the y axis.
-        log: whether the x axis is logarithmic.
-        ordinal: whether `x` are names.
-        ticks: the ticks of the x axis; by default round numbers.
-        order: all series of the page, for their colours.
-        dots: whether each value has a dot.
-        zero: whether the y axis begins at 0.
-        marks: `x` of points to mark on the line of `level`, with their `series`.
-        level: a value to mark with a line.
+    `x` may be names (`ordinal`); `ticks` are those of the x axis, by default round numbers, and `order` has all series
+    of the page, for their colours. `level` is a value to mark with a line, on which `marks` are points of a `series`.
     """
     scale = {"type": "log", "nice": False, "padding": 20} if log else {"zero": False, "padding": 20 if ticks else 0}
     axis = {"values": list(ticks), "format": "~s"} if ticks else {}
@@ -195,14 +179,7 @@ def lines(
 
 
 def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
-    """A bar for each name, side by side for several series of a name.
-
-    Args:
-        rows: `name`, `value` and `series`.
-        title: title of the values.
-        order: all series of the page, for their colours.
-        unit: format of the values; by default shares in percent.
-    """
+    """A bar for each row of `name`, `value` and `series`, side by side for a name's series; `unit` formats values."""
     names, series = _in_order(rows, "name"), _in_order(rows, "series")
     encoding: Spec = {
         "y": _encoding("name", "nominal", sort=names),
@@ -266,10 +243,8 @@ def shade(label: float, highest: float) -> int:
 def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
     """Parallel coordinates: a line for each setting, coloured by its value.
 
-    Args:
-        rows: `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`.
-        ends: `axis`, `place` and `shown` of the texts beside the axes.
-        title: title of the values.
+    The rows have `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`;
+    `ends` have `axis`, `place` and `shown` of the texts beside the axes.
     """
     axes = _in_order(rows, "axis")
     across = {"x": _encoding("axis", "nominal", sort=axes, axis={**_named(axes), "grid": True})}

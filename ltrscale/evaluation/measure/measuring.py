@@ -110,11 +110,7 @@ class Measuring:
         return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
     def on(self, selection: Selection, run: Run = run_here) -> Iterator[GroupValues]:
-        """The values of all groups of a selection, in the order of the manifests.
-
-        Raises:
-            InputError: as `values`.
-        """
+        """The values of all groups of a selection, in the order of the manifests; errors are those of `values`."""
         read = selection if self.needs_features else replace(selection, features=())
         budget = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
         parts = self.parts(read, values=budget)

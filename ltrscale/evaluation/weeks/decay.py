@@ -115,11 +115,7 @@ class DriftJob(DriftSettings, ReportStage):
 
 
 def measured_weeks(out: str, config: EvaluateConfig, settings: DriftSettings, *, ray: bool) -> tuple[Evaluation, Decay]:
-    """Evaluate and measure drift, in `out/evaluation` and `out/drift`; skips what is up to date.
-
-    Raises:
-        InputError: as `EvaluateJob` and `DriftJob`.
-    """
+    """Evaluate and measure drift, in `out/evaluation` and `out/drift`, as their jobs do; skips what is up to date."""
     evaluation, drift = join(out, "evaluation"), join(out, "drift")
     EvaluateJob(out=evaluation, evaluate=config, ray=ray).run(show=False)
     DriftJob(out=drift, evaluation=evaluation, **settings.model_dump()).run(show=False)
