@@ -36,12 +36,13 @@ from ltrscale.evaluation.impressions import (
 from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
-from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.stage import BundleUrl, Origin, check_unseen, hashes_of, scored_by
 

@@ -5,7 +5,6 @@ that needs no network.
 """
 
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,7 +22,6 @@ from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, LeftOut, Points, Table, Text, is_figure
 from ltrscale.reports.drawing import drawable
 from ltrscale.reports.drawing import pictures as pictures_of
-from ltrscale.stages.stage import Stage
 
 
 class Findings(Strict):
@@ -85,21 +83,6 @@ def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:
 def print_report(url: str, document: Document) -> None:
     """Print a committed report's opening and its location."""
     sys.stdout.write(f"{terminal(document)}\n\n{storage.join(url, REPORT)}\n")
-
-
-class ReportStage(Stage):
-    """A stage that commits findings with a report."""
-
-    @abstractmethod
-    def page(self) -> Document:
-        """The report of the committed findings."""
-
-    def run(self, *, show: bool = True) -> bool:
-        """Make the output, and print the report's opening if `show` is set."""
-        ran = super().run()
-        if show:
-            print_report(self.out, self.page())
-        return ran
 
 
 REPORT = "report.md"

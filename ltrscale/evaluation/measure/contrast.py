@@ -22,6 +22,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
@@ -32,7 +33,7 @@ from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 _AT_ONCE = 512

@@ -39,12 +39,13 @@ from ltrscale.evaluation.measure.report import (
 )
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.reports.document import Document
-from ltrscale.reports.findings import ReportStage, write_files, write_report
+from ltrscale.reports.findings import write_files, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.stages.stage import Origin, check_unseen, content_of, hashes_of, scored_by

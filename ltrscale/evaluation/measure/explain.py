@@ -21,10 +21,11 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.slices import ConditionText, Slicer
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text
-from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 TABLE = "explanations.parquet"

@@ -32,13 +32,14 @@ from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 _SAME = 1e-12

@@ -22,7 +22,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import POSITIONS, EvaluateConfig
-from ltrscale.evaluation.pages import columns_against
+from ltrscale.evaluation.pages import ReportStage, columns_against
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.falls import falls_said
@@ -30,7 +30,7 @@ from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import Origin, OutputUrl, bundle_hashes, dataset_hashes, hashes_of
 from ltrscale.storage import join
 
