@@ -192,9 +192,7 @@ def _evaluate(place: Path) -> None:
         "slices": {"long": "n_documents > 10", "relevant": "n_relevant > 1"},
     }
     with storage.scratch.directory() as out:
-        evaluate(
-            validate(EvaluateConfig, values, "bench"), str(out / "report"), made_by={}, report=lambda _: None, threads=1
-        )
+        evaluate(validate(EvaluateConfig, values, "bench"), str(out / "report"), made_by={}, threads=1)
 
 
 def _scan(files: list[list[str]], columns: tuple[list[str] | None, ...]) -> int:

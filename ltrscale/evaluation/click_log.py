@@ -50,24 +50,25 @@ from ltrscale.evaluation.click_log_page import (
     UnderstoodLog,
     document,
 )
-from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.evaluation.pages import ReportStage
+from ltrscale.evaluation.statistics.crossed import Difference, or_none
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
-from ltrscale.reports.document import Figure
-from ltrscale.reports.findings import commit_report, print_report
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.reports.document import Document, Figure
+from ltrscale.reports.findings import commit_report
+from ltrscale.stages.stage import Origin
 
 _FOLDS = 10
-PAIRS_PER_LINK = 10
+_PAIRS_PER_LINK = 10
 """Documents that were shown at both of two positions, with clicks at both, which link these. Without a chain of links
 from the first position to every other, no propensities are harvested."""
-IMPRESSIONS_PER_PAIR = 20
+_IMPRESSIONS_PER_PAIR = 20
 """Of a document that counts for the propensities by EM: with few, EM is biased."""
 _SMOOTHING = 4.0
 """Examinations of average clicks that click models add to each document of a query."""
 
 
-class ClicksJob(LogSettings, Stage):
+class ClicksJob(LogSettings, ReportStage):
     """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
 
     stage: ClassVar = "clicks"
@@ -78,59 +79,56 @@ class ClicksJob(LogSettings, Stage):
     ndcg_at: int = Field(default=10, ge=1)
     """Cut-off of the NDCG of expert labels in the order of each click model."""
 
-    def run(self) -> bool:
-        """Make the report and print its tables."""
-        ran = super().run()
-        print_report(self.out, document(UnderstoodLog.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(UnderstoodLog.read(self.out))
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
-        findings = understand(self)
+        findings = self.understood()
         commit_report(self.out, findings, document(findings), made_by=origin)
         for model in findings.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
 
+    def understood(self) -> UnderstoodLog:
+        """Look at a click log.
 
-def understand(job: ClicksJob) -> UnderstoodLog:
-    """Look at a click log.
+        Counts by position are over all groups; everything else is over the sampled sessions, which stay in memory.
 
-    Counts by position are over all groups; everything else is over the sampled sessions, which stay in memory.
-
-    Raises:
-        InputError: as `read_log`.
-    """
-    read = read_log(job)
-    sessions = read.sessions.take(read.in_log_S)
-    queries = len(np.unique(sessions.queries_S))
-    half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
-    halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
-    cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
-    shared = overlap(cells, sessions.positions, pairs_per_link=PAIRS_PER_LINK)
-    log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
-    return UnderstoodLog(
-        data=job.log.data,
-        held_out=len(read.sessions.take(read.held_out_S)),
-        sessions=len(sessions),
-        queries=queries,
-        share=read.share,
-        labels=read.labels,
-        relevant_from=job.relevant_from,
-        ndcg_at=job.ndcg_at,
-        impressions_per_pair=IMPRESSIONS_PER_PAIR,
-        exposure=_exposure(read.tally),
-        links=Links(
-            pairs=shared.pairs,
-            several=shared.several,
-            impressions=shared.impressions,
-            pairs_per_link=PAIRS_PER_LINK,
-            links=tuple(map(tuple, shared.links_PP.tolist())),
-            parts=tuple(map(tuple, shared.parts)),
-        ),
-        propensities=_propensities(cells, halves, folds_D, shared),
-        trust=_trust(read, sessions, half_S, cells, folds_D, shared, job),
-        models=_models(read, job),
-    )
+        Raises:
+            InputError: as `read_log`.
+        """
+        read = read_log(self)
+        sessions = read.sessions.take(read.in_log_S)
+        queries = len(np.unique(sessions.queries_S))
+        half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
+        halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
+        cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
+        shared = overlap(cells, sessions.positions, pairs_per_link=_PAIRS_PER_LINK)
+        log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
+        return UnderstoodLog(
+            data=self.log.data,
+            held_out=len(read.sessions.take(read.held_out_S)),
+            sessions=len(sessions),
+            queries=queries,
+            share=read.share,
+            labels=read.labels,
+            relevant_from=self.relevant_from,
+            ndcg_at=self.ndcg_at,
+            impressions_per_pair=_IMPRESSIONS_PER_PAIR,
+            exposure=_exposure(read.tally),
+            links=Links(
+                pairs=shared.pairs,
+                several=shared.several,
+                impressions=shared.impressions,
+                pairs_per_link=_PAIRS_PER_LINK,
+                links=tuple(map(tuple, shared.links_PP.tolist())),
+                parts=tuple(map(tuple, shared.parts)),
+            ),
+            propensities=_propensities(cells, halves, folds_D, shared),
+            trust=_trust(read, sessions, half_S, cells, folds_D, shared, self),
+            models=_models(read, self),
+        )
 
 
 def _exposure(tally: LogTally) -> Exposure:
@@ -167,15 +165,15 @@ def _propensities(cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shar
 
     def by_em(fold: int | None) -> Doubles:
         other_folds = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
-        return expectation_maximisation(other_folds, positions, impressions=IMPRESSIONS_PER_PAIR)
+        return expectation_maximisation(other_folds, positions, impressions=_IMPRESSIONS_PER_PAIR)
 
     ratio = estimated(click_ratios)
     if not shared.connected:
         return Propensities(ratio=ratio)
     shown_D = sums(cells.pair_M, cells.shown_M, len(folds_D))
-    often = cells.keep(shown_D[cells.pair_M] >= IMPRESSIONS_PER_PAIR)
+    often = cells.keep(shown_D[cells.pair_M] >= _IMPRESSIONS_PER_PAIR)
     em = None
-    if overlap(often, positions, pairs_per_link=PAIRS_PER_LINK).parts == shared.parts:
+    if overlap(often, positions, pairs_per_link=_PAIRS_PER_LINK).parts == shared.parts:
         em = _figures(jackknife(by_em, _FOLDS))
     return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
 
@@ -226,21 +224,12 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         model = fit(fitted)
         order_D1 = model.relevance_D1
         ndcg = None if judge is None or order_D1 is None else judge.ndcg(order_D1[:-1])
-        unconditional = (
-            perplexity(model.probabilities(held_out, conditional=False), held_out) if len(held_out) else None
-        )
-        conditional = perplexity(model.probabilities(held_out, conditional=True), held_out) if len(held_out) else None
-        results.append(
-            ModelResult(
-                name=name,
-                perplexity=None if unconditional is None else unconditional.overall,
-                conditional=None if conditional is None else conditional.overall,
-                positions=()
-                if unconditional is None
-                else tuple(v if v == v else None for v in unconditional.positions_P.tolist()),
-                ndcg=ndcg,
-            )
-        )
+        result = ModelResult(name=name, ndcg=ndcg)
+        if len(held_out):
+            alone, given = (perplexity(model.probabilities(held_out, conditional=c), held_out) for c in (False, True))
+            positions = tuple(map(or_none, alone.positions_P.tolist()))
+            result = result.replace(perplexity=alone.overall, conditional=given.overall, positions=positions)
+        results.append(result)
     return tuple(results)
 
 

@@ -28,39 +28,15 @@ from ltrscale.simulate.users import User, examination
 _NOBODY = -1
 
 
-def balanced(ranks_2N: Ints, offsets_Q1: Ints) -> Ints:
-    """Positions of the documents in both lists of balanced interleaving, shape [2, N] (Joachims 2003).
-
-    The rankers take turns, and each adds its next document unless the list has it. In list f ranker f begins, so its
-    document of rank r has turn 2r and the other's turn 2r + 1; a document comes at the earlier of its two turns. The
-    first 2k positions therefore have the first k documents of both rankings.
-
-    Example:
-        >>> balanced(np.array([[0, 1, 2], [2, 0, 1]]), np.array([0, 3])).tolist()  # rankings abc and bca
-        [[1, 2, 3], [2, 1, 3]]
-    """
+def _balanced(ranks_2N: Ints, offsets_Q1: Ints) -> Ints:
+    """Positions in the two balanced lists, in which rankers add documents in turn, shape [2, N] (Joachims 2003)."""
+    # the first 2k positions have the first k documents of both rankings
     turns_2N = ([2 * ranks_2N[first], 2 * ranks_2N[1 - first] + 1] for first in (0, 1))
     return np.stack([place_in_group(offsets_Q1, np.minimum(*turns)) + 1 for turns in turns_2N])
 
 
-def team_draft(ranks_2N: Ints, offsets_Q1: Ints, coins_N: Ints, *, depth: int | None = None) -> tuple[Doubles, Ints]:
-    """Positions of the documents in a team-draft list, NaN if not drafted, and the ranker of each, both of shape [N].
-
-    In every round a coin says which ranker picks first; each picks its best document that is not in the list yet, and
-    the document joins its team (Radlinski, Kurup and Joachims 2008, algorithm 2). Documents that are not drafted are
-    of team -1.
-
-    Args:
-        ranks_2N: ranks of each document by both rankers.
-        offsets_Q1: offsets of the lists.
-        coins_N: the ranker that picks first in round t of a list, at place t of the list.
-        depth: positions to fill; None for all.
-
-    Example:
-        >>> ranks_2N, coins_N = np.array([[0, 1, 2], [2, 0, 1]]), np.array([0, 1, 0])
-        >>> [part.tolist() for part in team_draft(ranks_2N, np.array([0, 3]), coins_N)]
-        [[1.0, 2.0, 3.0], [0, 1, 1]]
-    """
+def _team_draft(ranks_2N: Ints, offsets_Q1: Ints, coins_N: Ints, *, depth: int | None = None) -> tuple[Doubles, Ints]:
+    """Positions [N] in a team-draft list, and the ranker of each, NaN and -1 if not drafted; a coin a round."""
     starts_Q, lengths_Q = offsets_Q1[:-1], np.diff(offsets_Q1)
     order_2N = np.empty_like(ranks_2N)
     for ranker in (0, 1):
@@ -81,60 +57,23 @@ def team_draft(ranks_2N: Ints, offsets_Q1: Ints, coins_N: Ints, *, depth: int | 
     return positions_N, teams_N
 
 
-def team_credit(clicked_N: Bools, teams_N: Ints, offsets_Q1: Ints) -> Doubles:
-    """Clicks on the documents of each ranker's team, shape [2, Q] (Radlinski, Kurup and Joachims 2008).
-
-    Example:
-        >>> team_credit(np.array([True, False, True]), np.array([0, 1, 0]), np.array([0, 3])).tolist()
-        [[2.0], [0.0]]
-    """
-    return list_totals(clicked_N & (teams_N == np.array([[0], [1]])), offsets_Q1)
+def _team_credit(clicked_N: Bools, teams_N: Ints, offsets_Q1: Ints) -> Doubles:
+    """Clicks on the documents of each ranker's team, shape [2, Q] (Radlinski, Kurup and Joachims 2008)."""
+    return _list_totals(clicked_N & (teams_N == np.array([[0], [1]])), offsets_Q1)
 
 
-def balanced_credit(clicked_N: Bools, ranks_2N: Ints, positions_N: Doubles, offsets_Q1: Ints) -> Doubles:
-    """Clicks that each ranking would have had at equal depth, shape [2, Q] (Joachims 2003).
-
-    The depth k is the better of the two ranks of the lowest clicked document; a ranker has the clicks on its own first
-    k. Clicks at random can prefer a ranker: of the rankings abc and bca the second wins two lists of three.
-    `positions_N` are those in the list that was shown; NaN for documents that were not.
-
-    Example:
-        >>> abc_bca, positions_N = np.array([[0, 1, 2], [2, 0, 1]]), np.array([1.0, 2.0, 3.0])
-        >>> balanced_credit(np.array([False, False, True]), abc_bca, positions_N, np.array([0, 3])).tolist()
-        [[0.0], [1.0]]
-    """
+def _balanced_credit(clicked_N: Bools, ranks_2N: Ints, positions_N: Doubles, offsets_Q1: Ints) -> Doubles:
+    """Clicks on each ranking's first k, the better rank of the lowest click, shape [2, Q] (Joachims 2003)."""
     lengths_Q = np.diff(offsets_Q1)
     lowest_Q = np.maximum.reduceat(np.where(clicked_N, positions_N, 0), offsets_Q1[:-1])
     is_lowest_N = clicked_N & (positions_N == np.repeat(lowest_Q, lengths_Q))
     depth_Q = np.maximum.reduceat(np.where(is_lowest_N, ranks_2N.min(axis=0), -1), offsets_Q1[:-1])
-    return list_totals(clicked_N & (ranks_2N <= np.repeat(depth_Q, lengths_Q)), offsets_Q1)
+    return _list_totals(clicked_N & (ranks_2N <= np.repeat(depth_Q, lengths_Q)), offsets_Q1)
 
 
-def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int | None = None) -> Doubles:
-    """The credit of each ranker for a click on each document of a balanced list, shape [2, N].
-
-    Counterfactual credit, after the idea of Bi et al. (2022): what the click says about a list of the ranker alone, by
-    inverse propensities. With the examination `e(p) = p^-eta` and the positions `p_0`, `p_1` in the two lists,
-
-        weight_r(d) = e(rank_r(d) + 1) 1{rank_r(d) < k} / mean(e(p_0(d)), e(p_1(d)))
-
-    where e is 0 below `depth`, and k is the largest depth whose documents of both rankings are all shown in one of the
-    lists. If documents are clicked with probability `e(p) a(d)`, for any a, the expected credit is the expected number
-    of clicks on the ranker's own first k: the mean over coin and clicks leaves `sum over d of a(d) e(rank_r(d) + 1)`.
-    So clicks that do not depend on the document prefer nobody, and the better list wins in the end. As a document is
-    at most at twice its better position, weights are at most `2^eta`, or twice that if one list alone shows it.
-
-    Args:
-        ranks_2N: ranks of each document by both rankers.
-        offsets_Q1: offsets of the lists.
-        eta: strength of the users' position bias.
-        depth: positions that are shown; None for all.
-
-    Example:
-        >>> debiased_weights(np.array([[0, 1, 2], [2, 0, 1]]), np.array([0, 3]), eta=1).round(3).tolist()
-        [[1.333, 0.667, 1.0], [0.444, 1.333, 1.5]]
-    """
-    examined_2N = examination(interleaved_positions(balanced(ranks_2N, offsets_Q1), depth), eta=eta)
+def _debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int | None = None) -> Doubles:
+    """The credit of each ranker for a click on each document of a balanced list, shape [2, N]; see docs/methods.md."""
+    examined_2N = examination(_interleaved_positions(_balanced(ranks_2N, offsets_Q1), depth), eta=eta)
     propensity_N = examined_2N.mean(axis=0)
     beyond = np.iinfo(np.int64).max
     hidden_N = np.where(propensity_N > 0, beyond, ranks_2N.min(axis=0))
@@ -143,13 +82,13 @@ def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int
     return np.asarray(value_2N / np.where(propensity_N > 0, propensity_N, 1.0))
 
 
-def interleaved_positions(positions: NDArray[Any], depth: int | None) -> Doubles:
+def _interleaved_positions(positions: NDArray[Any], depth: int | None) -> Doubles:
     """Positions that are shown; NaN below the depth."""
     positions = positions.astype(np.float64)
     return positions if depth is None else np.where(positions <= depth, positions, np.nan)
 
 
-def list_totals(values_N: NDArray[Any], offsets_Q1: Ints) -> Doubles:
+def _list_totals(values_N: NDArray[Any], offsets_Q1: Ints) -> Doubles:
     """Sum of each list's values over the last axis; no list is empty."""
     return np.asarray(np.add.reduceat(values_N, offsets_Q1[:-1], axis=-1, dtype=np.float64))
 
@@ -261,29 +200,29 @@ class _Seen:
 
     def _team_draft(self, pair: Pair) -> Doubles:
         coins_D = self._coins(pair, "team draft", *self.keys_D)
-        positions_D, teams_D = team_draft(
+        positions_D, teams_D = _team_draft(
             self._ranks(pair)[:, self.rows_D], self.offsets_I1, coins_D, depth=self.traffic.depth
         )
-        return team_credit(self._clicks(positions_D), teams_D, self.offsets_I1)
+        return _team_credit(self._clicks(positions_D), teams_D, self.offsets_I1)
 
     def _balanced(self, pair: Pair) -> tuple[Doubles, Doubles]:
         """Balanced and debiased credit for the same clicks on the same lists."""
         ranks_2N, depth = self._ranks(pair), self.traffic.depth
-        weights_2N = debiased_weights(ranks_2N, self.offsets_Q1, eta=self.traffic.eta, depth=depth)
+        weights_2N = _debiased_weights(ranks_2N, self.offsets_Q1, eta=self.traffic.eta, depth=depth)
         first_I = self._coins(pair, "balanced", self.ids_I, self.number_I)
         first_D = np.repeat(first_I, np.diff(self.offsets_I1))
-        positions_D = interleaved_positions(balanced(ranks_2N, self.offsets_Q1)[first_D, self.rows_D], depth)
+        positions_D = _interleaved_positions(_balanced(ranks_2N, self.offsets_Q1)[first_D, self.rows_D], depth)
         clicked_D = self._clicks(positions_D)
         return (
-            balanced_credit(clicked_D, ranks_2N[:, self.rows_D], positions_D, self.offsets_I1),
-            list_totals(clicked_D * weights_2N[:, self.rows_D], self.offsets_I1),
+            _balanced_credit(clicked_D, ranks_2N[:, self.rows_D], positions_D, self.offsets_I1),
+            _list_totals(clicked_D * weights_2N[:, self.rows_D], self.offsets_I1),
         )
 
     def _separate(self, pair: Pair) -> Doubles:
         """Clicks on each ranker's own list."""
-        positions_2N = interleaved_positions(self._ranks(pair) + 1, self.traffic.depth)
+        positions_2N = _interleaved_positions(self._ranks(pair) + 1, self.traffic.depth)
         return np.stack(
-            [list_totals(self._clicks(positions_N[self.rows_D]), self.offsets_I1) for positions_N in positions_2N]
+            [_list_totals(self._clicks(positions_N[self.rows_D]), self.offsets_I1) for positions_N in positions_2N]
         )
 
     def _ranks(self, pair: Pair) -> Ints:
@@ -306,11 +245,6 @@ def lift(credit_2Q: Doubles) -> Difference:
     `L + (c_0q - c_1q - L s_q) / mean(s)` with `s_q` the mean credit of both (Cochran 1977, section 6.4). Exchanging the
     rankers negates it. Interval and p generalise to other queries of the same kind. `credit_2Q` is summed over the
     impressions of each group.
-
-    Example:
-        >>> found = lift(np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0]]))
-        >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
-        (0.667, -0.437, 1.771)
     """
     difference_Q, level_Q = credit_2Q[0] - credit_2Q[1], credit_2Q.mean(axis=0)
     if not level_Q.any():
@@ -324,10 +258,6 @@ def impressions_needed(mean: float, variance: float, *, power: float) -> float |
 
     `((z_.975 + z_power) / mean)^2 variance`, with mean and variance of the difference in an impression, for impressions
     of independent queries (Cohen 1988).
-
-    Example:
-        >>> round(impressions_needed(0.1, 1.0, power=0.8))
-        785
     """
     return ((ndtri(0.975) + ndtri(power)) / mean) ** 2 * variance if mean else None
 
@@ -348,15 +278,9 @@ class MeasureAgreement(Strict):
 
 
 def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> MeasureAgreement:
-    """The agreement of two measures of the same pairs, such as a metric's difference and the lift of interleaving.
-
-    Example:
-        >>> better, worse = (Difference(mean=m, low=m - 1, high=m + 1, p=0.01) for m in (2.0, -3.0))
-        >>> measure_agreement([better, better], [better, worse]).model_dump()["same"]
-        1
-    """
+    """The agreement of two measures of the same pairs, such as a metric's difference and the lift of interleaving."""
     means = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
-    significant = [(x, y) for x, y in means if x.significant and y.significant]
+    significant = [(x, y) for x, y in means if x.excludes_zero and y.excludes_zero]
     values_2P = np.array([(x.mean, y.mean) for x, y in means]).T
     correlation = float(values_2P[0] @ values_2P[1] / math.sqrt((values_2P**2).sum(axis=1).prod())) if means else None
 

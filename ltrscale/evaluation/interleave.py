@@ -36,21 +36,22 @@ from ltrscale.evaluation.impressions import (
 from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
+from ltrscale.stages.stage import BundleUrl, Origin, check_unseen, hashes_of, scored_by
 
 _POWER = 0.8
 """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
 _DOCS_PER_BATCH = 65_536
 
 
-class InterleaveJob(Stage):
+class InterleaveJob(ReportStage):
     """Compare rankers by simulated interleaving: credit, lift, and the impressions needed to see it."""
 
     stage: ClassVar = "interleave"
@@ -112,11 +113,9 @@ class InterleaveJob(Stage):
         """The test split with each of the scores as its labels."""
         return [self.test.with_scores(url) for url in self.scores.values()]
 
-    def run(self) -> bool:
-        """Make the report and print its table."""
-        ran = super().run()
-        print_report(self.out, document(Interleaved.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Interleaved.read(self.out))
 
     def check(self) -> None:
         """Refuse rankers that have seen test periods."""
@@ -128,15 +127,13 @@ class InterleaveJob(Stage):
         return hashes_of(self, *self.scored)
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Compare all pairs of rankers, and commit the findings.
+        """Compare all pairs of rankers, and commit the findings; `groups.parquet` has a row for each group and pair.
 
-        The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and
-        `groups.parquet` with a row for each group and pair. Groups are streamed; about 100 bytes per group and pair
-        stay in memory.
+        Groups are streamed; about 100 bytes per group and pair stay in memory.
 
         Raises:
-            InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is
-                above the highest grade.
+            InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label
+                is above the highest grade.
         """
         shown = _simulated(self)
         result = _compared_rankers(shown, self)

@@ -1,7 +1,7 @@
-"""Metrics in words and tables, in the same form for all reports."""
+"""Metrics in words and tables, in the same form for all reports, and the jobs that print one."""
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
 
 from scipy.special import bdtrc
 
@@ -9,37 +9,47 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
-from ltrscale.reports.document import Table, TableRow
+from ltrscale.reports.document import Document, Table, TableRow, cell
+from ltrscale.reports.findings import Findings, print_report
+from ltrscale.stages.stage import Stage
 
-TableCells = tuple[list[str], list[list[str]]]
-"""Header and rows of a table."""
-Scopes = Mapping[str, Mapping[str, Scope]]
+_Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 
-class WithPolicies(Protocol):
-    """Findings with metrics, as far as it matters for how they are read."""
+class ComparedMethods(Findings):
+    """Findings that compare methods by the same metrics."""
 
-    @property
-    def relevant_from(self) -> float:
-        """Lowest label of a relevant document."""
+    baseline: str | None
+    primary: str
+    """The metric of the comparison column and the picture."""
+    relevant_from: float
+    leave_out_constant: bool
+    """Whether groups of equal labels are left out of the means."""
+    policies: dict[str, str]
+    """What the formula of each metric leaves open, such as ties."""
+    resamples: int
+    """Bootstrap resamples of intervals."""
 
-    @property
-    def leave_out_constant(self) -> bool:
-        """Whether groups of equal labels are left out."""
 
-    @property
-    def policies(self) -> Mapping[str, str]:
-        """The policy of each metric."""
+class ReportStage(Stage):
+    """A stage that commits findings with a report."""
 
-    @property
-    def resamples(self) -> int:
-        """Bootstrap resamples of intervals."""
+    @abstractmethod
+    def page(self) -> Document:
+        """The report of the committed findings."""
+
+    def run(self, *, show: bool = True) -> bool:
+        """Make the output, and print the report's opening if `show` is set."""
+        ran = super().run()
+        if show:
+            print_report(self.out, self.page())
+        return ran
 
 
 _SKEWED = 5
 """Number of skewed differences that a report names."""
-LETOR_PREFIX = "letor_"
+_LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
@@ -70,7 +80,7 @@ def definitions(
     ]
     if leave_out_constant:
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
-    if any(metric.startswith(LETOR_PREFIX) for metric in metrics):
+    if any(metric.startswith(_LETOR_PREFIX) for metric in metrics):
         lines.append(
             "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
@@ -78,56 +88,29 @@ def definitions(
     return lines
 
 
-def number(value: float | None) -> str:
-    """A metric's value; a dash for None.
-
-    Example:
-        >>> number(0.5), number(None)
-        ('0.5000', '-')
-    """
-    return "-" if value is None else f"{value:.4f}"
-
-
 def cutoffs(metrics: Iterable[str]) -> list[str]:
     """The metrics of a table of methods: NDCG at each cut-off, and all under LETOR's policy."""
-    return [name for name in metrics if name.startswith(("ndcg@", LETOR_PREFIX))]
+    return [name for name in metrics if name.startswith(("ndcg@", _LETOR_PREFIX))]
 
 
 def with_error(mean: float | None, std_error: float | None) -> str:
-    """A mean, with its standard error if it has one.
-
-    Example:
-        >>> with_error(0.5, 0.01), with_error(0.5, None)
-        ('0.5000 ± 0.0100', '0.5000')
-    """
-    return number(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
+    """A mean, with its standard error if it has one."""
+    return cell(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
 
 
-def against_header(metric: str, baseline: str | None) -> list[str]:
-    """The header of the columns that `against` fills; none without a baseline."""
-    return [] if baseline is None else [f"{metric_label(metric)} - {baseline} [95%]", "p"]
-
-
-def against(comparison: Comparison | None) -> list[str]:
-    """The difference from the baseline with its interval, and the adjusted p value; dashes for the baseline itself.
-
-    A difference over too few draws of labels has neither.
-
-    Example:
-        >>> against(Comparison(difference=0.01, low=-0.02, high=0.04, p=0.1, p_holm=0.2))
-        ['+0.0100 [-0.0200, +0.0400]', '0.2000']
-    """
+def with_interval(comparison: Comparison | None) -> str:
+    """The difference from the baseline with its interval; a dash for the baseline itself."""
     if comparison is None:
-        return ["-", "-"]
-    c = comparison
-    if c.low is None or c.high is None:
-        return [f"{c.difference:+.4f} (cannot judge)", number(c.p_holm)]
-    return [f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]", number(c.p_holm)]
+        return "-"
+    return cell(comparison.figure, "+.4f") + (" (cannot judge)" if comparison.low is None else "")
 
 
-def columns_against(metric: str, baseline: str | None, scope: Scope) -> dict[str, str]:
-    """The difference from the baseline and its p value, by column; none without a baseline."""
-    return dict(zip(against_header(metric, baseline), against(scope.comparisons.get(metric)), strict=False))
+def columns_against(metric: str, baseline: str | None, scope: Scope) -> TableRow:
+    """The difference from the baseline and its adjusted p value, by column; none without a baseline."""
+    if baseline is None:
+        return {}
+    c = scope.comparisons.get(metric)
+    return {f"{metric_label(metric)} - {baseline} [95%]": with_interval(c), "p": None if c is None else c.p_holm}
 
 
 def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
@@ -147,12 +130,14 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
     detectable = [
-        f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
+        f"{name} {cell(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
         for name, c in compared.items()
         if c.detectable is not None
     ]
     small = [
-        f"{name} {against(c)[0]}" for name, c in compared.items() if c.high is not None and c.difference < 0 <= c.high
+        f"{name} {with_interval(c)}"
+        for name, c in compared.items()
+        if c.high is not None and c.difference < 0 <= c.high
     ]
     lines = []
     if small:
@@ -169,10 +154,6 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     """A line if more differences look skewed than chance explains in 19 of 20 reports; keys name the differences.
 
     By chance one in 20 looks skewed (`Means.skewed_M`); their number is binomial if they are independent.
-
-    Example:
-        >>> len(skewed_draws({"a": True})), len(skewed_draws({"a": True, "b": False, "c": False}))
-        (1, 0)
     """
     count = sum(skewed.values())
     if not count or bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:
@@ -185,7 +166,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     ]
 
 
-def how_to_read(judged: WithPolicies, scopes: Iterable[Scope]) -> list[str]:
+def how_to_read(judged: ComparedMethods, scopes: Iterable[Scope]) -> list[str]:
     """Definitions of the metrics of these scopes, and how their intervals and p values were made."""
     scopes = list(scopes)
     stated = definitions(
@@ -194,10 +175,10 @@ def how_to_read(judged: WithPolicies, scopes: Iterable[Scope]) -> list[str]:
         leave_out_constant=judged.leave_out_constant,
         stated=judged.policies,
     )
-    return [*stated, *how_intervals(scopes, judged.resamples)]
+    return [*stated, *_how_intervals(scopes, judged.resamples)]
 
 
-def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
+def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     """How intervals and p values were made, for the kinds that occur, and what they generalise to."""
     scopes = list(scopes)
     summaries = [next(iter(scope.summaries.values())).draws for scope in scopes]
@@ -220,7 +201,7 @@ def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_summaries(scopes: Scopes) -> Table:
+def all_summaries(scopes: _Scopes) -> Table:
     """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
     rows: list[TableRow] = []
     for groups, of_methods in scopes.items():
@@ -234,7 +215,7 @@ def all_summaries(scopes: Scopes) -> Table:
     return Table.from_rows(rows)
 
 
-def all_comparisons(scopes: Scopes) -> Table:
+def all_comparisons(scopes: _Scopes) -> Table:
     """A row for each metric of each method, except the baseline."""
     return Table.from_rows(
         [
@@ -242,7 +223,7 @@ def all_comparisons(scopes: Scopes) -> Table:
                 "groups": groups,
                 "metric": metric_label(metric),
                 "method": method,
-                "difference [95%]": against(c)[0],
+                "difference [95%]": with_interval(c),
                 "p": c.p,
                 "p (Holm)": c.p_holm,
                 "draws": c.draws,

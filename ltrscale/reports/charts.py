@@ -7,7 +7,10 @@ only as data and titles, never in an expression.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # drawing needs no configs
+    from ltrscale.reports.document import Figure
 
 Spec = dict[str, Any]
 """A Vega-Lite specification."""
@@ -27,22 +30,6 @@ _FEW_COLOURS = 10
 """Maximum number of series for the scheme of 10 colours; more take the scheme of 20."""
 _LABEL_COLOURS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
 """Colours of labels from 0 up, readable on white and on black."""
-
-
-class Estimated(Protocol):
-    """A mean and its interval."""
-
-    @property
-    def mean(self) -> float | None:
-        """The estimate."""
-
-    @property
-    def low(self) -> float | None:
-        """Lower end."""
-
-    @property
-    def high(self) -> float | None:
-        """Upper end."""
 
 
 def theme(*, dark: bool) -> Spec:
@@ -99,12 +86,12 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
     return _encoding("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
 
 
-def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
+def interval_row(name: str, summary: "Figure", **more: Any) -> dict[str, Any]:
     """A row of `interval_chart`: a mean and its interval, null if undefined."""
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
 
 
-def curve_rows(name: str, estimates: Mapping[Any, Estimated], *, shift: float = 1.0) -> list[dict[str, Any]]:
+def curve_rows(name: str, estimates: Mapping[Any, "Figure"], *, shift: float = 1.0) -> list[dict[str, Any]]:
     """Rows of `lines` for the series `name`: estimates by `x`, which is multiplied by `shift`; undefined ones left out.
 
     Series that are shifted differently do not hide each other.
@@ -125,16 +112,10 @@ def interval_chart(
     log: bool = False,
     unit: str = "",
 ) -> Spec:
-    """Dots with bars, one row for each name.
+    """Dots with bars: a row for each name, with `name`, `mean`, `low`, `high`.
 
-    Args:
-        rows: `name`, `mean`, `low`, `high`; `series`, to colour the rows of a name; and `faded` for a row in the
-            background.
-        title: title of the values.
-        at: a value to mark with a line.
-        order: all series of the page, for their colours.
-        log: whether values are on a logarithmic scale.
-        unit: format of the values; by default plain numbers.
+    Rows may have a `series`, which colours them in the `order` of the page, and `faded`, for the background. A line
+    marks the value `at`; `log` is of the values, and `unit` their format.
     """
     names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
     y: Spec = {"y": _encoding("name", "nominal", sort=names)}
@@ -170,20 +151,10 @@ def lines(
     marks: ChartRows = (),
     level: float | None = None,
 ) -> Spec:
-    """A line for each series, with intervals if the rows have them.
+    """A line for each series: the rows have `x`, `y`, `series`, and `low` and `high` if there is an interval.
 
-    Args:
-        rows: `x`, `y`, `series`, and `low` and `high` if there is an interval.
-        x: title of the x axis.
-        y: title of the y axis.
-        log: whether the x axis is logarithmic.
-        ordinal: whether `x` are names.
-        ticks: the ticks of the x axis; by default round numbers.
-        order: all series of the page, for their colours.
-        dots: whether each value has a dot.
-        zero: whether the y axis begins at 0.
-        marks: `x` of points to mark on the line of `level`, with their `series`.
-        level: a value to mark with a line.
+    `x` may be names (`ordinal`); `ticks` are those of the x axis, by default round numbers, and `order` has all series
+    of the page, for their colours. `level` is a value to mark with a line, on which `marks` are points of a `series`.
     """
     scale = {"type": "log", "nice": False, "padding": 20} if log else {"zero": False, "padding": 20 if ticks else 0}
     axis = {"values": list(ticks), "format": "~s"} if ticks else {}
@@ -208,14 +179,7 @@ def lines(
 
 
 def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
-    """A bar for each name, side by side for several series of a name.
-
-    Args:
-        rows: `name`, `value` and `series`.
-        title: title of the values.
-        order: all series of the page, for their colours.
-        unit: format of the values; by default shares in percent.
-    """
+    """A bar for each row of `name`, `value` and `series`, side by side for a name's series; `unit` formats values."""
     names, series = _in_order(rows, "name"), _in_order(rows, "series")
     encoding: Spec = {
         "y": _encoding("name", "nominal", sort=names),
@@ -270,12 +234,7 @@ def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
 
 
 def shade(label: float, highest: float) -> int:
-    """The index of a label's colour among five: 0 for no relevance, 4 for the highest label.
-
-    Example:
-        >>> [shade(label, 4) for label in (0, 1, 4)], [shade(label, 1) for label in (0, 1)]
-        ([0, 1, 4], [0, 4])
-    """
+    """The index of a label's colour among five: 0 for no relevance, 4 for the highest label."""
     if label <= 0 or highest <= 0:
         return 0
     return max(1, min(4, round(4 * label / highest)))
@@ -284,10 +243,8 @@ def shade(label: float, highest: float) -> int:
 def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
     """Parallel coordinates: a line for each setting, coloured by its value.
 
-    Args:
-        rows: `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`.
-        ends: `axis`, `place` and `shown` of the texts beside the axes.
-        title: title of the values.
+    The rows have `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`;
+    `ends` have `axis`, `place` and `shown` of the texts beside the axes.
     """
     axes = _in_order(rows, "axis")
     across = {"x": _encoding("axis", "nominal", sort=axes, axis={**_named(axes), "grid": True})}

@@ -6,10 +6,9 @@ All texts are plain; each output format escapes them.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ltrscale.config import Strict
-from ltrscale.reports.charts import Estimated, Spec
 
 
 class Figure(Strict):
@@ -19,8 +18,13 @@ class Figure(Strict):
     low: float | None
     high: float | None
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval is known and does not contain 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
-TableCell = str | float | Estimated | None
+
+TableCell = str | float | Figure | None
 """A value of a table: a text, a count, a figure, or an estimate with its interval; None where there is none."""
 TableRow = dict[str, TableCell]
 """Values by column."""
@@ -86,8 +90,7 @@ def cell(value: TableCell, form: str = ".4f") -> str:
     """A value as text: a figure, and an estimate with its interval if it has one, in this form; a dash for None.
 
     Example:
-        >>> from ltrscale.evaluation.statistics.crossed import Difference
-        >>> cell(Difference(mean=0.5, low=0.4, high=0.6, p=None), ".2f"), cell(0.5), cell(1200), cell(None)
+        >>> cell(Figure(mean=0.5, low=0.4, high=0.6), ".2f"), cell(0.5), cell(1200), cell(None)
         ('0.50 [0.40, 0.60]', '0.5000', '1,200', '-')
     """
     match value:
@@ -104,12 +107,7 @@ def cell(value: TableCell, form: str = ".4f") -> str:
 
 
 def is_figure(text: str) -> bool:
-    """True if a cell holds a figure or a placeholder for one, to align right.
-
-    Example:
-        >>> [is_figure(text) for text in ("+0.1 [-0.1, 0.3]", "-", "n/a", "gbdt")]
-        [True, True, True, False]
-    """
+    """True if a cell holds a figure or a placeholder for one, to align right."""
     return text[:1] in "0123456789+-<" or text == "n/a"
 
 
@@ -117,7 +115,8 @@ def is_figure(text: str) -> bool:
 class Chart:
     """A chart, and a description of it."""
 
-    spec: Spec
+    spec: dict[str, Any]
+    """A Vega-Lite specification."""
     shows: str
     name: str = ""
     """Name of its picture, such as `curves`; by default its number in the document."""

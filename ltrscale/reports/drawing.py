@@ -19,7 +19,7 @@ _WAIT_S = 120.0
 """Time limit for the pictures of a document; each takes about 0.1 s."""
 
 
-OWN_NAMES = (
+_OWN_NAMES = (
     *("constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable"),
     *("toLocaleString", "toString", "valueOf", "__proto__"),
     *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__"),
@@ -28,19 +28,15 @@ OWN_NAMES = (
 
 
 def drawable(value: Any) -> Any:
-    r"""A specification without what pictures or browsers cannot read.
+    """A specification without what pictures or browsers cannot read.
 
-    Control characters become visible, and numbers that are not finite become null. A text in `OWN_NAMES` gets an
+    Control characters become visible, and numbers that are not finite become null. A text in `_OWN_NAMES` gets an
     invisible trailing space.
-
-    Example:
-        >>> drawable({"name": "a\x00b\x1b", "mean": float("nan"), "rows": [1, "toString"]})
-        {'name': 'a␀b␛', 'mean': None, 'rows': [1, 'toString ']}
     """
     match value:
         case str():
             text = value if value.isprintable() else "".join(map(_visible, value))
-            return f"{text} " if text in OWN_NAMES else text
+            return f"{text} " if text in _OWN_NAMES else text
         case float():
             return value if math.isfinite(value) else None
         case dict():

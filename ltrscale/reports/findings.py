@@ -50,23 +50,21 @@ class Findings(Strict):
         return self.model_dump_json(indent=1) + "\n"
 
 
-def write_report(
-    commit: storage.Commit, findings: Findings, document: Document, *, also: Mapping[str, str] | None = None
-) -> None:
-    """Write to a commit: results, the document that shows them, and the texts of other files by name."""
-    texts = {name: text.encode() for name, text in {**(also or {}), findings.file: findings.to_json()}.items()}
-    write_files(commit, texts | files(document))
+def write_report(commit: storage.Commit, findings: Findings, document: Document | None = None) -> None:
+    """Write to a commit: results, and the document that shows them."""
+    pages = {} if document is None else files(document)
+    write_files(commit, {findings.file: findings.to_json().encode(), **pages})
 
 
 def commit_report(
     out: str,
     findings: Findings,
-    document: Document,
+    document: Document | None = None,
     *,
     made_by: Mapping[str, Any],
     tables: Mapping[str, pa.Table] | None = None,
 ) -> None:
-    """Commit results and the document that shows them to a directory, with tables in Parquet by file name."""
+    """Commit results, the document that shows them, and tables in Parquet by file name to a directory."""
     with storage.Commit(out) as commit:
         for name, rows in (tables or {}).items():
             with commit.file(name) as path:
@@ -159,14 +157,7 @@ def _texts(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], plain: Callable[[str], str] = escape) -> str:
-    """A Markdown table with aligned columns, readable in a terminal too; numbers are right-aligned.
-
-    Example:
-        >>> print(table(["method", "MAP"], [["gbdt", "0.5"]]))
-        | method | MAP |
-        | ------ | --: |
-        | gbdt   | 0.5 |
-    """
+    """A Markdown table with aligned columns, readable in a terminal too; numbers are right-aligned."""
     cells = [[plain(text) for text in row] for row in (header, *rows)]
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
     right = [all(is_figure(row[i]) for row in cells[1:]) for i in range(len(header))]

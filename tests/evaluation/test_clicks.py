@@ -18,7 +18,7 @@ from ltrscale.config import validate
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.evaluation import click_log
-from ltrscale.evaluation.click_log import ClicksJob, understand
+from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.click_log_page import UnderstoodLog, document
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
@@ -51,7 +51,7 @@ def data(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def found(data: str) -> UnderstoodLog:
-    return understand(config(data, depth=6))
+    return config(data, depth=6).understood()
 
 
 def odd_rows() -> list[Row]:
@@ -104,7 +104,7 @@ def test_counts_by_position_are_those_of_a_loop(tmp_path: Path) -> None:
 
 def test_the_layout_of_files_changes_nothing(rows: list[Row], found: UnderstoodLog, tmp_path: Path) -> None:
     small = write_log(str(tmp_path / "small"), rows, row_group_bytes=2_000)
-    other = understand(config(small, depth=6))
+    other = config(small, depth=6).understood()
     assert other.replace(data=found.data) == found
 
 
@@ -139,7 +139,7 @@ def still(rows: list[Row]) -> list[Row]:
 
 
 def test_it_refuses_where_no_document_moves(rows: list[Row], tmp_path: Path) -> None:
-    found = understand(config(write_log(str(tmp_path / "still"), still(rows)), depth=6))
+    found = config(write_log(str(tmp_path / "still"), still(rows)), depth=6).understood()
     assert found.propensities.harvested is None
     assert found.propensities.em is None
     assert found.propensities.ratio[5].mean is not None
@@ -163,18 +163,18 @@ def test_it_refuses_positions_that_nothing_links_and_names_the_depth_that_would_
         for row in rows
     ]
     url = write_log(str(tmp_path / "lower"), lower)
-    found = understand(config(url, depth=6))
+    found = config(url, depth=6).understood()
     assert found.links.parts == ((1, 2, 3, 4), (5,), (6,))
     assert found.refusal is not None
     assert "parts: 1-4; 5; 6, so no" in found.refusal
     assert found.refusal.endswith("or set depth to 4.")
     assert found.propensities.harvested is None
-    assert understand(config(url, depth=4)).propensities.harvested is not None
+    assert config(url, depth=4).understood().propensities.harvested is not None
 
 
 def test_em_needs_documents_that_were_shown_often(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(click_log, "IMPRESSIONS_PER_PAIR", 500)
-    found = understand(config(data, depth=6))
+    monkeypatch.setattr(click_log, "_IMPRESSIONS_PER_PAIR", 500)
+    found = config(data, depth=6).understood()
     assert found.propensities.em is None
     assert found.propensities.harvested is not None
     assert "There are none by EM" in page(found)
@@ -192,7 +192,7 @@ def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
     assert (read.labels_D == 3).all()
     none = [{**row, "labels": None} for row in some]
     assert read_log(config(write_log(str(tmp_path / "none"), none))).labels is None
-    found = understand(config(clicked))
+    found = config(clicked).understood()
     assert all(model.ndcg is None for model in found.models)
     assert found.trust is None or found.trust.judged_by == "clicks"
     assert "NDCG" not in page(found)
@@ -203,7 +203,7 @@ def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[R
     for name, grade in (("whole", 1.0), ("decimal", 0.7)):
         judged = [{**row, "relevance": [grade * (d % 2) for d in range(len(row["clicks"]))]} for row in rows]
         log = write_log(str(tmp_path / name), [{**row, "labels": row["clicks"]} for row in judged])
-        trusts.append(understand(config(log, depth=6, relevant_from=grade)).trust)
+        trusts.append(config(log, depth=6, relevant_from=grade).understood().trust)
     assert trusts[0] is not None
     assert trusts[0].judged_by == "relevance"
     assert trusts[0].good > 0
@@ -217,7 +217,7 @@ def test_the_last_fifth_of_the_periods_is_held_out_unless_a_split_is(
     assert (read.held_out_S.sum(), read.in_log_S.sum()) == (450, 1800)
     only = {"log": {"data": data, "periods": "a"}}
     assert not read_log(config(data, **only)).held_out_S.any()
-    assert "No click model is judged" in page(understand(config(data, **only)))
+    assert "No click model is judged" in page(config(data, **only).understood())
     apart = read_log(config(data, **only, held_out={"data": data, "periods": ["b", "c"]}))
     assert (apart.in_log_S.sum(), apart.held_out_S.sum()) == (450, 900)
     assert not (apart.in_log_S & apart.held_out_S).any()
@@ -287,7 +287,7 @@ def test_what_relabelling_simulates_is_found(rows: list[Row], tmp_path: Path, ji
     step = {"kind": "clicks", "user": {"kind": "pbm", "trust": trust}, "noise": 0.2, "jitter": jitter, "copies": 150}
     steps = RelabelConfig.model_validate({"steps": [step]})
     relabel(steps, url, str(tmp_path / "log"), origin={}, report=lambda _: None)
-    found = understand(config(str(tmp_path / "log"), query="query_id", depth=6))
+    found = config(str(tmp_path / "log"), query="query_id", depth=6).understood()
     assert found.labels == "relevance"
     assert found.exposure.groups == 60 * 150
     if jitter == 0:
@@ -326,8 +326,8 @@ def evaluation(judged: tuple[str, str], **keys: Any) -> EvaluateConfig:
 
 
 def test_rankers_are_judged_on_labels_and_on_clicks_side_by_side(judged: tuple[str, str], tmp_path: Path) -> None:
-    plain = evaluate(evaluation(judged), str(tmp_path / "plain"), made_by={}, report=lambda _: None)
-    both = evaluate(evaluation(judged, clicks=True), str(tmp_path / "both"), made_by={}, report=lambda _: None)
+    plain = evaluate(evaluation(judged), str(tmp_path / "plain"), made_by={})
+    both = evaluate(evaluation(judged, clicks=True), str(tmp_path / "both"), made_by={})
     before, after = (found.methods[0].slices["all"].summaries for found in (plain, both))
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"click_ndcg@1", "click_ndcg@5", "click_ndcg@10"}
@@ -354,4 +354,4 @@ def test_clicks_that_are_not_there_are_named(judged: tuple[str, str], rows: list
     url = write_log(str(tmp_path / "less"), less)
     config = evaluation((url, judged[1]), clicks=True)
     with pytest.raises(InputError, match=r"no column 'clicks', which evaluate\.clicks names; leave it out"):
-        evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        evaluate(config, str(tmp_path / "out"), made_by={})

@@ -22,16 +22,16 @@ from ltrscale.evaluation.impressions import (
     Pair,
     RankedGroups,
     Traffic,
-    balanced,
-    balanced_credit,
-    debiased_weights,
+    _balanced,
+    _balanced_credit,
+    _debiased_weights,
+    _interleaved_positions,
+    _team_credit,
+    _team_draft,
     impressions_needed,
-    interleaved_positions,
     lift,
     measure_agreement,
     simulate,
-    team_credit,
-    team_draft,
 )
 from ltrscale.evaluation.interleave import Interleaved, InterleaveJob, document
 from ltrscale.evaluation.statistics.crossed import Difference
@@ -330,7 +330,7 @@ def shown_lists(positions_N: NDArray[np.generic], offsets_Q1: NDArray[np.int64])
 
 def test_balanced_lists_are_those_of_the_algorithm() -> None:
     ranks_2N, offsets_Q1 = batched(PAIRS)
-    for first, positions_N in enumerate(balanced(ranks_2N, offsets_Q1)):
+    for first, positions_N in enumerate(_balanced(ranks_2N, offsets_Q1)):
         expected = [slow.balanced(a, b, a_first=first == 0) for a, b in PAIRS]
         # the algorithm ends with one of the rankings, whose last documents the other has no turn for
         found = shown_lists(positions_N, offsets_Q1)
@@ -343,7 +343,7 @@ def test_team_drafts_are_those_of_the_algorithm_for_all_coins(depth: int | None)
     cases = [(a, b, coins) for a, b in PAIRS for coins in itertools.product((0, 1), repeat=(len(a) + 1) // 2)]
     ranks_2N, offsets_Q1 = batched([(a, b) for a, b, _ in cases])
     coins_N = np.concatenate([np.resize(coins, len(a)) for a, _, coins in cases])
-    positions_N, teams_N = team_draft(ranks_2N, offsets_Q1, coins_N, depth=depth)
+    positions_N, teams_N = _team_draft(ranks_2N, offsets_Q1, coins_N, depth=depth)
     for (a, b, coins), start, end in zip(cases, offsets_Q1, offsets_Q1[1:], strict=False):
         expected, team_a, _ = slow.team_draft(a, b, coins)
         drafted = expected[:depth]
@@ -358,12 +358,12 @@ def test_balanced_credit_is_that_of_the_definition_for_all_clicks(depth: int | N
     for a, b in all_pairs(4):
         ranks_2N, offsets_Q1 = batched([(a, b)])
         for first in (0, 1):
-            positions_N = interleaved_positions(balanced(ranks_2N, offsets_Q1)[first], depth)
+            positions_N = _interleaved_positions(_balanced(ranks_2N, offsets_Q1)[first], depth)
             order = [int(d) for d in np.argsort(positions_N) if not np.isnan(positions_N[d])]
             for n in range(len(order) + 1):
                 for clicked in itertools.combinations(order, n):
                     clicked_N = np.isin(np.arange(4), clicked)
-                    credit_21 = balanced_credit(clicked_N, ranks_2N, positions_N, offsets_Q1)
+                    credit_21 = _balanced_credit(clicked_N, ranks_2N, positions_N, offsets_Q1)
                     expected = slow.balanced_credit(a, b, order, set(clicked))
                     assert tuple(credit_21[:, 0]) == expected
 
@@ -376,26 +376,26 @@ def expected_credits(
     A table of single clicks is enough where the credit is additive; for balanced interleaving it is the case of one.
     """
     (n, ranks_2N, offsets_Q1) = (len(pair[0]), *batched([pair]))
-    weights_2N = debiased_weights(ranks_2N, offsets_Q1, eta=eta, depth=depth)
+    weights_2N = _debiased_weights(ranks_2N, offsets_Q1, eta=eta, depth=depth)
     of_lists: dict[str, list[NDArray[np.float64]]] = {"balanced": [], "debiased": [], "team_draft": []}
 
     def over_clicks(positions_N: NDArray[np.float64]) -> list[tuple[NDArray[np.bool_], float]]:
         there = [d for d in range(n) if not np.isnan(positions_N[d])]
         return [(np.arange(n) == d, clicks[d, int(positions_N[d]) - 1]) for d in there]
 
-    for positions_N in balanced(ranks_2N, offsets_Q1):
-        each = over_clicks(interleaved_positions(positions_N, depth))
+    for positions_N in _balanced(ranks_2N, offsets_Q1):
+        each = over_clicks(_interleaved_positions(positions_N, depth))
         of_lists["balanced"].append(
             sum(
-                p * balanced_credit(c, ranks_2N, interleaved_positions(positions_N, depth), offsets_Q1)[:, 0]
+                p * _balanced_credit(c, ranks_2N, _interleaved_positions(positions_N, depth), offsets_Q1)[:, 0]
                 for c, p in each
             )
         )
         of_lists["debiased"].append(sum(p * weights_2N[:, c][:, 0] for c, p in each))
     for coins in itertools.product((0, 1), repeat=n):
-        positions_N, teams_N = team_draft(ranks_2N, offsets_Q1, np.array(coins), depth=depth)
+        positions_N, teams_N = _team_draft(ranks_2N, offsets_Q1, np.array(coins), depth=depth)
         each = over_clicks(positions_N)
-        of_lists["team_draft"].append(sum(p * team_credit(c, teams_N, offsets_Q1)[:, 0] for c, p in each))
+        of_lists["team_draft"].append(sum(p * _team_credit(c, teams_N, offsets_Q1)[:, 0] for c, p in each))
     return {method: np.mean(values, axis=0) for method, values in of_lists.items()}
 
 
@@ -448,9 +448,9 @@ def test_debiased_credit_finds_what_team_drafts_cannot() -> None:
 @pytest.mark.parametrize("eta", [0.0, 1.0, 2.0])
 def test_debiased_weights_are_bounded(eta: float) -> None:
     ranks_2N, offsets_Q1 = batched(PAIRS)
-    assert debiased_weights(ranks_2N, offsets_Q1, eta=eta).max() <= 2**eta + 1e-12
+    assert _debiased_weights(ranks_2N, offsets_Q1, eta=eta).max() <= 2**eta + 1e-12
     for depth in (1, 2, 3):
-        assert debiased_weights(ranks_2N, offsets_Q1, eta=eta, depth=depth).max() <= 2 * 2**eta + 1e-12
+        assert _debiased_weights(ranks_2N, offsets_Q1, eta=eta, depth=depth).max() <= 2 * 2**eta + 1e-12
 
 
 def test_equal_rankings_have_equal_credit_and_exchanged_ones_exchange_it() -> None:

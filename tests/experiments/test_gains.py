@@ -96,7 +96,7 @@ def test_revenue_from_the_log_is_the_gain_of_the_metric(
     log: pd.DataFrame, datasets: dict[str, Dataset], trees: str, tmp_path: Path
 ) -> None:
     config = evaluation_of(trees, datasets["gain"])
-    found = evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    found = evaluate(config, str(tmp_path / "out"), made_by={})
     (batch,) = iterate(select(config.splits.test, labelled=True), docs_per_batch=100_000)
     assert batch.gains_N is not None
     assert batch.labels_N is not None

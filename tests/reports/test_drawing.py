@@ -40,7 +40,7 @@ def sizes(name: str) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [*("constructor", "__proto__"), *(nightly(n) for n in drawing.OWN_NAMES if n not in ("constructor", "__proto__"))],
+    [*("constructor", "__proto__"), *(nightly(n) for n in drawing._OWN_NAMES if n not in ("constructor", "__proto__"))],
 )
 def test_a_name_that_javascript_knows_is_drawn_as_any_other(name: str) -> None:
     """A picture in which Vega has drawn nothing is far smaller."""

@@ -8,13 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load, scorers_of, with_tokens_of
@@ -26,7 +24,7 @@ from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
-from ltrscale.reports.findings import Findings
+from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage
 
 TAU = "tau"
@@ -43,11 +41,6 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     same order in both rankings and D in opposite orders: 1 for equal rankings, -1 for opposite ones. NaN where either
     ranks nothing: in a group of equal scores, or of one document. Scores are finite; only their order within a
     group matters. Time is O(sum of L^2); memory is one block of pairs.
-
-    Example:
-        >>> one, other = torch.tensor([3.0, 2.0, 1.0, 5.0]), torch.tensor([9.0, 7.0, 8.0, 0.0])
-        >>> kendall_tau(one, other, torch.tensor([0, 3, 4]))  # two pairs of three agree; nothing to rank
-        tensor([0.3333,    nan], dtype=torch.float64)
     """
     tau_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
     for chunk in length_chunks(offsets_Q1, budget=_PAIRS):
@@ -78,11 +71,6 @@ def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -
 
     Documents that tie for the last places have equal chances of a place, independently in both rankings; the value is
     the expected overlap. NaN in groups of at most k documents, where the first k are all documents. Scores are finite.
-
-    Example:
-        >>> one, other = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])
-        >>> [top_overlap(one, other, torch.tensor([0, 3]), k=k).item() for k in (1, 2, 3)]
-        [0.5, 1.0, nan]
     """
     overlap_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
     for chunk in length_chunks(offsets_Q1, budget=_SLOTS, quadratic=False):
@@ -132,18 +120,14 @@ class AgreementJob(Stage):
         selection = select(self.test.with_scores(self.scores), labelled=True)
         values_QTM, gids_Q, documents = _agreement_by_group(self, selection)
         of_models = [Blocks.from_values(values_QtM) for values_QtM in np.split(values_QTM, len(self.models), axis=1)]
-        scopes_K = scopes(of_models, _MEASURES, baseline=None, samples=self.resamples, seed=self.seed)
+        (scopes_K,) = scopes([of_models], _MEASURES, baseline=None, samples=self.resamples, seed=self.seed)
         models = {name: scope.summaries for name, scope in zip(self.models, scopes_K, strict=True)}
         tables = [
             pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(_MEASURES, values_QM.T, strict=True))})
             for name, values_QM in zip(self.models, values_QTM.swapaxes(0, 1), strict=True)
         ]
-        with storage.Commit(self.out) as commit:
-            with commit.file(GROUPS) as path:
-                pq.write_table(pa.concat_tables(tables), path)
-            with commit.file(Agreement.file) as path:
-                path.write_text(Agreement(models=models, groups=len(gids_Q), documents=documents).to_json())
-            commit.finish({"made_by": origin})
+        found = Agreement(models=models, groups=len(gids_Q), documents=documents)
+        commit_report(self.out, found, made_by=origin, tables={GROUPS: pa.concat_tables(tables)})
         for name, summaries in models.items():
             report({"model": name, **{measure: summary.mean for measure, summary in summaries.items()}})
 

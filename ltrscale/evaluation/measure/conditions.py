@@ -1,16 +1,12 @@
-"""Conditions on query groups, such as `n_documents > 50 and meta_device == 'mobile'`.
+"""Conditions on query groups, such as `n_documents > 50 and meta_device == 'mobile'`; docs/methods.md has the grammar.
 
-Python's parser reads them, and nothing in them is executed. They have Python's comparisons (`==`, `!=`, `<`, `<=`,
-`>`, `>=`), `in ['a', 'b']` and `not in`, `and`, `or`, `not` and parentheses; `is null` and `is not null` look for
-missing values. Constants are numbers, 'TEXT' and "TEXT" without escapes, true and false. Any other word, and
-`ANY NAME` in backquotes, is a column of the query group. Inside `any(...)` and `all(...)` the condition applies to each
-document and can name its columns too; these come first where a group's column has the same name. `all` holds for a
-group without documents. A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is
-its opposite. A category of documents is compared with a text, which stands for its code.
+Python's parser reads them, and nothing in them is executed. Any word that the grammar lacks, and `ANY NAME` in
+backquotes, is a column of the query group, or inside `any(...)` and `all(...)` of each document. A comparison with a
+missing value is false, whatever the operator; so is `in`, and `not in` is its opposite. `all` holds for a group without
+documents.
 
-Numbers compare as they were typed. Features and labels are float32, which cannot represent 0.1 exactly, so a constant
-beside them is rounded to the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole
-numbers, even beyond 2^53; beside a fraction they are rounded to the nearest float64.
+Numbers compare as they were typed: a constant beside a float32 is rounded to the nearest float32 too, so that a price
+of 0.1 equals 0.1. Whole numbers compare as whole numbers, even beyond 2^53; beside a fraction they are float64.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -57,10 +53,6 @@ def parse(text: str) -> ast.expr:
 
     Raises:
         ValueError: the text is not a condition; the message says where.
-
-    Example:
-        >>> ast.unparse(parse("not n_documents > 50 and class is null"))
-        'not n_documents > 50 and class is None'
     """
     text = text.strip()
     meant: dict[str, ast.expr] = {"null": ast.Constant(None), "true": ast.Constant(True), "false": ast.Constant(False)}

@@ -22,6 +22,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
@@ -32,14 +33,14 @@ from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
+from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 _AT_ONCE = 512
 _ROWS_SHOWN = 15
 
 
-class ContrastJob(Stage):
+class ContrastJob(ReportStage):
     """Report which features solve the contrast of a pretrained bundle."""
 
     stage: ClassVar = "contrast"
@@ -57,23 +58,21 @@ class ContrastJob(Stage):
     """Seed of the views and the permutations."""
 
     @property
-    def documents(self) -> Split:
+    def split(self) -> Split:
         """The documents to sample from."""
         return Split(data=(self.data,), periods=self.periods)
 
-    def run(self) -> bool:
-        """Make the report and print its first rows."""
-        ran = super().run()
-        print_report(self.out, document(Contrast.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Contrast.read(self.out))
 
     def splits_read(self) -> list[Split]:
         """The documents."""
-        return [self.documents]
+        return [self.split]
 
     def inputs(self) -> dict[str, str]:
         """Content of the bundle and the documents."""
-        return hashes_of(self, self.documents)
+        return hashes_of(self, self.split)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Measure the contrast as trained and with each feature permuted, and commit the report.
@@ -95,7 +94,7 @@ class ContrastJob(Stage):
                 f"{self.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
                 "name a bundle of another method, such as simclr_rank"
             )
-        whole = select(self.documents, labelled=False).serving(opened.features, whose=self.bundle)
+        whole = select(self.split, labelled=False).serving(opened.features, whose=self.bundle)
         sample = spread(whole, documents=round(self.groups * whole.n_documents / whole.n_groups))
         net = _pretrained(opened, settings, sample)
         stream = GroupStream(whole, settings.stream).config  # as many streams as in training on these groups
@@ -199,7 +198,7 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
             draw = Draw(net.transform.numeric_F, offsets_Q1, generator, net.marginals_SF, net.rates_F, groups)
             first_NF, second_NF = method.views(net, x_NF, draw)
             z0_NP, among_Q1 = net.project(first_NF, draw), method.among(offsets_Q1)
-            order_N = shuffled(among_Q1, generator)
+            order_N = _shuffled(among_Q1, generator)
             for row, sums_4 in enumerate(sums_V4):
                 view_NF = second_NF.clone()
                 if row:
@@ -221,13 +220,8 @@ def _batch_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, 
     return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, contrasted])
 
 
-def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
-    """The documents in an order that is random within each group, shape [N].
-
-    Example:
-        >>> shuffled(torch.tensor([0, 3, 5]), torch.Generator().manual_seed(0)).tolist()
-        [2, 1, 0, 4, 3]
-    """
+def _shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
+    """The documents in an order that is random within each group, shape [N]."""
     group_N = group_index(offsets_Q1)
     return (group_N + torch.rand(len(group_N), generator=generator, dtype=torch.float64)).argsort()
 
@@ -255,7 +249,7 @@ def document(result: Contrast) -> Document:
             f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
         Table.from_rows(rows[:_ROWS_SHOWN]),
-        Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
+        Chart(_contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
@@ -273,7 +267,7 @@ _HOW_TO_READ = (
 )
 
 
-def contrast_chart(result: Contrast) -> charts.Spec:
+def _contrast_chart(result: Contrast) -> charts.Spec:
     """A bar chart of the loss increase for the first features."""
     rows = [
         {"name": f.name, "value": f.loss - result.loss, "series": "masked" if f.masked else "not masked"}

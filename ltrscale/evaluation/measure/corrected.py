@@ -1,10 +1,8 @@
 """Metrics corrected for positions: each label is weighted by the inverse probability that its position is examined.
 
-A click, or any label that only an examined document can have, occurs with probability `theta_p r`: position p is
-examined with theta_p, and the document is worth r. Weighted by `1 / theta_p`, labels equal r on average (inverse
-propensity scoring, Joachims, Swaminathan and Schnabel 2017, section 4). The figure is a ratio over all groups,
-self-normalised (Swaminathan and Joachims 2015, section 4): the share of the weighted gain of all documents that a
-ranking has in its first k ranks, each rank discounted as in DCG,
+Weighted by `1 / theta_p`, labels that only an examined document can have equal its worth on average (Joachims,
+Swaminathan and Schnabel 2017, section 4). The figure is a self-normalised ratio over all groups (Swaminathan and
+Joachims 2015, section 4): the share of the weighted gain of all documents in the first k ranks, discounted as in DCG,
 
     sum over q, d of w_d g_d discount(rank_d) / sum over q, d of w_d g_d,  g = 2^y - 1, w = min(clip, 1 / theta).
 
@@ -28,7 +26,7 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
-from ltrscale.evaluation.pages import against
+from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
@@ -63,12 +61,7 @@ class WeightCounts(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """The number of documents of equal weight that would say as much: `(sum w)^2 / sum w^2` (Kish 1965).
-
-        Example:
-            >>> WeightCounts(relevant=2, weights=4.0, squares=10.0).effective
-            1.6
-        """
+        """The number of documents of equal weight that would say as much: `(sum w)^2 / sum w^2` (Kish 1965)."""
         return self.weights**2 / self.squares if self.squares else 0.0
 
 
@@ -209,8 +202,8 @@ def summarised(
 
     names, ks = [name for name, _ in methods], correction.cutoffs
     ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
-    scopes_K = scopes(
-        [Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
+    (scopes_K,) = scopes(
+        [[Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]],
         [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
         baseline=None if baseline is None else names.index(baseline),
         samples=samples,
@@ -247,7 +240,8 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
         }
         row[f"share@{k} corrected [95%]"] = method.corrected[k]
         if baseline is not None:
-            row |= zip((f"corrected - {baseline} [95%]", "p"), against(method.comparisons.get(k)), strict=True)
+            c = method.comparisons.get(k)
+            row |= {f"corrected - {baseline} [95%]": with_interval(c), "p": None if c is None else c.p_holm}
         rows.append(row)
     return Table.from_rows(rows, "Corrected for positions"), Points(_what_corrects(corrected, k))
 

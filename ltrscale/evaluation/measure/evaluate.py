@@ -7,9 +7,10 @@ Shapes: Q groups, B blocks of groups, T trials of all methods, K methods, M metr
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor
@@ -38,17 +39,19 @@ from ltrscale.evaluation.measure.report import (
 )
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
-from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes_of
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
-from ltrscale.reports.findings import print_report, write_report
+from ltrscale.reports.document import Document
+from ltrscale.reports.findings import write_files, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.stages.stage import Origin, Stage, check_unseen, content_of, hashes_of, scored_by
+from ltrscale.stages.stage import Origin, check_unseen, content_of, hashes_of, scored_by
 
 
-class EvaluateJob(Stage):
+class EvaluateJob(ReportStage):
     """Evaluate bundles on the test split, with slices and significance."""
 
     stage: ClassVar = "evaluate"
@@ -58,12 +61,9 @@ class EvaluateJob(Stage):
     ray: Operational[bool] = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""
 
-    def run(self, *, show: bool = True) -> bool:
-        """Evaluate, and print the table if `show` is set."""
-        ran = super().run()
-        if show:
-            print_report(self.out, document(Evaluation.read(self.out), self.out))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Evaluation.read(self.out), self.out)
 
     def check(self) -> None:
         """Refuse splits that overlap, and bundles that have seen test periods."""
@@ -81,58 +81,38 @@ class EvaluateJob(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate, and commit the report."""
-        if not self.ray:
-            evaluate(self.evaluate, self.out, made_by=origin, report=report)
-            return
-        with ray_cluster(1):
-            evaluate(self.evaluate, self.out, made_by=origin, report=report, run=run_with_ray, threads=1)
+        with ray_cluster(1) if self.ray else nullcontext():
+            run, threads = (run_with_ray, 1) if self.ray else (run_here, 0)
+            found = evaluate(self.evaluate, self.out, made_by=origin, run=run, threads=threads)
+        for method in found.methods:
+            means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
+            report({"method": method.name, **means})
 
 
 def evaluate(
-    config: EvaluateConfig,
-    out: str,
-    *,
-    made_by: Mapping[str, Any],
-    report: Report,
-    run: Run = run_here,
-    threads: int = 0,
+    config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], run: Run = run_here, threads: int = 0
 ) -> Evaluation:
     """Evaluate every bundle on the labelled groups of the test split and commit the figures to a directory.
 
     The directory holds `report.md` with its picture, `metrics.json` (`Evaluation.read` reads it), `groups.parquet`
     (every metric of every group and trial, null where undefined, and the slices of the group) and `outliers.json`.
-    Memory does not grow with the number of groups, and the figures do not depend on `run`.
-
-    Args:
-        config: see `EvaluateConfig`.
-        out: URL of the directory.
-        made_by: origin, recorded in the manifest.
-        report: receives the means of each method.
-        run: runs the work on each part of the test split, here or with Ray.
-        threads: threads of a tree model; 0 uses all cores.
+    `run` does the work on each part of the test split, here or with Ray, with this many `threads` of a tree model, 0
+    for all cores. Memory does not grow with the number of groups, and the figures do not depend on `run`.
 
     Raises:
-        InputError: splits overlap, a bundle or a period's scores are missing, a bundle was made for other features or
-            gives scores that are not finite, or a slice names a column that does not exist.
+        InputError: a bundle or a period's scores are missing, a bundle was made for other features or gives scores that
+            are not finite, or a slice names a column that does not exist.
     """
-    check_disjoint(config.splits)
-    test = select(config.splits.test, labelled=True)
-    trials = trials_of(config, test)
-    detector = fit_detector(config, config.splits.validation, test)
-    judged = None if config.judged is None else Judged.read(config.judged, config.splits.test)
-    correction = correction_of(config, test)
-    measuring = _measuring(config, test, trials, detector, judged, correction, threads)
-    test = measuring.open(test)
+    basis = _Basis.read(config)
+    measuring = basis.measuring(threads)
+    basis = replace(basis, test=measuring.open(basis.test))
     with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), trials) as file:
-            tallies = _tallied(measuring, test, config, file, run, judged)
-        evaluation = _computed(tallies, trials, test, config, detector=detector, judged=judged, correction=correction)
-        also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
-        write_report(commit, evaluation, document(evaluation, out), also=also)
+        with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), basis.trials) as file:
+            tallies = _tallied(measuring, basis, file, run)
+        evaluation = _computed(tallies, basis)
+        write_report(commit, evaluation, document(evaluation, out))
+        write_files(commit, {"outliers.json": f"{basis.detector.model_dump_json(indent=1)}\n".encode()})
         commit.finish({"made_by": made_by})
-    for method in evaluation.methods:
-        means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
-        report({"method": method.name, **means})
     return evaluation
 
 
@@ -163,35 +143,76 @@ def fit_detector(config: EvaluateSettings, validation_split: Split, test: Select
     )
 
 
-def _measuring(
-    config: EvaluateConfig,
-    test: Selection,
-    trials: Sequence[MethodTrial],
-    detector: OutlierDetector,
-    judged: Judged | None,
-    correction: Correction | None,
-    threads: int,
-) -> Measuring:
-    """The measuring of each part of the test split, here or in another process."""
-    return Measuring(
-        models=tuple(trial.url for trial in trials),
-        scores={url: scored_row_groups(url, test.row_groups) for url in config.scores.values()},
-        slicer=Slicer.make(
-            config.slices,
-            config.slice_by,
-            detector=detector,
-            selection=test,
-            relevant_from=config.relevant_from,
-            training=partial(_seen_in_training, config, test),
-        ),
-        metrics=partial(values_of, metrics=metrics_of(config), settings=config, judged=judged),
-        features=test.features,
-        docs_per_batch=config.docs_per_batch,
-        threads=threads,
-        logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
-        on_clicks=partial(values_of, metrics=clicks_metrics(config), settings=config) if config.clicks else None,
-        correction=correction,
-    )
+@dataclass(frozen=True, eq=False)
+class _Basis:
+    """What an evaluation measures, and by which rules."""
+
+    config: EvaluateConfig
+    test: Selection
+    trials: Sequence[MethodTrial]
+    detector: OutlierDetector
+    judged: Judged | None
+    correction: Correction | None
+
+    @classmethod
+    def read(cls, config: EvaluateConfig) -> Self:
+        """Open what the config names."""
+        test = select(config.splits.test, labelled=True)
+        return cls(
+            config,
+            test,
+            trials_of(config, test),
+            fit_detector(config, config.splits.validation, test),
+            None if config.judged is None else Judged.read(config.judged, config.splits.test),
+            correction_of(config, test),
+        )
+
+    @property
+    def methods(self) -> dict[str, list[MethodTrial]]:
+        """The trials of each method, in the order of all trials."""
+        return {name: list(group) for name, group in itertools.groupby(self.trials, key=lambda trial: trial.method)}
+
+    def measuring(self, threads: int) -> Measuring:
+        """The measuring of each part of the test split, here or in another process."""
+        config, test = self.config, self.test
+        return Measuring(
+            models=tuple(trial.url for trial in self.trials),
+            scores={url: scored_row_groups(url, test.row_groups) for url in config.scores.values()},
+            slicer=Slicer.make(
+                config.slices,
+                config.slice_by,
+                detector=self.detector,
+                selection=test,
+                relevant_from=config.relevant_from,
+                training=partial(_seen_in_training, config, test),
+            ),
+            metrics=partial(values_of, metrics=metrics_of(config), settings=config, judged=self.judged),
+            features=test.features,
+            docs_per_batch=config.docs_per_batch,
+            threads=threads,
+            logits=tuple(t for t, trial in enumerate(self.trials) if trial.logits),
+            on_clicks=partial(values_of, metrics=clicks_metrics(config), settings=config) if config.clicks else None,
+            correction=self.correction,
+        )
+
+    def scopes(
+        self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: int | None, together: int | None = None
+    ) -> list[list[Scope]]:
+        """Summaries and comparisons of each method on each slice, from the sums of all trials."""
+        methods = self.methods
+        ends = np.cumsum([len(trials) for trials in methods.values()])[:-1]
+        return scopes(
+            [
+                [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]
+                for blocks in slices
+            ],
+            metrics,
+            baseline=baseline,
+            samples=self.config.resamples,
+            seed=self.config.seed,
+            labels_K=[[trial.labels for trial in trials] for trials in methods.values()],
+            together=together,
+        )
 
 
 def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
@@ -215,11 +236,7 @@ class Tallies:
     """Sums for the metrics corrected for positions."""
 
     def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
-        """Add the groups of a row group; `groups` is the number of all groups.
-
-        Raises:
-            InputError: a column of `slice_by` has too many values.
-        """
+        """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""
         blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
         self.slices[ALL].add(blocks_Q, values.values_TMQ)
         for name, member_Q in values.slices.items():
@@ -241,37 +258,26 @@ class Tallies:
         return calibrated if calibrated.documents == self.documents else None
 
 
-def _tallied(
-    measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run, judged: Judged | None
-) -> Tallies:
+def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> Tallies:
     """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
-    shape = len(measuring.models), len(all_metrics(config))
+    shape = len(measuring.models), len(all_metrics(basis.config))
     tallies = Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
-    unlisted = [] if judged is None else [measuring.without_list(*each, shape) for each in judged.without_list()]
-    groups = test.n_groups + sum(len(values.gids_Q) for values in unlisted)
-    for values in itertools.chain(measuring.on(test, run), unlisted):
-        tallies.add(values, groups=groups, slice_by=config.slice_by)
+    without_list = [] if basis.judged is None else basis.judged.without_list()
+    unlisted = [measuring.without_list(*each, shape) for each in without_list]
+    groups = basis.test.n_groups + sum(len(values.gids_Q) for values in unlisted)
+    for values in itertools.chain(measuring.on(basis.test, run), unlisted):
+        tallies.add(values, groups=groups, slice_by=basis.config.slice_by)
         file.add(values)
     return tallies
 
 
-def _computed(
-    tallies: Tallies,
-    trials: Sequence[MethodTrial],
-    test: Selection,
-    config: EvaluateConfig,
-    *,
-    detector: OutlierDetector,
-    judged: Judged | None,
-    correction: Correction | None,
-) -> Evaluation:
-    methods = {name: list(group) for name, group in itertools.groupby(trials, key=lambda trial: trial.method)}
-    labels = [(name, [trial.labels for trial in of_method]) for name, of_method in methods.items()]
+def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
+    config, judged, methods = basis.config, basis.judged, basis.methods
     policies = {name: metric.policy for name, metric in clicks_metrics(config).items()}
     for name, metric in metrics_of(config).items():
         policies[name] = metric.policy if judged is None else Judged.policy(metric)
-    by_slice = _by_slice(tallies, methods, config)
-    calibrations_T = iter([tallies.calibration(t) for t in range(len(trials))])
+    by_slice = _by_slice(tallies, basis)
+    calibrations_T = iter([tallies.calibration(t) for t in range(len(basis.trials))])
     results = tuple(
         MethodResult(
             name=name,
@@ -287,22 +293,20 @@ def _computed(
         )
         for k, (name, of_method) in enumerate(methods.items())
     )
-    resampling = {"samples": config.resamples, "seed": config.seed}
-    corrected = summarised(correction, tallies.corrected, labels, baseline=config.baseline, **resampling)
     validation = select(config.splits.validation, labelled=False)
     return Evaluation(
         methods=results,
         baseline=config.baseline,
         primary=config.primary,
-        leads=_leads_of_best(tallies, methods, results, config),
+        leads=_leads_of_best(tallies, results, basis),
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
         policies=policies,
         resamples=config.resamples,
         test=EvaluatedData(
             data=config.splits.test.data,
-            periods=tuple(dict.fromkeys(file.period for file in test.row_groups.own_files)),
-            hash=test.hash,
+            periods=tuple(dict.fromkeys(file.period for file in basis.test.row_groups.own_files)),
+            hash=basis.test.hash,
             groups=tallies.slices[ALL].groups,
             documents=tallies.documents,
             slices={name: tallies.slices[name].groups for name in by_slice},
@@ -311,65 +315,46 @@ def _computed(
             unshown=tallies.unshown,
         ),
         conditions=config.slices,
-        corrected=corrected,
+        corrected=summarised(
+            basis.correction,
+            tallies.corrected,
+            [(name, [trial.labels for trial in of_method]) for name, of_method in methods.items()],
+            baseline=config.baseline,
+            samples=config.resamples,
+            seed=config.seed,
+        ),
         validation_groups=int(validation.row_groups.labelled_R.sum()),
-        detector=detector,
+        detector=basis.detector,
     )
 
 
-_Methods = Mapping[str, Sequence[MethodTrial]]
-"""The trials of each method, by its name and in the order of all trials."""
-
-
-def _scopes_of(
-    slices: Sequence[Blocks],
-    metrics: Sequence[str],
-    methods: _Methods,
-    config: EvaluateConfig,
-    *,
-    baseline: int | None,
-    together: int | None = None,
-) -> list[list[Scope]]:
-    """Summaries and comparisons of each method on each slice, from the sums of all trials."""
-    ends = np.cumsum([len(of_method) for of_method in methods.values()])[:-1]
-    return scopes_of(
-        [
-            [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]
-            for blocks in slices
-        ],
-        metrics,
-        baseline=baseline,
-        samples=config.resamples,
-        seed=config.seed,
-        labels_K=[[trial.labels for trial in of_method] for of_method in methods.values()],
-        together=together,
-    )
-
-
-def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> dict[str, list[Scope]]:
+def _by_slice(tallies: Tallies, basis: _Basis) -> dict[str, list[Scope]]:
     """Summaries and comparisons of each method, by slice: all groups alone, and the other slices as one family."""
-    baseline = None if config.baseline is None else list(methods).index(config.baseline)
+    config, methods = basis.config, list(basis.methods)
     with_names = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
     names = [*with_names, *itertools.chain(*by_value)]
-    blocks = [tallies.slices[name].blocks() for name in names]
-    together = (len(methods) - 1) * max(1, len(names) - 1)
-    slices = _scopes_of(blocks, list(all_metrics(config)), methods, config, baseline=baseline, together=together)
+    slices = basis.scopes(
+        [tallies.slices[name].blocks() for name in names],
+        list(all_metrics(config)),
+        baseline=None if config.baseline is None else methods.index(config.baseline),
+        together=(len(methods) - 1) * max(1, len(names) - 1),
+    )
     by_slice = dict(zip(names, slices, strict=True))
     return {ALL: by_slice.pop(ALL), **judged_together(by_slice)}
 
 
-def _leads_of_best(
-    tallies: Tallies, methods: _Methods, results: Sequence[MethodResult], config: EvaluateConfig
-) -> dict[str, Comparison]:
+def _leads_of_best(tallies: Tallies, results: Sequence[MethodResult], basis: _Basis) -> dict[str, Comparison]:
     """How all other methods, including the order shown, differ from the best in the primary metric on all groups."""
-    primary = config.primary
+    primary = basis.config.primary
     means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
     if not 1 < len(means) == len(results):
         return {}  # there is no other method, or no group defines the metric
-    best, column = results.index(by_mean(results, primary)[0]), list(all_metrics(config)).index(primary)
+    best, column = results.index(by_mean(results, primary)[0]), list(all_metrics(basis.config)).index(primary)
     blocks = tallies.slices[ALL].blocks().for_metric(column)
-    (scopes_K,) = _scopes_of([blocks], [primary], methods, config, baseline=best)
+    (scopes_K,) = basis.scopes([blocks], [primary], baseline=best)
     return {
-        name: scope.comparisons[primary] for name, scope in zip(methods, scopes_K, strict=True) if scope.comparisons
+        method.name: scope.comparisons[primary]
+        for method, scope in zip(results, scopes_K, strict=True)
+        if scope.comparisons
     }

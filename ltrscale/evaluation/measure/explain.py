@@ -21,17 +21,18 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.slices import ConditionText, Slicer
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text
-from ltrscale.reports.findings import Findings, commit_report, print_report
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
+from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 TABLE = "explanations.parquet"
 _SHOWN, _LISTED = 15, 20
 
 
-class ExplainJob(Stage):
+class ExplainJob(ReportStage):
     """Explain why items rank where they do: what each feature adds to the difference of two scores."""
 
     stage: ClassVar = "explain"
@@ -65,23 +66,21 @@ class ExplainJob(Stage):
         return self
 
     @property
-    def documents(self) -> Split:
+    def split(self) -> Split:
         """The groups to choose from."""
         return Split(data=(self.data,), periods=self.periods)
 
-    def run(self) -> bool:
-        """Make the report and print its opening."""
-        ran = super().run()
-        print_report(self.out, document(Explained.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Explained.read(self.out))
 
     def splits_read(self) -> list[Split]:
         """The documents."""
-        return [self.documents]
+        return [self.split]
 
     def inputs(self) -> dict[str, str]:
         """Content of the bundle and the documents."""
-        return hashes_of(self, self.documents)
+        return hashes_of(self, self.split)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Explain, and commit the report with `explanations.parquet`, the ten largest reasons of each explanation.
@@ -89,7 +88,7 @@ class ExplainJob(Stage):
         Raises:
             InputError: the bundle cannot score, the data lack its features, or there is no such query or item.
         """
-        opened, selection = bundle.load(self.bundle), select(self.documents, labelled=self.where is not None)
+        opened, selection = bundle.load(self.bundle), select(self.split, labelled=self.where is not None)
         selection = bundle.with_tokens_of(selection, [opened])
         names = open_dataset(self.data).manifest.names_of_categories
         reasoner = Reasoner.from_bundles({self.bundle: opened}, selection.features, names)

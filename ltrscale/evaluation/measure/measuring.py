@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,7 @@ _VALUES = 1 << 20
 _DOCUMENTS = 7 << 14
 """Documents of a part if no features are read, fixed because the last bits of a metric depend on the part."""
 
-CLICKS = "clicks"
+_CLICKS = "clicks"
 """The column of clicks."""
 
 
@@ -67,7 +67,7 @@ class GroupValues:
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredPart(Part):
+class _MeasuredPart(Part):
     """A part of the measured groups, with their committed scores."""
 
     scores: Mapping[str, RowGroups]
@@ -110,11 +110,7 @@ class Measuring:
         return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
     def on(self, selection: Selection, run: Run = run_here) -> Iterator[GroupValues]:
-        """The values of all groups of a selection, in the order of the manifests.
-
-        Raises:
-            InputError: as `values`.
-        """
+        """The values of all groups of a selection, in the order of the manifests; errors are those of `values`."""
         read = selection if self.needs_features else replace(selection, features=())
         budget = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
         parts = self.parts(read, values=budget)
@@ -125,24 +121,24 @@ class Measuring:
                 yield of_batch
                 advance(int(of_batch.documents_Q.sum()))
 
-    def parts(self, selection: Selection, *, values: int) -> Iterator[MeasuredPart]:
+    def parts(self, selection: Selection, *, values: int) -> Iterator[_MeasuredPart]:
         """The parts of a selection with about this many feature values each, made lazily."""
         first = 0
         for part in parts_of(selection, values=values):
             last = first + len(part.selection.row_groups)
             scores = {url: row_groups[first:last] for url, row_groups in self.scores.items()}
-            yield MeasuredPart(part.selection, part.first, part.documents, scores)
+            yield _MeasuredPart(part.selection, part.first, part.documents, scores)
             first = last
 
     def _sent(self) -> Self:
         """A copy for other processes without scores, because parts carry them and there may be a million row groups."""
         return replace(self, scores={url: row_groups[:0] for url, row_groups in self.scores.items()})
 
-    def __call__(self, part: MeasuredPart) -> list[GroupValues]:
+    def __call__(self, part: _MeasuredPart) -> list[GroupValues]:
         """The result of `values` as a list."""
         return list(self.values(part))
 
-    def values(self, part: MeasuredPart) -> Iterator[GroupValues]:
+    def values(self, part: _MeasuredPart) -> Iterator[GroupValues]:
         """The values of a part's groups, by row group, or by period if no features are read.
 
         Raises:
@@ -157,11 +153,11 @@ class Measuring:
 
     def _window_values(self, selection: Selection, scores: Mapping[str, RowGroups]) -> Iterator[GroupValues]:
         row_groups, decoder = selection.row_groups, Decoder(selection)
-        stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
+        stored = [*self.slicer.stored, *([_CLICKS] if self.on_clicks else [])]
         tables, committed = self._read(row_groups, scores, [*decoder.columns, *stored])
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
-                asker = "evaluate.clicks" if lacking == CLICKS else "a slice"
+                asker = "evaluate.clicks" if lacking == _CLICKS else "a slice"
                 raise InputError(f"{row_group.url}: no column {lacking!r}, which {asker} names; leave it out")
         rows_Q = decoder.served_rows(row_groups, tables)
         window = decoder.decode(row_groups, tables, rows_Q)
@@ -197,9 +193,9 @@ class Measuring:
         Raises:
             InputError: a bundle is missing, or was made for other features or tokens.
         """
-        return with_tokens_of(selection, self._opened().bundles)
+        return with_tokens_of(selection, self._opened()[0])
 
-    def _opened(self) -> "_Opened":
+    def _opened(self) -> tuple[list[Bundle], dict[str, Scorer]]:
         return _open_bundles(self.identity, self._bundles, self.features, self.threads)
 
     def _measured(
@@ -207,7 +203,7 @@ class Measuring:
     ) -> Iterator[GroupValues]:
         """The values of a window's groups, in batches of documents; the last has the window's clicks."""
         assert window.ids_Q is not None
-        scorers = {**self._opened().scorers, POSITIONS: order_shown}
+        scorers = {**self._opened()[1], POSITIONS: order_shown}
         scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
@@ -253,16 +249,11 @@ def _known(url: str, tables: Sequence[pa.Table], rows_Q: NDArray[np.int64], wind
 
 def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     """The clicks of each document; NaN in a group without them."""
-    lists = rows.column(CLICKS).combine_chunks()
+    lists = rows.column(_CLICKS).combine_chunks()
     lengths_Q = groups.lengths_Q.numpy()
     if not is_per_document(lists, lengths_Q):
-        raise InputError(f"column {CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
+        raise InputError(f"column {_CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
     return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
-
-
-class _Opened(NamedTuple):
-    bundles: list[Bundle]
-    scorers: dict[str, Scorer]
 
 
 @lru_cache(maxsize=1)  # a process measures many parts with the same bundles
@@ -271,9 +262,9 @@ def _open_bundles(
     bundles: tuple[str, ...],
     features: tuple[Feature, ...],
     threads: int,
-) -> _Opened:
+) -> tuple[list[Bundle], dict[str, Scorer]]:
     opened = {url: load(url) for url in bundles}
-    return _Opened([*opened.values()], scorers_of(opened, features=features, threads=threads))
+    return [*opened.values()], scorers_of(opened, features=features, threads=threads)
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
@@ -288,13 +279,7 @@ def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
 
 
 def order_shown(groups: QueryGroups) -> Tensor:
-    """Scores that fall with the position at which a document was shown; documents without one are last, all tied.
-
-    Example:
-        >>> features_NF, offsets_Q1 = torch.zeros(3, 1), torch.tensor([0, 3])
-        >>> order_shown(QueryGroups(features_NF, offsets_Q1, positions_N=torch.tensor([2.0, torch.nan, 1.0]))).argsort()
-        tensor([1, 0, 2])
-    """
+    """Scores that fall with the position at which a document was shown; documents without one are last, all tied."""
     return -groups.shown_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
 
 

@@ -125,13 +125,7 @@ class Judged:
 
     @staticmethod
     def policy(metric: Metric) -> str:
-        """The choices that the formula of a metric leaves open, in one line.
-
-        Example:
-            >>> from ltrscale.ranking.choices import metric_named
-            >>> Judged.policy(metric_named("recall@5")).split("; ")[2:]
-            ['queries without relevance left out', 'what is not listed is missed']
-        """
+        """The choices that the formula of a metric leaves open, in one line."""
         text = metric.policy.replace("from the full list", "from all judged documents")
         return f"{text.replace('groups without', 'queries without')}; what is not listed is missed"
 

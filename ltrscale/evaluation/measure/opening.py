@@ -5,12 +5,11 @@ Every sentence uses figures that the evaluation has committed. Differences from 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, by_mean
 from ltrscale.evaluation.measure.settings import AS_SHOWN, PRODUCTION
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import against
+from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
@@ -36,38 +35,29 @@ def headline(evaluation: Evaluation) -> str:
     metric, best = metric_label(evaluation.primary), best_of(evaluation)
     if best is None:
         return f"No group defines {metric}"
-    if (found := standing(evaluation)) is None:
-        return f"{best.name}, with nothing beside it: {metric} {cell(overall(evaluation, best))}"
-    (serving,) = (method for method in evaluation.methods if method.name == found.serving)
-    difference, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
-    percent = f" ({difference / base:+.1%})" if base else ""
-    ends = "" if found.lead.low is None else f" [{found.lead.low:+.4f}, {found.lead.high:+.4f}]"
-    figure = f"{metric} {difference:+.4f}{ends}{percent}"
-    if found.lead.p_holm is None:
-        return f"{found.ours} against {name}: {figure}, over too few draws of labels to judge"
-    if not is_shown(found.lead):
-        return f"{found.ours}, the best model, cannot be distinguished from {name}: {figure}"
-    if difference > 0:
-        return f"{found.ours} ranks better than {name}: {figure}"
-    return f"No model ranks better than {name}: {figure} for {found.ours}, the best"
+    if (found := _standing(evaluation)) is None:
+        return f"{best.name}, with nothing beside it: {metric} {cell(_overall(evaluation, best))}"
+    ours, serving, lead = found
+    (served,) = (method for method in evaluation.methods if method.name == serving)
+    name, base = _as_served(evaluation, served), _overall(evaluation, served).mean
+    percent = f" ({lead.difference / base:+.1%})" if base else ""
+    figure = f"{metric} {cell(lead.figure, '+.4f')}{percent}"
+    if lead.p_holm is None:
+        return f"{ours} against {name}: {figure}, over too few draws of labels to judge"
+    if not is_shown(lead):
+        return f"{ours}, the best model, cannot be distinguished from {name}: {figure}"
+    if lead.difference > 0:
+        return f"{ours} ranks better than {name}: {figure}"
+    return f"No model ranks better than {name}: {figure} for {ours}, the best"
 
 
-class AgainstServing(NamedTuple):
-    """The best of the models that a team may ship, compared with what serves."""
-
-    ours: str
-    serving: str
-    lead: Comparison
-    """Of the model over what serves."""
-
-
-def standing(evaluation: Evaluation) -> AgainstServing | None:
-    """The best model against the ranker in service; None if either is missing, or no group defines the metric."""
+def _standing(evaluation: Evaluation) -> tuple[str, str, Comparison] | None:
+    """The best model, the ranker in service, and the lead of the first; None if either or the metric is missing."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
     others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone comes after all models
     lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
-    return None if lead is None or serving is None else AgainstServing(others[0].name, serving, lead)
+    return None if lead is None or serving is None else (others[0].name, serving, lead)
 
 
 def _serving(evaluation: Evaluation) -> str | None:
@@ -114,10 +104,10 @@ def best_of(evaluation: Evaluation) -> MethodResult | None:
     None if no group defines the metric.
     """
     best = evaluation.ranked[0]
-    return None if overall(evaluation, best).mean is None else best
+    return None if _overall(evaluation, best).mean is None else best
 
 
-def overall(evaluation: Evaluation, method: MethodResult) -> Summary:
+def _overall(evaluation: Evaluation, method: MethodResult) -> Summary:
     """The primary metric of a method over all groups."""
     return method.slices[ALL].summaries[evaluation.primary]
 
@@ -138,7 +128,7 @@ def is_shown(comparison: Comparison) -> bool:
 
 
 def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
-    summary, test = overall(evaluation, best), evaluation.test
+    summary, test = _overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     basis = f"over {summary.groups:,} query groups of {periods}"
     figure = f"{metric_label(evaluation.primary)} {cell(summary)} {basis}"
@@ -170,14 +160,9 @@ def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
 def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
     """`.0200 [.0100, .0300] (+4.0%) over`."""
     lead = _turned(evaluation.leads[name])
-    base = (overall(evaluation, best).mean or 0.0) - lead.difference
+    base = (_overall(evaluation, best).mean or 0.0) - lead.difference
     percent = f" ({lead.difference / base:+.1%})" if base > 0 else ""
-    return f"{_figures(lead)}{percent} over"
-
-
-def _figures(lead: Comparison) -> str:
-    ends = "" if lead.low is None or lead.high is None else f" [{cell(lead.low)}, {cell(lead.high)}]"
-    return f"{cell(lead.difference)}{ends}"
+    return f"{cell(lead.figure)}{percent} over"
 
 
 def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
@@ -185,7 +170,7 @@ def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     if (lead := evaluation.leads.get(AS_SHOWN)) is None:
         return
     where, lead = ("behind", _turned(lead)) if lead.difference < 0 else ("ahead of", lead)
-    by = f"{_figures(lead)} {where} {best.name}" if lead.difference else f"level with {best.name}"
+    by = f"{cell(lead.figure)} {where} {best.name}" if lead.difference else f"level with {best.name}"
     chance = "" if is_shown(lead) or lead.p_holm is None else ", perhaps by chance"
     yield (
         f"What was shown ({AS_SHOWN}) is {by}{chance}. It is only a reference: labels of people who saw it, "
@@ -239,7 +224,7 @@ def _worth(evaluation: Evaluation) -> Iterator[str]:
     best = by_mean(evaluation.methods, metric)[0]
     summary, lead = best.slices[ALL].summaries[metric], best.slices[ALL].comparisons.get(metric)
     if summary.mean is not None:
-        over = "" if lead is None else f", {against(lead)[0]} over {evaluation.baseline}"
+        over = "" if lead is None else f", {with_interval(lead)} over {evaluation.baseline}"
         figure = f"{metric_label(metric)} {cell(summary)}{over}"
         yield f"By what documents bring, their gains, {best.name} ranks best: {figure}."
 
@@ -285,11 +270,6 @@ def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison
 
 
 def _listed(texts: Sequence[str], last: str = "and") -> str:
-    """The texts with commas between them, and a word before the last.
-
-    Example:
-        >>> _listed(["a"]), _listed(["a", "b", "c"])
-        ('a', 'a, b and c')
-    """
+    """The texts with commas between them, and a word before the last."""
     *before, end = texts
     return f"{', '.join(before)} {last} {end}" if before else end

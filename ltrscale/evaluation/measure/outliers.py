@@ -23,12 +23,12 @@ from ltrscale.errors import InputError, nearest
 from ltrscale.models.fitting import ValueCounts
 
 OUTLIER_BINS = 100
-OUTLIER_TAIL = 0.01
+_OUTLIER_TAIL = 0.01
 """Values beyond a gap are outliers if fewer than this share of the documents have them."""
-GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+_GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """The gaps that `gap: auto` chooses from."""
 
-Pass = Callable[[], Iterable[QueryGroups]]
+_Pass = Callable[[], Iterable[QueryGroups]]
 """Starts one pass over the validation groups."""
 
 
@@ -52,11 +52,7 @@ class OutlierRule(Config):
         return self
 
     def matches(self, values_N: Tensor) -> Tensor:
-        """True for each value that is an outlier.
-
-        Args:
-            values_N: float32; torch rounds the constants to it.
-        """
+        """True for each value that is an outlier; values are float32, to which torch rounds the constants."""
         outlier_N = values_N.isnan() if self.missing else torch.zeros_like(values_N, dtype=torch.bool)
         if self.below is not None:
             outlier_N = outlier_N | (values_N < self.below)
@@ -91,14 +87,7 @@ class OutlierDetector(Strict):
     """Rules by feature name; a feature without a rule has no outliers."""
 
     def outlier_groups(self, groups: QueryGroups) -> Tensor:
-        """True for each group that has a document with an outlier value, shape [Q].
-
-        Example:
-            >>> rules = {"price": OutlierRule(at_least=100)}
-            >>> detector = OutlierDetector(data="", features=("price",), gap=5, share=0, rules=rules)
-            >>> detector.outlier_groups(QueryGroups(torch.tensor([[1.0], [100], [99]]), torch.tensor([0, 2, 3])))
-            tensor([ True, False])
-        """
+        """True for each group that has a document with an outlier value, shape [Q]."""
         assert groups.n_features == len(self.features)
         outlier_N = torch.zeros(groups.n_documents, dtype=torch.bool)
         for column, name in enumerate(self.features):
@@ -108,7 +97,7 @@ class OutlierDetector(Strict):
 
 
 def fit_outliers(
-    validation: Pass, features: Sequence[Feature], config: OutlierConfig, *, data: str = ""
+    validation: _Pass, features: Sequence[Feature], config: OutlierConfig, *, data: str = ""
 ) -> OutlierDetector:
     """Find the values of each feature that lie beyond a gap of its histogram.
 
@@ -139,7 +128,7 @@ def fit_outliers(
     if config.gap is None:
         candidates, of_features = (None,), {}
     else:
-        candidates = GAPS if config.gap == "auto" else (config.gap,)
+        candidates = _GAPS if config.gap == "auto" else (config.gap,)
         of_features = {names[i]: histogram for i, histogram in histograms(validation, columns).items()}
     detectors = []
     for gap in candidates:
@@ -155,7 +144,7 @@ def fit_outliers(
 
 
 @dataclass
-class Histogram:
+class _Histogram:
     """Documents in each bin, edges of the bins, and the number of documents including those with a missing value."""
 
     counts_B: NDArray[np.int64]
@@ -164,7 +153,7 @@ class Histogram:
 
     def rule(self, gap: int) -> OutlierRule | None:
         """The rule for values beyond gaps of `gap` empty bins; None if there are no such values."""
-        limit = OUTLIER_TAIL * self.documents
+        limit = _OUTLIER_TAIL * self.documents
         right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
         if right is None and left is None:
             return None
@@ -188,7 +177,7 @@ def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
     return None
 
 
-def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogram]:
+def histograms(validation: _Pass, columns: Sequence[int]) -> Mapping[int, _Histogram]:
     """Histograms by column, without columns that have fewer than two different values."""
     low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     for groups in validation():
@@ -198,7 +187,7 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
     by_column = {
-        column: Histogram(np.zeros(OUTLIER_BINS, np.int64), np.histogram_bin_edges([], OUTLIER_BINS, span), 0)
+        column: _Histogram(np.zeros(OUTLIER_BINS, np.int64), np.histogram_bin_edges([], OUTLIER_BINS, span), 0)
         for column, span in ranges.items()
     }
     for groups in validation():
@@ -210,7 +199,7 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
     return by_column
 
 
-def _outlier_shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
+def _outlier_shares(validation: _Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
     """The share of outlier groups according to each detector; nothing is read where none has a rule."""
     outliers, total = [0] * len(detectors), 0
     if not any(detector.rules for detector in detectors):
@@ -255,13 +244,6 @@ class Seen:
         """True for each group with a number outside its range or a code that was not seen, shape [Q].
 
         A missing value is neither.
-
-        Example:
-            >>> train = QueryGroups(torch.tensor([[1.0, 7.0], [3.0, 8.0]]), torch.tensor([0, 2]))
-            >>> seen = Seen.from_groups([train], [Feature(name="price"), Feature(name="shop", kind="categorical")])
-            >>> later = QueryGroups(torch.tensor([[2.0, 8.0], [4.0, 8.0], [2.0, 9.0]]), torch.tensor([0, 1, 2, 3]))
-            >>> seen.lacks(later)
-            tensor([False,  True,  True])
         """
         x_NF = groups.features_NF.numpy()
         new_N = ((x_NF < self.low_F) | (x_NF > self.high_F)).any(axis=1)

@@ -12,7 +12,6 @@ from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Method
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
-    Scopes,
     all_comparisons,
     all_summaries,
     columns_against,
@@ -33,7 +32,9 @@ _RULES_SHOWN = 10
 
 def document(evaluation: Evaluation, out: str) -> Document:
     """The report; `out` is its directory."""
-    scopes = _both_scopes(evaluation)
+    scopes = {"all": {method.name: method.slices[ALL] for method in evaluation.methods}}
+    if evaluation.test.slices[OUTLIERS]:
+        scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     sections = [
         Section("How to read the tables", [Points([*how_to_read_it(evaluation), *_trials(evaluation)])]),
         Section("All metrics", [all_summaries(scopes)]),
@@ -78,10 +79,10 @@ def _charts(evaluation: Evaluation) -> Iterator[Chart]:
     for title, name, file in ((label, ALL, "ndcg"), (f"Outlier-{label}", OUTLIERS, "ndcg-outliers")):
         if groups[name] or name == ALL:
             shows = f"{title} of each method with its 95% interval, {groups[name]:,} groups"
-            yield Chart(leaders_chart(evaluation, name), shows, file)
+            yield Chart(_leaders_chart(evaluation, name), shows, file)
 
 
-def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
+def _leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     """The primary metric of each method with its 95% interval on a slice, and a line at the baseline."""
     rows = []
     for method in evaluation.ranked:
@@ -109,7 +110,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
     The columns are NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
     """
     primary, rows = evaluation.primary, []
-    metrics = _metric_names(evaluation)
+    metrics = evaluation.methods[0].slices[ALL].summaries
     names = [*cutoffs(metrics), *(name for name in (gain_metric(evaluation), f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     for method in evaluation.ranked:
@@ -138,17 +139,12 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
     with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
-    if lines := debiasing(with_bundles, shown=AS_SHOWN in compared):
+    if lines := _debiasing(with_bundles, shown=AS_SHOWN in compared):
         yield Points(lines)
 
 
-def debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
-    """Which trainings corrected for positions, and which methods differ in that alone.
-
-    Args:
-        methods: those with bundles.
-        shown: whether the order that was shown is known; if not, and no training corrected for it, the result is empty.
-    """
+def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
+    """Which trainings of these methods corrected for positions, and which methods differ in that alone."""
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
     corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
     if not corrected:
@@ -165,10 +161,6 @@ def debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
     return [f"Trained with a correction for positions: {names}; without: {others}.", *twins]
 
 
-def _metric_names(evaluation: Evaluation) -> list[str]:
-    return list(evaluation.methods[0].slices[ALL].summaries)
-
-
 def how_to_read_it(evaluation: Evaluation) -> list[str]:
     """What the metrics, intervals and p values of an evaluation mean."""
     return how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
@@ -181,13 +173,6 @@ def _trials(evaluation: Evaluation) -> Iterator[str]:
         yield "± is the standard error of the mean over trials, one for each bundle; intervals are wider."
     if any(None in method.labels for method in several):
         yield "Bundles that do not state their labels count as trained on the same ones."
-
-
-def _both_scopes(evaluation: Evaluation) -> Scopes:
-    scopes = {"all": {method.name: method.slices[ALL] for method in evaluation.methods}}
-    if evaluation.test.slices[OUTLIERS]:
-        scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
-    return scopes
 
 
 def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[TableRow]:
@@ -214,11 +199,10 @@ def slices(evaluation: Evaluation) -> Iterator[Block]:
         for method in evaluation.methods:
             scope = method.slices[name]
             summary, c = scope.summaries[evaluation.primary], scope.comparisons.get(evaluation.primary)
-            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW_GROUPS)
-            if c is not None:
-                row |= {"mean": c.difference, "low": c.low, "high": c.high}
-            if name[:7] != "period=" and row["mean"] is not None and (c is not None or baseline is None):
-                rows.append(row)
+            figure = summary if c is None else c.figure
+            if name[:7] != "period=" and figure.mean is not None and (c is not None or baseline is None):
+                faded = summary.groups < FEW_GROUPS
+                rows.append(charts.interval_row(name, figure, series=method.name, faded=faded))
     if rows:
         title = title if baseline is None else f"{title} - {baseline}"
         shows = f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups are faded"

@@ -32,14 +32,15 @@ from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.report import GROUPS
+from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report, print_report
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
+from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 _SAME = 1e-12
 """Values of a group that differ by less are equal up to rounding."""
@@ -222,7 +223,7 @@ ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discrimi
 """Sources of scored and labelled lists."""
 
 
-class ReconcileJob(Stage):
+class ReconcileJob(ReportStage):
     """Report which rules explain the difference between our figures and those of other programs."""
 
     stage: ClassVar = "reconcile"
@@ -245,11 +246,9 @@ class ReconcileJob(Stage):
                 raise ValueError(f"{name}: no program's rules are known; take one of {', '.join(KINDS)}")
         return names
 
-    def run(self) -> bool:
-        """Make the report and print its table."""
-        ran = super().run()
-        print_report(self.out, document(Reconciliation.read(self.out)))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Reconciliation.read(self.out))
 
     def inputs(self) -> dict[str, str]:
         """Content of the source's data."""
@@ -271,10 +270,13 @@ class ReconcileJob(Stage):
             for name in self.metrics:
                 metrics.append(_compare_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
                 advance(1)
-        n, documents = len(lists.queries), len(lists.scores_N)
-        unranked = 0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum())
-        counts = {"groups": n, "documents": documents, "not_retrieved": unranked, "tied": lists.tied()}
-        result = Reconciliation(**counts, metrics=tuple(metrics))
+        result = Reconciliation(
+            groups=len(lists.queries),
+            documents=len(lists.scores_N),
+            not_retrieved=0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum()),
+            tied=lists.tied(),
+            metrics=tuple(metrics),
+        )
         values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
         rows = pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values})
         commit_report(self.out, result, document(result), made_by=origin, tables={GROUPS: rows})

@@ -29,10 +29,10 @@ from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
+from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
-from ltrscale.reports.findings import Findings
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
@@ -89,12 +89,7 @@ def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
 
 
 def debiased(config: Mapping[str, Any]) -> str | None:
-    """How the training of a bundle with this config corrected for positions.
-
-    Example:
-        >>> debiased({"debias": {"kind": "dla"}}), debiased({"unbiased": True}), debiased({"debias": None})
-        ('dla', 'unbiased', None)
-    """
+    """How the training of a bundle with this config corrected for positions, such as `dla`; None if it did not."""
     if config.get("unbiased"):
         return "unbiased"
     return (config.get("debias") or {}).get("kind")
@@ -105,17 +100,12 @@ def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
 
 
-class Sliced(Strict):
-    """Results of a method by slice."""
-
-    slices: dict[str, Scope]
-    """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
-
-
-class MethodResult(Sliced):
+class MethodResult(Strict):
     """One method: its bundles, one for each trial, and its results by slice."""
 
     name: str
+    slices: dict[str, Scope]
+    """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
     """Kind of each bundle: neural, trees or feature; `scores`; `order shown`."""
@@ -173,23 +163,14 @@ class EvaluatedData(Strict):
         )
 
 
-class Evaluation(Findings):
+class Evaluation(ComparedMethods):
     """`metrics.json` of an evaluation."""
 
     called: ClassVar = "an evaluation"
     made_by_job: ClassVar = "jobs.evaluate"
     methods: Annotated[tuple[MethodResult, ...], Field(min_length=1)]
-    baseline: str | None
-    primary: str
-    """The metric of the comparison column and the picture."""
     leads: dict[str, Comparison]
     """Over all groups and in the primary metric, the difference of every other method from the first of `ranked`."""
-    relevant_from: float
-    leave_out_constant: bool
-    """Whether groups of equal labels are left out of the means."""
-    policies: dict[str, str]
-    """What the formula of each metric leaves open, such as ties."""
-    resamples: int
     test: EvaluatedData
     conditions: dict[str, str]
     """The condition of each slice that the config names."""

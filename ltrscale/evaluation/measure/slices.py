@@ -1,16 +1,8 @@
 """Slices: query groups that an evaluation judges separately, in addition to all groups together.
 
 The groups with outliers are a slice. Others are conditions (see `conditions`), or the values of a column. A group may
-be in several. The columns of a group are those of its data set, `query_id` and `meta_*`, and
-
-    n_documents, n_relevant      lengths of the list, and documents with a label from `relevant_from` on
-    min_label, max_label         equal in a list of constant labels
-    period                       such as '2026-W07'
-    outlier                      true with an outlier value, as under `outliers`
-    missing                      true where some document misses some feature
-    drifted                      true with a number outside the range that it has in training, or a code not seen there
-
-Columns of documents, for `any(...)` and `all(...)`, are `label` and the features by their names.
+be in several. Columns of a group are those of its data set, `query_id` and `meta_*`, and those of `_COMPUTED`; columns
+of documents are `label` and the features by their names. docs/methods.md explains all.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -37,7 +29,7 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
-MOST_VALUES = 100
+_MOST_VALUES = 100
 """The largest number of different values in a column for slices."""
 _ENDS = [-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))]
 """The last number of each band except the highest."""
@@ -151,10 +143,7 @@ class Slicer:
     def find(self, groups: QueryGroups, period: str, stored: pa.Table) -> dict[str, Truths]:
         """Whether each group is in each slice, by name, shape [Q]; slices by a column's values as they occur.
 
-        Args:
-            groups: labelled groups, with their features if `needs_features`.
-            period: the period of all groups.
-            stored: the groups' columns `stored`.
+        Groups are labelled, with features if `needs_features`, and of one period; `stored` has their columns `stored`.
 
         Raises:
             InputError: a column of `slice_by` holds fractions, or a file lacks a column.
@@ -204,12 +193,7 @@ class Slicer:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """The names of slices by the values of one column, with numbers in numeric order and null last.
-
-    Example:
-        >>> in_order(["n=11..20", "n=null", "n=2"])
-        ['n=2', 'n=11..20', 'n=null']
-    """
+    """The names of slices by the values of one column, with numbers in numeric order and null last."""
 
     def key(name: str) -> tuple[bool, list[tuple[int, str]]]:
         value = name.partition("=")[2]
@@ -256,7 +240,7 @@ def _bands(name: str, column: pa.Array) -> pa.Array:
 def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
     """The slice of each value that occurs."""
     values = column.unique()
-    if len(values) > MOST_VALUES:
+    if len(values) > _MOST_VALUES:
         raise _too_many(name)
     for value in values:
         valid = value.is_valid
@@ -268,10 +252,10 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
 def check_few(names: Sequence[str], by: Sequence[str]) -> None:
     """Check that no column makes too many slices; InputError names it."""
     for column in by:
-        if sum(name.startswith(f"{column}=") for name in names) > MOST_VALUES:
+        if sum(name.startswith(f"{column}=") for name in names) > _MOST_VALUES:
             raise _too_many(column)
 
 
 def _too_many(column: str) -> InputError:
-    problem = f"slice_by: {column} has more than {MOST_VALUES} values"
+    problem = f"slice_by: {column} has more than {_MOST_VALUES} values"
     return InputError(f"{problem}; write conditions under slices for those that matter")

@@ -26,9 +26,9 @@ _DRAWN = 1 << 18
 """Blocks or signs drawn at once, few enough that the results stay in the cache."""
 _ROTATED = 1 << 10
 """From this many blocks on, a draw serves several resamples."""
-OWN_BLOCK = 1 << 14
+_OWN_BLOCK = 1 << 14
 """With at most this many groups each is a block."""
-BLOCKS = 1 << 12
+_BLOCKS = 1 << 12
 """Number of blocks for more groups than that."""
 
 
@@ -52,13 +52,7 @@ class Blocks:
 
     @classmethod
     def from_values(cls, values_QTM: Doubles) -> Self:
-        """The groups as blocks; NaN is undefined.
-
-        Example:
-            >>> blocks = Blocks.from_values(np.array([[[0.5]], [[np.nan]]]))
-            >>> blocks.sums_BTM.ravel().tolist(), blocks.defined_BM.ravel().tolist()
-            ([0.5, 0.0], [1.0, 0.0])
-        """
+        """The groups as blocks; NaN is undefined."""
         defined_QM: NDArray[np.bool_] = np.asarray(~np.isnan(values_QTM).any(axis=1))
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
         return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
@@ -95,7 +89,7 @@ class Tally:
 
     def __init__(self, trials: int, metrics: int) -> None:
         self.groups = 0
-        self._place_B = np.full(OWN_BLOCK, -1)
+        self._place_B = np.full(_OWN_BLOCK, -1)
         self._used, self._shape = 0, (trials + 1, metrics)
         self._columns_CB = np.zeros(((trials + 1) * metrics, 0))
 
@@ -140,9 +134,9 @@ def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
 
     It is the group's own number if every group has its own block, otherwise it follows from the id.
     """
-    if groups <= OWN_BLOCK:
+    if groups <= _OWN_BLOCK:
         return np.arange(first, first + len(gids_Q))
-    return (random_bits(("block",), gids_Q) % np.uint64(BLOCKS)).astype(np.int64)
+    return (random_bits(("block",), gids_Q) % np.uint64(_BLOCKS)).astype(np.int64)
 
 
 def all_numbers(parts: Iterable[Blocks]) -> Ints:
@@ -155,15 +149,10 @@ def bootstrap_means(
 ) -> list[Doubles]:
     """Means of the first trial of each part over bootstrap resamples of all blocks, shape [S, M] each (Efron 1979).
 
-    Each resample draws B of the B blocks with replacement, for all parts, and divides the sum of a part's values by the
-    number of its groups that define them; it is NaN if there are none. Percentiles of differences give paired
-    intervals; with fewer than about 30 groups these are too narrow.
-
-    Args:
-        parts: slices and methods.
-        samples: number of resamples.
-        seed: seed of the draws.
-        numbers_B: all blocks, including those that no part has; None for those that some part has.
+    Parts are slices and methods. Each resample draws B of the B blocks `numbers_B` (None for those that some part has)
+    with replacement, for all parts, and divides the sum of a part's values by the number of groups that define them; it
+    is NaN if there are none. Percentiles of differences give paired intervals; with fewer than about 30 groups these
+    are too narrow.
 
     Example:
         >>> (means_SM,) = bootstrap_means([Blocks.from_values(np.array([[[0.0]], [[1.0]]]))], samples=1000, seed=0)
@@ -219,12 +208,6 @@ def sign_flip_p(parts: Sequence[Blocks], *, samples: int, seed: int, numbers_B: 
     sign patterns whose mean is at least as far from 0; the observed pattern counts as one of them, so that p is never
     0. Columns without a difference, or without a group, have p = 1. The differences are those of the first trial of
     each part; the same patterns, of all blocks, serve all parts. Arguments are those of `bootstrap_means`.
-
-    Example:
-        >>> differences = Blocks.from_values(np.array([[[1.0, 1.0]], [[1.0, -1.0]], [[1.0, 1.0]], [[1.0, -1.0]]]))
-        >>> (p_M,) = sign_flip_p([differences], samples=10_000, seed=0)
-        >>> [round(float(p), 2) for p in p_M]  # 2 of the 16 patterns are as far out as the first column
-        [0.13, 1.0]
     """
     if not parts:
         return []
@@ -262,12 +245,7 @@ class _Products:
 
 
 def holm(p_M: Doubles) -> Doubles:
-    """P values adjusted for testing several methods (Holm 1979), shape [M].
-
-    Example:
-        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
-        [0.03, 0.06, 0.06]
-    """
+    """P values adjusted for testing several methods (Holm 1979), shape [M]."""
     order_M = np.argsort(p_M, kind="stable")
     factors_M = np.arange(len(p_M), 0, -1)
     adjusted_M = np.empty_like(p_M)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtr, nctdtrinc, stdtr, stdtrit
 
 from ltrscale.arrays import Doubles
-from ltrscale.config import Strict
+from ltrscale.reports.document import Figure
 
-ALPHA, POWER = 0.05, 0.8
+_ALPHA, _POWER = 0.05, 0.8
 _MANY = 1e6
 """Degrees of freedom from which on a t is taken as normal."""
 _SKEWED = 0.175
@@ -37,20 +37,14 @@ def errors_to_see(df_M: Doubles) -> Doubles:
     The noncentrality of a t (Cohen 1988, section 2.5), and the cost of `Means.p` allowing for skewed draws.
     """
     df_M = np.minimum(df_M, _MANY)
-    return np.asarray(nctdtrinc(df_M, 1 - POWER, stdtrit(df_M, 1 - ALPHA / 2)) * (1 + _SKEWED / df_M))
+    return np.asarray(nctdtrinc(df_M, 1 - _POWER, stdtrit(df_M, 1 - _ALPHA / 2)) * (1 + _SKEWED / df_M))
 
 
-def errors_to_promise(df_M: Doubles) -> Doubles:
-    """How many estimated standard errors to promise, so that experiments see a true mean of that size in 80% of cases.
-
-    The estimate s varies as a chi square over its degrees, so a promise of c estimates is one of `c s` true errors. c
-    solves `E[power(c s)] = 0.8`: a promise that is small by chance loses more power than a large one gains. The true
-    errors alone, 3.9 at 4 degrees, promise a mean that is found in 70% of the cases.
-
-    Example:
-        >>> errors_to_promise(np.array([4.0, 9.0, np.inf])).round(2).tolist()
-        [4.88, 3.53, 2.8]
-    """
+def _errors_to_promise(df_M: Doubles) -> Doubles:
+    """How many estimated standard errors to promise, so that experiments see such a true mean in 80% of cases."""
+    # The estimate s varies as a chi square over its degrees, so a promise of c estimates is one of `c s` true errors. c
+    # solves `E[power(c s)] = 0.8`: a promise that is small by chance loses more power than a large one gains. The true
+    # errors alone, 3.9 at 4 degrees, promise a mean that is found in 70% of the cases.
     inverse_G, log_factor_G = _promises()
     with np.errstate(divide="ignore"):
         inverse_M = np.minimum(1 / df_M, _MOST_INVERSE)
@@ -65,12 +59,12 @@ def _promises() -> tuple[Doubles, Doubles]:
     df_G1 = 1 / np.maximum(inverse_G, 1 / _MANY)[:, None]
     below_U = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     found_GU = np.sqrt(chdtri(df_G1, 1 - below_U) / df_G1)
-    limit_G1 = stdtrit(df_G1, 1 - ALPHA / 2)
+    limit_G1 = stdtrit(df_G1, 1 - _ALPHA / 2)
     low_G, high_G = np.full(_POINTS, 2.0), np.full(_POINTS, 1000.0)
     for _ in range(30):
         middle_G = np.sqrt(low_G * high_G)
         seen_G = 1 - nctdtr(df_G1, middle_G[:, None] * found_GU, limit_G1).mean(axis=1)
-        low_G, high_G = np.where(seen_G < POWER, middle_G, low_G), np.where(seen_G < POWER, high_G, middle_G)
+        low_G, high_G = np.where(seen_G < _POWER, middle_G, low_G), np.where(seen_G < _POWER, high_G, middle_G)
     return inverse_G, np.log(high_G)
 
 
@@ -99,7 +93,7 @@ class Means:
 
     def interval(self) -> tuple[Doubles, Doubles]:
         """Ends of the 95% intervals: the means that `p` does not reject."""
-        limit_M = stdtrit(self.df_M, 1 - ALPHA / 2)
+        limit_M = stdtrit(self.df_M, 1 - _ALPHA / 2)
         return self.mean_M - self._t(limit_M) * self.std_error_M, self.mean_M - self._t(-limit_M) * self.std_error_M
 
     def p(self) -> Doubles:
@@ -127,8 +121,8 @@ class Means:
         return np.where(self.skewness_M == 0, hall_M, root_M * 3 / k_M)
 
     def detectable(self) -> Doubles:
-        """The smallest true means that designs like this one see with a power of 80%; see `errors_to_promise`."""
-        return np.asarray(errors_to_promise(self.df_M) * self.std_error_M)
+        """The smallest true means that designs like this one see with a power of 80%; see `_errors_to_promise`."""
+        return np.asarray(_errors_to_promise(self.df_M) * self.std_error_M)
 
 
 def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> Means:
@@ -189,13 +183,7 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
 
 
 def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
-    """Whether draws with means of this skewness in each fold look skewed, shape [M].
-
-    Example:
-        >>> draws_T = np.array([0.0, 0.01, 0.02, 0.03, 0.9])
-        >>> crossed_means(np.stack([draws_T, draws_T**0.1], axis=-1)[None]).skewed_M.tolist()
-        [True, False]
-    """
+    """Whether draws with means of this skewness in each fold look skewed, shape [M]."""
     # The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
     # 1930); for F folds it is the mean, with an F-th of the variance. Intervals allow for skewness, but not enough:
     # where exponential draws dominate they cover about .89 with five, .92 with ten and .94 with twenty. A sixth of
@@ -204,7 +192,7 @@ def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
     if n_draws < FEWEST_DRAWS:
         return np.zeros(skewness_FM.shape[1], np.bool_)
     variance = 6 * (n_draws - 2) / ((n_draws + 1) * (n_draws + 3)) * len(skewness_FM)
-    return np.asarray(np.abs(skewness_FM.sum(axis=0)) > stdtrit(np.inf, 1 - ALPHA / 2) * math.sqrt(variance))
+    return np.asarray(np.abs(skewness_FM.sum(axis=0)) > stdtrit(np.inf, 1 - _ALPHA / 2) * math.sqrt(variance))
 
 
 def _components(squares_SM: Doubles) -> Doubles:
@@ -271,12 +259,9 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-class Difference(Strict):
-    """A difference with its 95% interval and two-sided p value; None where the groups do not determine it."""
+class Difference(Figure):
+    """A difference with its interval and two-sided p value; None where the groups do not determine it."""
 
-    mean: float | None
-    low: float | None
-    high: float | None
     p: float | None
 
     @classmethod
@@ -284,11 +269,5 @@ class Difference(Strict):
         """The mean over query groups, by Student's t; NaN marks groups that do not count."""
         means = crossed_means(values_Q[:, None, None])
         low_M, high_M = means.interval()
-        figures = (means.mean_M[0], low_M[0], high_M[0], means.p()[0])
-        mean, low, high, p = map(or_none, figures)
+        mean, low, high, p = map(or_none, (means.mean_M[0], low_M[0], high_M[0], means.p()[0]))
         return cls(mean=mean, low=low, high=high, p=p)
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high

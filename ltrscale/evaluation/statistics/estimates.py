@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Doubles
 from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, errors_to_see, or_none
+from ltrscale.reports.document import Figure
 
 MOST_DRAWS = 1000
 """The largest number of draws that is proposed."""
@@ -74,11 +75,6 @@ class Spread:
 
         The variance over draws is assumed to fall as the labels grow, as found from 100 labelled groups on; that of the
         groups falls as they grow.
-
-        Example:
-            >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
-            >>> round(spread.times_for(0.01, 5, more="labels"), 1), spread.times_for(0.01, 5, more="groups")
-            (6.3, None)
         """
 
         def sees(times: float) -> bool:
@@ -126,14 +122,14 @@ class Drawn:
 
         A method whose pretrainings are not crossed is compared with each of the other's.
         """
-        if (both := on_common([self, other])) is None:
+        if (both := _on_common([self, other])) is None:
             return None
         one, two = both
         names = two.pretrainings if one.pretrainings is None else one.pretrainings
         return type(self)(one.draws, one.values_QTP - two.values_QTP, names)
 
 
-def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
+def _on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
     """The values on the draws and crossed pretrainings that all have in common; None if there are none."""
     draws = sorted(set.intersection(*(set(of.draws) for of in drawn)))
     crossed = [set(of.pretrainings) for of in drawn if of.pretrainings is not None]
@@ -154,15 +150,14 @@ class DrawsNeeded(Strict):
     """How many times the test groups, with as many draws."""
 
 
-class MeanEstimate(Strict):
-    """The mean of a metric, or of a difference, over groups and draws of labels."""
+class MeanEstimate(Figure):
+    """The mean of a metric, or of a difference, over groups and draws of labels.
+
+    The interval holds for other groups, draws and pretrainings. There is none, nor anything else that judges, with
+    fewer than five draws or two groups, or for the share of a single pretraining.
+    """
 
     mean: float
-    low: float | None
-    """Lower end of the 95% interval, which holds for other groups, draws and pretrainings. None, like everything that
-    judges, with fewer than five draws or two groups, or for the share of a single pretraining."""
-    high: float | None
-    """Upper end."""
     p: float | None
     """Two-sided p value of a mean of 0, by Student's t with Satterthwaite's degrees of freedom."""
     detectable: float | None
@@ -183,7 +178,7 @@ class MeanEstimate(Strict):
     @property
     def verdict(self) -> Literal["above", "below", "open"]:
         """Whether a difference is above 0, or below; open if the interval contains 0 or the draws are too few."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+        if not self.excludes_zero:
             return "open"
         return "above" if self.mean > 0 else "below"
 
@@ -194,11 +189,6 @@ def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
     Args:
         drawn: the metric, or a difference.
         judges: whether there are enough samples to judge, apart from the five draws.
-
-    Example:
-        >>> estimated = estimate(Drawn((0, 1), np.array([[[0.1], [0.3]], [[0.2], [0.4]], [[0.6], [0.9]]])))
-        >>> round(estimated.mean, 3), estimated.draws, estimated.groups, estimated.verdict
-        (0.417, 2, 3, 'open')
     """
     groups, n = int((~np.isnan(drawn.values_QTP[:, 0, 0])).sum()), len(drawn.draws)
     if not groups:
@@ -259,7 +249,7 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
         >>> [(round(crossing.at), crossing.falls) for crossing in crossovers([(10, ahead), (1000, behind)])]
         [(85, True)]
     """
-    common = on_common([drawn for _, drawn in differences]) if len(differences) > 1 else None
+    common = _on_common([drawn for _, drawn in differences]) if len(differences) > 1 else None
     if common is None:
         return ()
     curve = [(n, drawn) for (n, _), drawn in zip(differences, common, strict=True)]

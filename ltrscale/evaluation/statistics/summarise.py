@@ -21,6 +21,7 @@ from ltrscale.arrays import Doubles
 from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.blocks import Blocks, all_numbers, bootstrap_means, holm, sign_flip_p
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, or_none
+from ltrscale.reports.document import Figure
 
 _INTERVAL = (0.025, 0.975)
 _RESAMPLED = 1 << 24
@@ -29,15 +30,9 @@ PATTERNS = 40
 """The fewest random sign patterns for each comparison that Holm adjusts with others; p can then fall to 1/40."""
 
 
-class Summary(Strict):
-    """A metric of one method over query groups; None where no group defines it."""
+class Summary(Figure):
+    """A metric of one method over query groups and trials; None where no group defines it."""
 
-    mean: float | None
-    """Mean over the groups where the metric is defined, and over trials."""
-    low: float | None
-    """Lower end of the 95% interval of the mean: over groups by the bootstrap, or over several draws too."""
-    high: float | None
-    """Upper end."""
     trials: tuple[float | None, ...]
     """The mean of each trial."""
     std_error: float | None
@@ -61,7 +56,6 @@ class Comparison(Strict):
     low: float | None
     """Lower end of the 95% interval of the difference; None, like all below, if the draws are too few to judge."""
     high: float | None
-    """Upper end."""
     p: float | None
     """Two-sided p value: of the sign-flip test for one draw, of the crossed t test for several."""
     p_holm: float | None
@@ -72,6 +66,11 @@ class Comparison(Strict):
     """The smallest difference that the design would have seen (two-sided 5%, power 80%)."""
     skewed: bool = False
     """Whether the differences of several draws look skewed, so that intervals may cover less than they say."""
+
+    @property
+    def figure(self) -> Figure:
+        """The difference with its interval."""
+        return Figure(mean=self.difference, low=self.low, high=self.high)
 
 
 class Scope(Strict):
@@ -112,38 +111,6 @@ class _Drawn:
 
 
 def scopes(
-    blocks_K: Sequence[Blocks],
-    metrics: Sequence[str],
-    *,
-    baseline: int | None,
-    samples: int,
-    seed: int,
-    labels_K: Sequence[Sequence[str | None]] | None = None,
-    folds_Q: NDArray[np.int64] | None = None,
-) -> list[Scope]:
-    """Summaries of each method over the given groups, and comparisons with the baseline.
-
-    Args:
-        blocks_K: for each method the metrics of every trial, summed over the same blocks of groups; methods may differ
-            in the number of trials.
-        metrics: names of the M metrics.
-        baseline: index of the method to compare the others with, or None.
-        samples: bootstrap resamples, and the fewest random sign patterns of the test.
-        seed: of the resampling.
-        labels_K: for each method the identity of the labels of every trial; None if all have the same.
-        folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
-
-    Example:
-        >>> methods = [Blocks.from_values(np.zeros((9, 1, 1))), Blocks.from_values(np.ones((9, 2, 1)))]
-        >>> worse, better = scopes(methods, ["map"], baseline=0, samples=99, seed=0)
-        >>> better.summaries["map"].mean, better.comparisons["map"].difference
-        (1.0, 1.0)
-    """
-    resampling = {"samples": samples, "seed": seed}
-    return scopes_of([blocks_K], metrics, baseline=baseline, **resampling, labels_K=labels_K, folds_Q=folds_Q)[0]
-
-
-def scopes_of(
     slices: Sequence[Sequence[Blocks]],
     metrics: Sequence[str],
     *,
@@ -154,15 +121,31 @@ def scopes_of(
     folds_Q: NDArray[np.int64] | None = None,
     together: int | None = None,
 ) -> list[list[Scope]]:
-    """As `scopes`, for several slices of the same groups, which share all resamples and sign patterns.
+    """Summaries of each method over each slice, and comparisons with the baseline, by slice and method.
 
-    Arguments are those of `scopes`, with the blocks of each method for every slice. `together` is the number of
-    comparisons of a metric that p is adjusted for, None for those of one slice. Each of them needs 40 patterns: one p
-    is at least 1 / (patterns + 1), and Holm multiplies it by their number.
+    All slices share all resamples and sign patterns. Each comparison that Holm adjusts with others needs 40 patterns:
+    one p is at least 1 / (patterns + 1), and Holm multiplies it by their number.
+
+    Args:
+        slices: for each slice, such as all groups, and each method the metrics of every trial, summed over the same
+            blocks of groups; methods may differ in the number of trials.
+        metrics: names of the M metrics.
+        baseline: index of the method to compare the others with, or None.
+        samples: bootstrap resamples, and the fewest random sign patterns of the test.
+        seed: of the resampling.
+        labels_K: for each method the identity of the labels of every trial; None if all have the same.
+        folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
+        together: the number of comparisons of a metric that p will be adjusted for; None for those of one slice.
+
+    Example:
+        >>> methods = [Blocks.from_values(np.zeros((9, 1, 1))), Blocks.from_values(np.ones((9, 2, 1)))]
+        >>> ((worse, better),) = scopes([methods], ["map"], baseline=0, samples=99, seed=0)
+        >>> better.summaries["map"].mean, better.comparisons["map"].difference
+        (1.0, 1.0)
     """
     labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in slices[0]]
-    compared = len(labels_K) - 1 if together is None else together
-    patterns, numbers_B = max(samples, PATTERNS * compared - 1), all_numbers(blocks_K[0] for blocks_K in slices)
+    together = len(labels_K) - 1 if together is None else together
+    patterns, numbers_B = max(samples, PATTERNS * together - 1), all_numbers(blocks_K[0] for blocks_K in slices)
     size = max(1, _RESAMPLED // (samples * len(labels_K) * len(metrics)))
     scopes: list[list[Scope]] = []
     for first in range(0, len(slices), size):  # in parts, to save memory; each draws the same again
@@ -179,13 +162,15 @@ def scopes_of(
         blocks_of = [differences[cell][0] for cell in flipped]
         p = sign_flip_p(blocks_of, samples=patterns, seed=seed, numbers_B=numbers_B)
         flips = {cell: (means[cell] - means[base[cell]], p_M) for cell, p_M in zip(flipped, p, strict=True)}
-        verdicts = {cell: _verdict(*of_cell, folds_Q, flips.get(cell)) for cell, of_cell in differences.items()}
+        compared = {
+            cell: _comparisons(*of_cell, folds_Q, flips.get(cell), metrics) for cell, of_cell in differences.items()
+        }
         for s, blocks_K in some:
-            comparisons = _comparisons({k: verdict for (of, k), verdict in verdicts.items() if of == s}, metrics)
-            of_methods = [
-                (blocks, drawn[s, k], means.get((s, k)), comparisons.get(k, {})) for k, blocks in enumerate(blocks_K)
+            of_slice = [
+                _scope(blocks, drawn[s, k], means.get((s, k)), compared.get((s, k), {}), metrics, folds_Q)
+                for k, blocks in enumerate(blocks_K)
             ]
-            scopes.append([_scope(*of_method, metrics, folds_Q) for of_method in of_methods])
+            scopes += judged_together({"alone": of_slice}).values()
     return scopes
 
 
@@ -236,58 +221,32 @@ def _ends(means_SM: Doubles) -> tuple[Doubles, Doubles]:
     return low_M, high_M
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """The differences of one method from the baseline, by metric; NaN where nothing can be said."""
-
-    difference_M: Doubles
-    low_M: Doubles
-    high_M: Doubles
-    p_M: Doubles
-    detectable_M: Doubles
-    skewed_M: NDArray[np.bool_]
-    draws: int
-
-
-def _verdict(
+def _comparisons(
     differences: Blocks,
     draws: int,
     folds_Q: NDArray[np.int64] | None,
     resampled: tuple[Doubles, Doubles] | None,
-) -> _Verdict:
-    """Interval and test of paired differences; by resampled means [S, M] and p [M] if neither has several draws."""
-    values_BTM = differences.values_BTM()
-    means = crossed_means(values_BTM, folds_Q)
-    skewed_M = means.skewed_M
+    metrics: Sequence[str],
+) -> dict[str, Comparison]:
+    """The paired differences of a method by metric, p not adjusted; from resampled means [S, M] and p [M] if given."""
+    means = crossed_means(differences.values_BTM(), folds_Q)
+    judged = {"low": means.interval()[0], "high": means.interval()[1], "p": means.p(), "detectable": means.detectable()}
     if resampled is not None:
-        means_SM, p_M = resampled
-        return _Verdict(means.mean_M, *_ends(means_SM), p_M, means.detectable(), skewed_M, draws)
-    if draws < FEWEST_DRAWS:
-        unknown_M = np.full_like(means.mean_M, math.nan)
-        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, skewed_M, draws)
-    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), skewed_M, draws)
-
-
-def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
-    """Comparisons by method, for each metric that at least one group defines."""
-    comparisons_K: dict[int, dict[str, Comparison]] = {k: {} for k in verdicts}
-    for j, metric in enumerate(metrics):
-        tested = [k for k, verdict in verdicts.items() if not math.isnan(verdict.p_M[j])]
-        adjusted = dict(zip(tested, holm(np.array([verdicts[k].p_M[j] for k in tested])), strict=True))
-        for k, verdict in verdicts.items():
-            if math.isnan(verdict.difference_M[j]):
-                continue
-            comparisons_K[k][metric] = Comparison(
-                difference=verdict.difference_M[j],
-                low=or_none(verdict.low_M[j]),
-                high=or_none(verdict.high_M[j]),
-                p=or_none(verdict.p_M[j]),
-                p_holm=or_none(adjusted.get(k, math.nan)),
-                draws=verdict.draws,
-                detectable=or_none(verdict.detectable_M[j]),
-                skewed=bool(verdict.skewed_M[j]),
-            )
-    return comparisons_K
+        means_SM, judged["p"] = resampled
+        judged["low"], judged["high"] = _ends(means_SM)
+    elif draws < FEWEST_DRAWS:
+        judged = dict.fromkeys(judged, np.full_like(means.mean_M, math.nan))
+    return {
+        metric: Comparison(
+            difference=means.mean_M[j],
+            p_holm=None,
+            draws=draws,
+            skewed=bool(means.skewed_M[j]),
+            **{name: or_none(values_M[j]) for name, values_M in judged.items()},
+        )
+        for j, metric in enumerate(metrics)
+        if not math.isnan(means.mean_M[j])  # some group defines it
+    }
 
 
 def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> Summary:

@@ -8,15 +8,14 @@ from typing import ClassVar
 
 from ltrscale.config import Strict
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced, read_group_metrics
+from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import against, columns_against, cutoffs, how_to_read
+from ltrscale.evaluation.pages import ComparedMethods, columns_against, cutoffs, how_to_read, with_interval
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""
@@ -35,10 +34,12 @@ class ServingCost(Strict):
     """Query groups it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
 
 
-class DistilledMethod(Sliced):
+class DistilledMethod(Strict):
     """One method: how well it ranks, how well it agrees with the teacher, what it costs."""
 
     name: str
+    slices: dict[str, Scope]
+    """By slice of the evaluation."""
     against_teacher: Comparison | None
     """The primary metric on the groups that define it; None for the teacher itself, and without such groups."""
     agreement: dict[str, Summary]
@@ -47,19 +48,13 @@ class DistilledMethod(Sliced):
     """None without a bundle."""
 
 
-class Distillation(Findings):
+class Distillation(ComparedMethods):
     """`metrics.json` of a distillation."""
 
     called: ClassVar = "a distillation"
     made_by_job: ClassVar = "jobs.distill"
     methods: tuple[DistilledMethod, ...]
     baseline: str
-    primary: str
-    relevant_from: float
-    leave_out_constant: bool
-    policies: dict[str, str]
-    """What the formula of each metric leaves open, such as ties."""
-    resamples: int
     test: EvaluatedData
     agreement_groups: int
     """Test groups, with and without labels, on which agreement was measured."""
@@ -79,11 +74,9 @@ def gather_distillation(
     assert evaluation.baseline is not None
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].slices[ALL].summaries).index(primary)
-    with_teacher = scopes(
-        [
-            Blocks.from_values(values_QtM[:, :, [column]])
-            for values_QtM in read_group_metrics(evaluation_url, evaluation)
-        ],
+    of_primary = [values_QtM[:, :, [column]] for values_QtM in read_group_metrics(evaluation_url, evaluation)]
+    (with_teacher,) = scopes(
+        [[*map(Blocks.from_values, of_primary)]],
         [primary],
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
@@ -100,7 +93,7 @@ def gather_distillation(
         )
         for method, scope in zip(evaluation.methods, with_teacher, strict=True)
     )
-    same = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples", "test"}
+    same = {*ComparedMethods.model_fields, "test"}
     return Distillation(methods=methods, agreement_groups=agreement.groups, **evaluation.model_dump(include=same))
 
 
@@ -116,7 +109,7 @@ def _side_by_side(distillation: Distillation) -> Table:
                 "method": method.name,
                 **{metric_label(name): scope.summaries[name].mean for name in cutoffs(scope.summaries)},
                 **columns_against(primary, distillation.baseline, scope),
-                f"{metric_label(primary)} - {TEACHER} [95%]": against(method.against_teacher)[0],
+                f"{metric_label(primary)} - {TEACHER} [95%]": with_interval(method.against_teacher),
                 f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
                 **{name: cell(s.mean if (s := method.agreement.get(name)) else None, ".3f") for name in measures},
                 "groups": None if cost is None else cost.trained_on,

@@ -20,6 +20,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
+    ComparedMethods,
     all_comparisons,
     all_summaries,
     columns_against,
@@ -34,9 +35,9 @@ from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.reports.findings import commit_report
 
-_OF_EVALUATIONS = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples"}
+_OF_EVALUATIONS = set(ComparedMethods.model_fields)
 """Fields that the summary copies from its evaluations, which agree in them."""
 
 
@@ -60,7 +61,7 @@ class CrossvalMethod(Strict):
     """Results over the test groups of all folds together."""
 
 
-class Crossval(Findings):
+class Crossval(ComparedMethods):
     """`metrics.json` of a cross-validation."""
 
     called: ClassVar = "a cross-validation"
@@ -70,14 +71,6 @@ class Crossval(Findings):
     trials: int
     """Number of trials of each method and fold."""
     methods: tuple[CrossvalMethod, ...]
-    baseline: str | None
-    primary: str
-    """The metric of the comparison column and the picture."""
-    relevant_from: float
-    leave_out_constant: bool
-    policies: dict[str, str]
-    """What the formula of each metric leaves open, such as ties."""
-    resamples: int
 
 
 def summarise_folds(
@@ -85,12 +78,8 @@ def summarise_folds(
 ) -> Crossval:
     """Summarise the evaluations of all folds and commit `report.md`, its picture and `metrics.json` to a directory.
 
-    Args:
-        folds: URL of the committed evaluation of each fold, by the fold's name.
-        out: URL of the directory.
-        seed: seed of the resampling; the number of resamples comes from the evaluations.
-        made_by: origin, recorded in the manifest.
-        report: receives the means over folds of each method.
+    `folds` has the URL of the committed evaluation of each fold; the number of resamples comes from these. `report`
+    receives the means over folds of each method.
 
     Raises:
         InputError: an evaluation is missing, has other methods, metrics or settings than the first, or the same test
@@ -133,8 +122,8 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
     names = [method.name for method in first.methods]
     metrics = list(first.methods[0].slices[ALL].summaries)
     sizes = [len(of_fold[0]) for of_fold in values_FK]
-    pooled = scopes(
-        [Blocks.from_values(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)],
+    (pooled,) = scopes(
+        [[Blocks.from_values(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)]],
         metrics,
         baseline=None if first.baseline is None else names.index(first.baseline),
         samples=first.resamples,

@@ -35,7 +35,7 @@ from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.ranking.metric import Metric
-from ltrscale.reports.findings import Findings
+from ltrscale.reports.findings import Findings, commit_report
 
 _KEPT_BYTES = 1 << 30
 """A process keeps test groups of at most this size in memory; it reads larger ones again for each bundle."""
@@ -102,7 +102,7 @@ def describe_test(
         slices={ALL: len(table), OUTLIERS: pc.sum(table["outlier"]).as_py()},
     )
     tested = TestedOn(test=about, detector=detector)
-    _commit(tested, table, out, made_by)
+    commit_report(out, tested, made_by=made_by, tables={GROUPS: table})
     return tested
 
 
@@ -142,7 +142,8 @@ def measure_groups(
         documents=documents,
         seconds=round(seconds, 4),
     )
-    _commit(measured, pa.table([np.concatenate(gids), *columns], names=["gid", *metrics]), out, made_by)
+    table = pa.table([np.concatenate(gids), *columns], names=["gid", *metrics])
+    commit_report(out, measured, made_by=made_by, tables={GROUPS: table})
     return measured
 
 
@@ -173,15 +174,6 @@ def _defined_groups(
     _kept.clear()
     if size <= _KEPT_BYTES:
         _kept[key] = keep
-
-
-def _commit(description: Findings, table: pa.Table, out: str, made_by: Mapping[str, Any]) -> None:
-    with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path:
-            pq.write_table(table, path)
-        with commit.file(description.file) as path:
-            path.write_text(description.to_json(), encoding="utf-8")
-        commit.finish({"made_by": made_by})
 
 
 def read_outliers(url: str) -> dict[int, bool]:

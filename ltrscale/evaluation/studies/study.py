@@ -83,38 +83,43 @@ class Versus(Strict):
     crossovers: tuple[Crossover, ...]
 
 
-class Study(Findings):
-    """`metrics.json` of a study."""
+class StudyPlan(Strict):
+    """What a study plans, and what of it has failed."""
 
-    called: ClassVar = "a study"
-    made_by_job: ClassVar = "jobs.study"
-    labelled: dict[str, float]
-    """The numbers of labelled groups by name: a count, or the share of all."""
+    methods: dict[str, MethodTraits]
     counts: Literal["relevant", "labelled"]
-    """The unit of a count: groups with a relevant document, or all labelled groups."""
-    trained_on: dict[str, float | None]
-    """Labelled groups of the method that reads the most of them: the mean over the draws. Methods with `relevant_only`
-    leave out groups without a relevant document."""
+    """The unit of a number of labelled groups: groups with a relevant document, or all labelled groups."""
     validation_share: float | None
     """Validation labels as a share of the training labels; None if they are a fixed sample or all of the split."""
     validation_size: dict[str, float]
     """Size of the validation sample that is the same at every number; empty for all of the split."""
-    methods: dict[str, MethodTraits]
     baseline: str | None
     controls: dict[str, str]
     """By pretrained method, the method with the same settings without pretraining."""
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
+    planned: int
+    """Models of the whole study."""
+    failed: dict[str, str]
+    """Why a part of the study failed, by its name."""
+
+
+class Study(StudyPlan, Findings):
+    """`metrics.json` of a study."""
+
+    called: ClassVar = "a study"
+    made_by_job: ClassVar = "jobs.study"
+    labelled: dict[str, float]
+    """The numbers of labelled groups by name: a count, or the share of all."""
+    trained_on: dict[str, float | None]
+    """Labelled groups of the method that reads the most of them: the mean over the draws. Methods with `relevant_only`
+    leave out groups without a relevant document."""
     points: tuple[StudyPoint, ...]
     versus: tuple[Versus, ...]
     costs: dict[str, Cost]
     models: int
     """Models measured so far."""
-    planned: int
-    """Models of the whole study."""
-    failed: dict[str, str]
-    """Why a part of the study failed, by its name."""
     test: EvaluatedData
     detector: OutlierDetector
 
@@ -159,23 +164,11 @@ class Model(Config):
     """Documents that its training read."""
 
 
-class Design(Config):
-    """The plan of the study, without its models."""
+class Design(StudyPlan, Config):
+    """The plan of a study with what its figures are computed from, apart from its models."""
 
     labelled: dict[str, float | None]
     """Names of the numbers of labelled groups, in rising order; None where only a trained model states the number."""
-    methods: dict[str, MethodTraits]
-    counts: Literal["relevant", "labelled"]
-    validation_share: float | None
-    validation_size: dict[str, float]
-    baseline: str | None
-    controls: dict[str, str]
-    """By the method that it is the control for."""
-    primary: str
-    relevant_from: float
-    leave_out_constant: bool = False
-    planned: int
-    failed: dict[str, str]
     pretraining: dict[str, Cost]
     """Cost of pretraining by method."""
 
@@ -199,7 +192,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     ]
     tested = TestedOn.read(test_url)
     return Study(
-        **design.model_dump(exclude={"labelled", "pretraining"}),
+        **design.model_dump(include=set(StudyPlan.model_fields)),
         labelled=numbers,
         trained_on=trained_on,
         points=tuple(table.point(m, n) for n in numbers for m in design.methods if (n, m) in table.values),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from ltrscale.evaluation.pages import definitions, number, skewed_draws, with_error
+from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Crossover, MeanEstimate
 from ltrscale.evaluation.studies.study import Family, MethodTraits, ScopeName, Study, Versus
@@ -22,24 +22,20 @@ _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain 
 _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
 
 
-def sentences(study: Study) -> list[str]:
+def _sentences(study: Study) -> list[str]:
     """Advice on methods of families other than the baseline's, pretraining's share, and trees that get worse."""
     lines = []
     if study.baseline is not None:
         family = study.methods[study.baseline].family
         others = [name for name, about in study.methods.items() if about.family != family]
-        lines.append(advice(study, dict.fromkeys(others, study.baseline)))
+        lines.append(_advice(study, dict.fromkeys(others, study.baseline)))
     if study.controls:
-        lines.append(f"Pretraining's own share: {advice(study, study.controls)}")
-    return [*lines, *worse_with_more(study)]
+        lines.append(f"Pretraining's own share: {_advice(study, study.controls)}")
+    return [*lines, *_worse_with_more(study)]
 
 
-def worse_with_more(study: Study) -> list[str]:
-    """A sentence for trees without a search whose metric falls from one number of labelled groups to a larger one.
-
-    The groups are the same at both numbers, so a fall is measured by the standard errors over the draws of each. The
-    sentence names the largest fall of at least two standard errors.
-    """
+def _worse_with_more(study: Study) -> list[str]:
+    """The largest fall of untuned trees as labels are added, if it is at least two standard errors."""
     lines = []
     for name, about in study.methods.items():
         curve = [(n, estimate) for n in study.labelled if (estimate := _estimate(study, name, n, "all"))]
@@ -55,18 +51,15 @@ def worse_with_more(study: Study) -> list[str]:
         draws = min(before.draws, after.draws)
         few = "" if draws >= FEWEST_DRAWS else f", over {draws} draws, which judge nothing"
         lines.append(
-            f"{name} gets worse with more labels: {metric_label(study.primary)} {number(before.mean)} at {at} and "
-            f"{number(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
+            f"{name} gets worse with more labels: {metric_label(study.primary)} {cell(before.mean)} at {at} and "
+            f"{cell(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
             "same at each number; a search at each (kind: tuned) is the fairer opponent."
         )
     return lines
 
 
-def advice(study: Study, pairs: Mapping[str, str]) -> str:
-    """One sentence: at which numbers of labelled groups which method beats its counterpart in `pairs`.
-
-    At each number it names the method with the highest validation metric, so the test groups choose nothing.
-    """
+def _advice(study: Study, pairs: Mapping[str, str]) -> str:
+    """One sentence: at which numbers of labels the method that validation chose beats its counterpart in `pairs`."""
     verdicts: list[tuple[str, str, str]] = []  # number, verdict, words
     for n in study.labelled:
         if (best := study.best(pairs, n)) is None:
@@ -108,10 +101,10 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
 
 def document(study: Study) -> Document:
     """The report: advice, tables in the shape of HOU24's, curves and differences."""
-    undecided = [line for other in study.opponents for line in deciding(study, other)]
+    undecided = [line for other in study.opponents for line in _deciding(study, other)]
     opening = (
         *_progress(study),
-        *map(Text, sentences(study)),
+        *map(Text, _sentences(study)),
         Text(_about_data(study)),
         *_means(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
         *([Points(undecided, _UNDECIDED)] if undecided else []),
@@ -225,7 +218,7 @@ def _against(study: Study, other: str) -> Iterator[Block]:
 _UNDECIDED = "What would decide the open differences, if they are in truth as found"
 
 
-def deciding(study: Study, other: str) -> Iterator[str]:
+def _deciding(study: Study, other: str) -> Iterator[str]:
     """For each open difference from a method, the draws, labels or test groups that would see it."""
     for method, versus in study.against(other).items():
         for n, difference in versus.estimates.items():

@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
 from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Operational, Strict, validate
@@ -23,19 +22,19 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import POSITIONS, EvaluateConfig
-from ltrscale.evaluation.pages import TableCells, against, against_header, number
+from ltrscale.evaluation.pages import ReportStage, columns_against
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.falls import falls_said
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import Findings, print_report, write_report
-from ltrscale.stages.stage import Origin, OutputUrl, Stage, bundle_hashes, dataset_hashes, hashes_of
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
+from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.stages.stage import Origin, OutputUrl, bundle_hashes, dataset_hashes, hashes_of
 from ltrscale.storage import join
 
-FEWEST_PERIODS = 5
+_FEWEST_PERIODS = 5
 """With fewer periods, no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
 _NAMED_FEATURES, _DRAWN = 5, 3
@@ -86,7 +85,7 @@ class Decay(Findings):
     foretold: tuple[DriftCorrelation, ...]
 
 
-class DriftJob(DriftSettings, Stage):
+class DriftJob(DriftSettings, ReportStage):
     """Report the metrics of an evaluation by period, and the drift of its periods from training."""
 
     stage: ClassVar = "drift"
@@ -95,12 +94,9 @@ class DriftJob(DriftSettings, Stage):
     evaluation: OutputUrl
     """Directory that jobs.evaluate made with `slice_by: [period]`; its splits, bundles and settings are used."""
 
-    def run(self, *, show: bool = True) -> bool:
-        """Make the report, and print its tables if `show` is set."""
-        ran = super().run()
-        if show:
-            print_report(self.out, document(Decay.read(self.out), self.evaluation))
-        return ran
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Decay.read(self.out), self.evaluation)
 
     def inputs(self) -> dict[str, str]:
         """Content of the evaluation, its data sets and its bundles."""
@@ -111,9 +107,7 @@ class DriftJob(DriftSettings, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Measure drift, and commit the report."""
         result = decay(Evaluation.read(self.evaluation), self._evaluated, measure_drift(self._evaluated, self))
-        with storage.Commit(self.out) as commit:
-            write_report(commit, result, document(result, self.evaluation))
-            commit.finish({"made_by": origin})
+        commit_report(self.out, result, document(result, self.evaluation), made_by=origin)
 
     @cached_property
     def _evaluated(self) -> EvaluateConfig:
@@ -121,11 +115,7 @@ class DriftJob(DriftSettings, Stage):
 
 
 def measured_weeks(out: str, config: EvaluateConfig, settings: DriftSettings, *, ray: bool) -> tuple[Evaluation, Decay]:
-    """Evaluate and measure drift, in `out/evaluation` and `out/drift`; skips what is up to date.
-
-    Raises:
-        InputError: as `EvaluateJob` and `DriftJob`.
-    """
+    """Evaluate and measure drift, in `out/evaluation` and `out/drift`, as their jobs do; skips what is up to date."""
     evaluation, drift = join(out, "evaluation"), join(out, "drift")
     EvaluateJob(out=evaluation, evaluate=config, ray=ray).run(show=False)
     DriftJob(out=drift, evaluation=evaluation, **settings.model_dump()).run(show=False)
@@ -145,7 +135,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     all_periods = sorted({period for url in urls for period in open_dataset(url).manifest.periods})
     curves = {}
     for method in evaluation.methods:
-        end = trained_until(method.bundles[0], config)
+        end = _trained_until(method.bundles[0], config)
         points = tuple(
             PeriodPoint(
                 period=period,
@@ -165,7 +155,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     )
 
 
-def trained_until(url: str, config: EvaluateConfig) -> str:
+def _trained_until(url: str, config: EvaluateConfig) -> str:
     """The last period that a bundle was trained on; the training split's if the bundle does not state it."""
     made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
     splits = validate(Provenance, made_by, url).config.splits
@@ -183,24 +173,16 @@ def _correlations(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str)
         if all(method in period.spreads for period, _ in with_metric):
             of_measures["scores"] = [period.spreads[method].psi for period, _ in with_metric]
         for measure, values in of_measures.items():
-            correlation, p = rank_correlation(np.array(values), loss_P)
+            correlation, p = _rank_correlation(np.array(values), loss_P)
             yield DriftCorrelation(
                 measure=measure, method=method, periods=len(with_metric), correlation=correlation, p=p
             )
 
 
-def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Spearman's rank correlation, and its two-sided p value over all orders of up to 7 values, or 10,000 random ones.
-
-    None for both with fewer than five values, or if all values of one are equal.
-
-    Example:
-        >>> correlation, p = rank_correlation(np.arange(5.0), np.array([1.0, 2.0, 3.0, 5.0, 4.0]))
-        >>> round(correlation, 2), round(p, 3)
-        (0.9, 0.083)
-    """
+def _rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Spearman's rank correlation, with two-sided p over orders; None for fewer than five values, or equal ones."""
     n = len(one_P)
-    if n < FEWEST_PERIODS or len(set(one_P)) == 1 or len(set(other_P)) == 1:
+    if n < _FEWEST_PERIODS or len(set(one_P)) == 1 or len(set(other_P)) == 1:
         return None, None
     from scipy.stats import rankdata  # imported late: it takes a second, and few evaluations have so many periods
 
@@ -230,50 +212,54 @@ def drifted(drift: Drift) -> str:
     return f"Features that drifted most, by their PSI: {features}; {context}."
 
 
-def fell(result: Decay) -> list[Text]:
+def _fell(result: Decay) -> Iterator[Text]:
     """Which methods fell over the periods, and whether by more than their noise."""
     means = {
         method: {point.period: point.scope.summaries[result.primary] for point in curve.points}
         for method, curve in result.curves.items()
     }
-    return [Text(line) for line in falls_said(means, result.primary)]
+    yield from map(Text, falls_said(means, result.primary))
 
 
-def metric_rows(result: Decay) -> TableCells:
+def _metric_table(result: Decay) -> Table:
     """The primary metric of each method and period."""
-    rows = []
-    for method, curve in result.curves.items():
-        for point in curve.points:
-            s, compared = point.scope.summaries[result.primary], point.scope.comparisons.get(result.primary)
-            row = [method, point.period, f"{point.since}", f"{s.groups:,}", number(s.mean)]
-            row.append(f"[{number(s.low)}, {number(s.high)}]")
-            rows.append(row + (against(compared) if result.baseline is not None else []))
-    header = ["method", "period", "since training", "groups", metric_label(result.primary), "95% interval"]
-    return header + against_header(result.primary, result.baseline), rows
+    return Table.from_rows(
+        [
+            {
+                "method": method,
+                "period": point.period,
+                "since training": point.since,
+                "groups": point.scope.summaries[result.primary].groups,
+                f"{metric_label(result.primary)} [95%]": point.scope.summaries[result.primary],
+                **columns_against(result.primary, result.baseline, point.scope),
+            }
+            for method, curve in result.curves.items()
+            for point in curve.points
+        ]
+    )
 
 
-def drift_rows(result: Decay) -> TableCells:
+def _drift_table(result: Decay) -> Table:
     """The drift of each period, with training first, and the index of the features that drifted most."""
     features = [name for name, *_ in result.drift.largest()[:_NAMED_FEATURES]]
     periods = {"training": result.drift.train, **result.drift.periods}
-    rows = [_drift_row(name, period, features) for name, period in periods.items()]
-    return list(rows[0]), [[*row.values()] for row in rows]
+    return Table.from_rows([_drift_row(name, period, features) for name, period in periods.items()], form=".3f")
 
 
-def _drift_row(name: str, period: PeriodDrift, features: Sequence[str]) -> dict[str, str]:
+def _drift_row(name: str, period: PeriodDrift, features: Sequence[str]) -> TableRow:
     labels = period.labels
     return {
         "period": name,
-        "groups": f"{period.groups:,}",
-        "documents": f"{period.documents:,}",
+        "groups": period.groups,
+        "documents": period.documents,
         "list length": f"{period.length:.1f}",
-        "groups with labels": "-" if labels is None else f"{labels.groups:,}",
-        "relevant documents": "-" if labels is None else f"{labels.documents:.2%}",
-        "groups with one": "-" if labels is None else f"{labels.relevant:.2%}",
-        "PSI of lengths": f"{period.length_psi:.3f}",
-        "median PSI": f"{period.median_psi:.3f}",
+        "groups with labels": None if labels is None else labels.groups,
+        "relevant documents": None if labels is None else f"{labels.documents:.2%}",
+        "groups with one": None if labels is None else f"{labels.relevant:.2%}",
+        "PSI of lengths": period.length_psi,
+        "median PSI": period.median_psi,
         f"PSI > {MUCH:g} beyond chance": f"{len(period.drifted)} of {len(period.features)}",
-        **{f"PSI of scores: {method}": f"{spread.psi:.3f}" for method, spread in period.spreads.items()},
+        **{f"PSI of scores: {method}": spread.psi for method, spread in period.spreads.items()},
         **{f"PSI of feature {name}": _feature_cell(period.features[name]) for name in features},
     }
 
@@ -289,11 +275,11 @@ def document(result: Decay, evaluation: str) -> Document:
     ends = ", ".join(f"{name} {curve.trained_until}" for name, curve in result.curves.items())
     opening: tuple[Block, ...] = (
         Text(f"{label} and its intervals are those of {evaluation}. The last periods of training: {ends}."),
-        *fell(result),
-        Table(*metric_rows(result)),
+        *_fell(result),
+        _metric_table(result),
         Text(drifted(result.drift)),
-        Table(*drift_rows(result)),
-        *period_curves(result),
+        _drift_table(result),
+        *_period_curves(result),
     )
     sections = (
         Section("How to read the tables", [Points(_HOW_TO_READ)]),
@@ -316,9 +302,9 @@ _HOW_TO_READ = (
 
 def _prediction_blocks(result: Decay) -> Iterator[Block]:
     n = max(correlation.periods for correlation in result.foretold)
-    if n < FEWEST_PERIODS:
+    if n < _FEWEST_PERIODS:
         n_periods = "1 period" if n == 1 else f"{n} periods"
-        few = f"fewer than {FEWEST_PERIODS} cannot tell a relation from chance. Evaluate more periods."
+        few = f"fewer than {_FEWEST_PERIODS} cannot tell a relation from chance. Evaluate more periods."
         yield Text(f"Cannot judge: {n_periods}, where {few}")
         return
     yield Text(
@@ -327,21 +313,28 @@ def _prediction_blocks(result: Decay) -> Iterator[Block]:
         "permutations of the periods and not adjusted for the number of rows. Whatever grows with time correlates with "
         "a metric that falls with time, so a high value over consecutive periods is no sign of a cause."
     )
-    rows = [
-        [f.measure, f.method, f"{f.periods}", "-" if f.correlation is None else f"{f.correlation:+.2f}", number(f.p)]
+    rows: list[TableRow] = [
+        {
+            "drift of": f.measure,
+            "method": f.method,
+            "periods": f.periods,
+            "correlation": cell(f.correlation, "+.2f"),
+            "p": f.p,
+        }
         for f in result.foretold
     ]
-    yield Table(["drift of", "method", "periods", "correlation", "p"], rows)
+    yield Table.from_rows(rows)
 
 
-def period_curves(result: Decay) -> tuple[Chart, Chart]:
+def _period_curves(result: Decay) -> tuple[Chart, Chart]:
     """The metric of each method by periods since training, and the drift of features."""
     label, middle = metric_label(result.primary), (len(result.curves) - 1) / 2
-    metrics = [  # methods are shifted sideways so that they do not hide each other
-        {"x": point.since + _BESIDE * (i - middle), "y": s.mean, "low": s.low, "high": s.high, "series": method}
+    metrics = [
+        row
         for i, (method, curve) in enumerate(result.curves.items())
-        for point in curve.points
-        if (s := point.scope.summaries[result.primary]).mean is not None
+        for row in charts.curve_rows(  # methods are shifted sideways so that they do not hide each other
+            method, {p.since + _BESIDE * (i - middle): p.scope.summaries[result.primary] for p in curve.points}
+        )
     ]
     ticks = sorted({point.since for curve in result.curves.values() for point in curve.points})
     most = [name for name, *_ in result.drift.largest()[:_DRAWN]]

@@ -36,14 +36,14 @@ from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
 """The usual reading of the population stability index: no drift below the first, much drift above the second."""
-BINS = 10
+_BINS = 10
 """Bins of about equal counts, plus two for values below and above all of training's, and one for missing values."""
-CELLS = 1 << 14
+_CELLS = 1 << 14
 """Cells of a feature, at most: 200 kB. This is enough for the sign, exponent and five bits of the mantissa of every
 float32, so a cell is never wider than a 32nd of its values."""
 
-BinCounts = NDArray[np.int64]
-FloatBits = NDArray[np.uint32]
+_BinCounts = NDArray[np.int64]
+_FloatBits = NDArray[np.uint32]
 
 
 class DriftSettings(Config):
@@ -141,20 +141,10 @@ class BinnedValues:
     """Counts of a feature's values by bin; those of later periods are counted in the bins of training.
 
     Numbers are counted in cells, runs of neighbouring float32. Their width is the lowest power of two at which at most
-    `CELLS` cells hold a number. So cells are small relative to the spread of the numbers, wherever these lie, and do
+    `_CELLS` cells hold a number. So cells are small relative to the spread of the numbers, wherever these lie, and do
     not depend on the order of the rows. Bins are runs of cells with about a tenth of training's numbers each, one below
     and one above all of these. Bins of codes are the most frequent codes of training, its other codes, and codes that
     it lacks. Missing values are the last bin.
-
-    Example:
-        >>> for kind, before, now in (("numeric", [1, 1, 5, np.nan], [0, 1, 6]), ("categorical", [7, 7, 8], [7, 9])):
-        ...     train = BinnedValues(kind)
-        ...     train.add(np.array(before, np.float32))
-        ...     later = train.later()
-        ...     later.add(np.array(now, np.float32))
-        ...     print(train.counts_B().tolist(), later.counts_B().tolist())
-        [0, 2, 1, 0, 1] [1, 1, 0, 1, 0]
-        [2, 1, 0, 0, 0] [1, 0, 0, 1, 0]
     """
 
     def __init__(self, kind: Literal["numeric", "categorical"] = "numeric", train: Self | None = None) -> None:
@@ -177,39 +167,39 @@ class BinnedValues:
         cells, counts = np.unique(first_N - first_N % self._width, return_counts=True)
         cells, counts = np.concatenate([self._cells_C, cells]), np.concatenate([self._counts_C, counts])
         cells, counts = merged_counts(cells, counts)
-        while self.kind == "numeric" and np.count_nonzero(np.diff(cells // self._width)) >= CELLS:
+        while self.kind == "numeric" and np.count_nonzero(np.diff(cells // self._width)) >= _CELLS:
             self._width *= np.uint32(2)
         self._cells_C, self._counts_C = merged_counts(cells - cells % self._width, counts)
 
-    def _starts(self) -> FloatBits:
+    def _starts(self) -> _FloatBits:
         """The first number of each bin: cells at which a tenth of the numbers is reached, between two open ends."""
-        tenths_C = BINS * (self._counts_C.cumsum() - self._counts_C) // max(1, self._counts_C.sum())
+        tenths_C = _BINS * (self._counts_C.cumsum() - self._counts_C) // max(1, self._counts_C.sum())
         starts = self._cells_C[np.diff(tenths_C, prepend=-1) > 0]
         above = self._cells_C[-1:] + self._width
         return np.concatenate([np.zeros(1, np.uint32), starts, above])
 
-    def counts_B(self) -> BinCounts:
+    def counts_B(self) -> _BinCounts:
         """Counts by bin, shape [B]."""
         train, cells_C = self._train, self._cells_C
         if self.kind == "numeric":
             starts_B = train._starts()
             bin_C, bins = np.searchsorted(starts_B, cells_C, side="right") - 1, len(starts_B)
         else:
-            frequent = np.sort(train._cells_C[np.argsort(-train._counts_C, kind="stable")[: BINS - 1]])
+            frequent = np.sort(train._cells_C[np.argsort(-train._counts_C, kind="stable")[: _BINS - 1]])
             bin_C = np.where(np.isin(cells_C, train._cells_C), len(frequent), len(frequent) + 1)
             bin_C = np.where(np.isin(cells_C, frequent), np.searchsorted(frequent, cells_C), bin_C)
             bins = len(frequent) + 2
         return np.append(np.bincount(bin_C, self._counts_C, bins).astype(np.int64), self._missing)
 
 
-def _rising_bits(values_N: NDArray[np.float32]) -> FloatBits:
+def _rising_bits(values_N: NDArray[np.float32]) -> _FloatBits:
     """The bits of each number, mapped so that they rise with the number."""
     bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     # the bits of floats rise with the value once those of negative ones are inverted
     return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
 
 
-def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
+def psi(reference_B: _BinCounts, other_B: _BinCounts) -> float:
     """The population stability index of two histograms (Siddiqi 2006).
 
     `sum over bins of (p - q) ln(p / q)`, which is the symmetric divergence of Jeffreys (1946): 0 for equal shares, and
@@ -227,15 +217,8 @@ def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
     return float(((p_B - q_B) * np.log(p_B / q_B)).sum())
 
 
-def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int, int]) -> float:
-    """What `psi` is on average without drift: `(B - 1) (1 / n + 1 / m)` over the B bins that a side fills.
-
-    `values`: how many values of each histogram are independent, m and n, each at least 1.
-
-    Example:
-        >>> round(chance_psi(np.array([50, 50, 0]), np.array([80, 20, 0]), values=(100, 100)), 3)
-        0.02
-    """
+def _chance_psi(reference_B: _BinCounts, other_B: _BinCounts, *, values: tuple[int, int]) -> float:
+    """What `psi` is without drift: `(B - 1) (1 / n + 1 / m)` over B filled bins, for n and m independent values."""
     bins = int(((reference_B > 0) | (other_B > 0)).sum())
     return (bins - 1) * sum(1 / n for n in values)
 
@@ -298,7 +281,7 @@ class _Counts:
         values[_LENGTHS] = groups.lengths_Q.numpy().astype(np.float32)
         several_Q = groups.lengths_Q > 1
         for name, score in scorers.items():
-            spread_Q = spread_of(score(groups), groups)[several_Q].numpy()
+            spread_Q = _spread_of(score(groups), groups)[several_Q].numpy()
             values["spread", name] = _rounded(spread_Q)
             self.sums[name] += float(spread_Q.sum())
         for key, histogram in self.histograms.items():
@@ -340,15 +323,8 @@ def _sampled(selection: Selection, *, documents: int | None, docs_per_batch: int
             advance(groups.n_documents)
 
 
-def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
-    """The standard deviation of the scores within each group, shape [Q], float64; 0 for one document.
-
-    Example:
-        >>> import torch
-        >>> groups = QueryGroups(torch.zeros(3, 1), torch.tensor([0, 2, 3]))
-        >>> spread_of(torch.tensor([1.0, 3.0, 5.0]), groups)
-        tensor([1., 0.], dtype=torch.float64)
-    """
+def _spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
+    """The standard deviation of the scores within each group, shape [Q], float64; 0 for one document."""
     lengths_Q = groups.lengths_Q
     mean_Q = sum_by_group(scores_N.double(), groups.offsets_Q1) / lengths_Q.clamp(min=1)
     from_mean_N = scores_N.double() - mean_Q.repeat_interleave(lengths_Q)
@@ -363,7 +339,7 @@ def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> P
         values = (reference.lists, counted.lists) if what == "spread" else (reference.groups, counted.groups)
         index = Index(psi=0.0)
         if counted is not reference and min(values):
-            index = Index(psi=psi(before_B, now_B), chance=chance_psi(before_B, now_B, values=values))
+            index = Index(psi=psi(before_B, now_B), chance=_chance_psi(before_B, now_B, values=values))
         if what == "feature":
             missing, unknown = now_B[-1] / counted.documents, now_B[-2] / counted.documents
             unknown = unknown if histogram.kind == "categorical" else None

@@ -5,29 +5,22 @@ Shapes: P periods.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.pages import with_error
 from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.ranking.choices import metric_label
 
 _Z = 1.96
 
 
-class Fall(NamedTuple):
-    """How far a metric fell from the first period to the last, and half of that difference's 95% interval."""
+def fallen(means: Sequence[Summary]) -> tuple[float, float] | None:
+    """How far a metric fell from the first period to the last, and the half of that fall's 95% interval, its noise.
 
-    fall: float
-    noise: float
-
-
-def fallen(means: Sequence[Summary]) -> Fall | None:
-    """The fall along the straight line through the means of periods, weighted by their intervals.
-
-    With two periods it is their difference. If several spread around the line by more than their intervals say, the
-    noise is scaled up accordingly. None for fewer than two periods with an interval.
+    The fall is along the straight line through the means of periods, weighted by their intervals; with two periods it
+    is their difference. If several spread around the line by more than their intervals say, the noise is scaled up
+    accordingly. None for fewer than two periods with an interval.
     """
     known = [
         (x, s.mean, (s.high - s.low) / (2 * _Z))
@@ -44,7 +37,7 @@ def fallen(means: Sequence[Summary]) -> Fall | None:
     rest_P = mean_P - np.average(mean_P, weights=weight_P) - slope * centred_P
     more = float(weight_P @ rest_P**2) / max(1, len(known) - 2)
     span = float(x_P[-1] - x_P[0])
-    return Fall(-slope * span, _Z * span * math.sqrt(max(1.0, more) / spread))
+    return -slope * span, _Z * span * math.sqrt(max(1.0, more) / spread)
 
 
 def falls_said(curves: Mapping[str, Mapping[str, Summary]], metric: str) -> Iterator[str]:
@@ -57,9 +50,9 @@ def falls_said(curves: Mapping[str, Mapping[str, Summary]], metric: str) -> Iter
         return
     periods = [*next(iter(curves.values()))]
     span, label = f"From {periods[0]} to {periods[-1]}", metric_label(metric)
-    stated = {name: f"{name} by {number(fall.fall)} ± {number(fall.noise)}" for name, fall in found.items()}
-    falling = [name for name, fall in found.items() if fall.fall > 0]
-    beyond = [name for name in falling if found[name].fall > found[name].noise]
+    stated = {name: f"{name} by {with_error(*fall)}" for name, fall in found.items()}
+    falling = [name for name, (fall, _) in found.items() if fall > 0]
+    beyond = [name for name in falling if found[name][0] > found[name][1]]
     if beyond:
         yield f"{span} {label} falls by more than its noise: {', '.join(stated[name] for name in beyond)}."
     if within := [name for name in falling if name not in beyond]:

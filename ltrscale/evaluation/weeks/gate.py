@@ -10,11 +10,9 @@ The first two are stages that are skipped where they are up to date.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import model_validator
 
-from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
@@ -38,8 +36,8 @@ from ltrscale.evaluation.weeks.verdict import (
 )
 from ltrscale.ingest.outcome import examine_features
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.document import Document, Table, Text
-from ltrscale.reports.findings import REPORT, print_report, write_report
+from ltrscale.reports.document import Document, Table, TableRow, Text
+from ltrscale.reports.findings import REPORT, commit_report, print_report
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
 from ltrscale.storage import join
@@ -85,10 +83,10 @@ class GateJob(Config):
             raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
         return self
 
-    def _config(self, candidate: Mapping[str, Texts], **changes: Any) -> EvaluateConfig:
+    def _config(self, candidate: Mapping[str, Texts]) -> EvaluateConfig:
         """The evaluation of production and a candidate, or of production alone."""
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), **changes}
-        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,), **candidate}, splits=self.splits)
+        models = {PRODUCTION: (self.production,), **candidate}
+        return EvaluateConfig(**self.evaluate.model_dump(), models=models, splits=self.splits)
 
     @one_view()
     def run(self) -> None:
@@ -107,7 +105,7 @@ class GateJob(Config):
     def _judge(self) -> None:
         assert self.candidate is not None
         slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
-        config = self._config({CANDIDATE: (self.candidate,)}, baseline=PRODUCTION, slice_by=slice_by)
+        config = self._config({CANDIDATE: (self.candidate,)}).replace(baseline=PRODUCTION, slice_by=slice_by)
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
             looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
@@ -119,9 +117,7 @@ class GateJob(Config):
             made_from = [f"Compared: {bundles}. The figures are those of {links}."]
             report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
             inputs = {name: content_of(url) for name, url in places.items()}
-            with storage.Commit(self.out) as commit:
-                write_report(commit, verdict, report)
-                commit.finish({"made_by": made_by("gate", self.bounds, inputs)})
+            commit_report(self.out, verdict, report, made_by=made_by("gate", self.bounds, inputs))
         print_report(self.out, report)
         if not verdict.passed:
             raise Refused(verdict.reasons)
@@ -130,21 +126,16 @@ class GateJob(Config):
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""
         url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
-            EvaluateJob(out=url, evaluate=self._config({}, slices={}, slice_by=()), ray=self.ray).run(show=False)
+            EvaluateJob(out=url, evaluate=self._config({}).replace(slices={}, slice_by=()), ray=self.ray).run(
+                show=False
+            )
         evaluation = Evaluation.read(url)
-        powers = foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
-        print_report(url, plan_page(powers, evaluation.primary))
+        powers = _foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
+        print_report(url, _plan_page(powers, evaluation.primary))
 
 
-def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
-    """How many groups the margin needs, by the source of a difference's deviation.
-
-    The sources are the comparisons of two bundles in the evaluation. If it has one method alone, the deviation s of the
-    metric is known; a difference has `s sqrt(2 (1 - r))` if a candidate deviates as much and correlates by r.
-
-    Raises:
-        InputError: the evaluation has several methods, and no comparison of two with one bundle each.
-    """
+def _foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
+    """How many groups the margin needs, by the source of a difference's deviation: comparisons, or a method alone."""
     primary = evaluation.primary
     scopes = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
     single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
@@ -153,6 +144,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         if summary.low is None or not single:
             raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
         deviation = deviation_of(summary, summary.groups)
+        # of a difference, if a candidate deviates as much and correlates by r: s sqrt(2 (1 - r))
         sources = {
             f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS
         }
@@ -169,14 +161,19 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
     return {name: Power.from_margin(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
 
 
-def plan_page(powers: Mapping[str, Power], primary: str) -> Document:
+def _plan_page(powers: Mapping[str, Power], primary: str) -> Document:
     """A row for each deviation that a difference may have; `powers` is not empty."""
     first = next(iter(powers.values()))
     passes = "one worse by the margin is refused" if first.refuse == "worse" else "an equal candidate passes"
-    header = ["deviation as of", "deviation", "groups", passes, f"groups for {POWER_ASKED}"]
-    rows = [
-        [name, f"{p.deviation:.3f}", f"{p.groups:,}", f"{p.passes:.2f}", "-" if p.needed is None else f"{p.needed:,}"]
+    rows: list[TableRow] = [
+        {
+            "deviation as of": name,
+            "deviation": f"{p.deviation:.3f}",
+            "groups": p.groups,
+            passes: f"{p.passes:.2f}",
+            f"groups for {POWER_ASKED}": p.needed,
+        }
         for name, p in powers.items()
     ]
     margin = f"bounds.margin {first.margin:g} in {metric_label(primary)}, bounds.refuse {first.refuse}:"
-    return Document("Groups that a margin needs", [Text(margin), Table(header, rows)])
+    return Document("Groups that a margin needs", [Text(margin), Table.from_rows(rows)])

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.split import Texts
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import against, number
+from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
@@ -28,7 +28,7 @@ from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.ingest.outcome import ASK, questions
 from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
-from ltrscale.reports.document import Block, Points, Table
+from ltrscale.reports.document import Block, Points, Table, cell
 from ltrscale.reports.findings import Findings
 from ltrscale.storage import join
 
@@ -57,7 +57,7 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
 
 
 _MOST_NAMED = 3
-TAIL = 0.025
+_TAIL = 0.025
 """Chance of a difference beyond one end of a 95% interval."""
 POWER_ASKED = 0.8
 Refuse = Literal["unproven", "worse"]
@@ -127,20 +127,13 @@ class Power(Strict):
 
     @classmethod
     def from_margin(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
-        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5).
-
-        Example:
-            >>> [round(Power.from_margin(0.005, 0.249, groups).passes, 2) for groups in (1_000, 3_000, 10_000)]
-            [0.09, 0.19, 0.52]
-            >>> Power.from_margin(0.005, 0.249, 1_000).needed
-            19466
-        """
+        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5)."""
         if deviation == 0 or margin == 0:
             certain = margin > 0
-            passes, needed = (1.0, 1) if certain else (TAIL if deviation else 0.0, None)
+            passes, needed = (1.0, 1) if certain else (_TAIL if deviation else 0.0, None)
         else:
-            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(TAIL)))
-            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(TAIL)) * deviation / margin) ** 2)
+            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(_TAIL)))
+            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(_TAIL)) * deviation / margin) ** 2)
         return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
 
     @property
@@ -168,7 +161,7 @@ class Power(Strict):
 def deviation_of(compared: Comparison | Summary, groups: int) -> float:
     """Standard deviation of the values of one group, from the 95% interval of their mean."""
     low, high = _ends(compared)
-    return (high - low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+    return (high - low) / (2 * -float(ndtri(_TAIL))) * math.sqrt(groups)
 
 
 def _ends(of: Comparison | Summary) -> tuple[float, float]:
@@ -178,14 +171,14 @@ def _ends(of: Comparison | Summary) -> tuple[float, float]:
     return of.low, of.high
 
 
-Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
+_Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
 """The key of `Bounds` that a check is of."""
 
 
 class Check(Strict):
     """One bound and whether it holds."""
 
-    bound: Bound
+    bound: _Bound
     where: str
     """The slice, the period or the feature."""
     holds: bool
@@ -249,12 +242,12 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
     )
 
 
-def _check(bound: Bound, where: str, holds: bool, found: str, asked: str) -> Check:
+def _check(bound: _Bound, where: str, holds: bool, found: str, asked: str) -> Check:
     return Check(bound=bound, where=where, holds=holds, reason=f"{found}; {asked}")
 
 
 def _difference(where: str, compared: Comparison, primary: str) -> str:
-    return f"{where}: {metric_label(primary)} {against(compared)[0]}"
+    return f"{where}: {metric_label(primary)} {with_interval(compared)}"
 
 
 def _overall(
@@ -280,10 +273,10 @@ def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bo
     p_M = np.array([_worse_p(compared, groups, margin) for compared, groups in judged.values()])
     for (name, (compared, _)), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
         if bounds.slices_by == "shown":
-            holds = p >= TAIL
+            holds = p >= _TAIL
             asked = (
-                f"worse by more than bounds.slice_margin {margin:g} has p {number(p)} (Holm, slices: {len(judged)}), "
-                f"and is shown below {TAIL}"
+                f"worse by more than bounds.slice_margin {margin:g} has p {cell(p)} (Holm, slices: {len(judged)}), "
+                f"and is shown below {_TAIL}"
             )
         else:
             ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _ends(compared)[0])}
@@ -299,7 +292,7 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     beyond, half = -margin - compared.difference, _ends(compared)[1] - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
-    return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
+    return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
 
 
 def drift_checks(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
@@ -344,8 +337,8 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
     Raises:
         InputError: a pattern matches no feature of the data.
     """
-    renamed = [Feature(name=feature.name) for feature in features]
-    allowed = {f.name for pattern in expected for f in matching(pattern, renamed, key="bounds.expected")}
+    known = [Feature(name=feature.name) for feature in features]
+    allowed = {f.name for pattern in expected for f in matching(pattern, known, key="bounds.expected")}
     used = leaning(candidate)
     asked = {name: question for name, question in questions(features).items() if name in used}
     for name, question in asked.items():
@@ -366,8 +359,17 @@ def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     """Broken bounds, a row for each bound, and what cannot be judged."""
     if verdict.reasons:
         yield Points(verdict.reasons)
-    rows = [[check.bound, check.where, "holds" if check.holds else "broken", check.reason] for check in verdict.checks]
-    yield Table(["bound", "where", "verdict", "found and asked"], rows)
+    yield Table.from_rows(
+        [
+            {
+                "bound": c.bound,
+                "where": c.where,
+                "verdict": "holds" if c.holds else "broken",
+                "found and asked": c.reason,
+            }
+            for c in verdict.checks
+        ]
+    )
     lines = [f"Differences in {metric_label(verdict.primary)} are candidate minus production, with 95% intervals."]
     if verdict.power is not None:
         lines.append(f"{verdict.power.stated}.")

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
-from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.report.groups import META, Read, chosen_groups, labels_in, read_groups_scored, values
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.experiments.report.titles import titles_of
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Table, Text
+from ltrscale.reports.document import Block, Table, Text, cell
 
 _DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
 
@@ -55,7 +54,7 @@ def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[B
     ]
     position = {q: i for i, q in enumerate(sorted(picked))}
     for q in picked:
-        figures = f"{label} {number(of_methods[second][q])} by {second}, {number(of_methods[first][q])} by {first}"
+        figures = f"{label} {cell(of_methods[second][q])} by {second}, {cell(of_methods[first][q])} by {first}"
         table = tables[position[q]]
         yield replace(table, caption=f"{table.caption}: {figures}")
 

@@ -1,4 +1,4 @@
-"""Sections that read the data: embeddings, agreement, outliers and quarantine; also test groups with scores.
+"""Sections that read the data: embeddings, agreement, rank 1, outliers, quarantine; also test groups with scores.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, scorers_of, with_tokens_of
+from ltrscale.bundle.explanations import Driver, Reasoner, drivers_of
 from ltrscale.data.dataset.manifest import open_dataset, places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
@@ -27,6 +28,7 @@ from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
+from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
 from ltrscale.evaluation.measure.measuring import look_up, order_shown
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
@@ -34,15 +36,13 @@ from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, LeftOut, Table, TableRow, Text
-
-_HISTOGRAMS = 12
-
-_COUNTED_AT_ONCE = 65_536
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text
 
 META, _META_SHOWN = "meta_", 3
-
 _OVERLAP_AT = 5
+_EXPLAINED, _RANKS, _SENTENCES = 2, 5, 3
+_HISTOGRAMS = 12
+_COUNTED_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
     batches = [
         part.groups
-        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), bundles.values()))
+        for part in read_groups_scored(sources, with_tokens_of(_sampled(sources, documents, seed), bundles.values()))
     ]
     labels_N = torch.cat([labels_in(groups) for groups in batches]).numpy()
     shown = []
     for title, bundle in bundles.items():
         try:
-            embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
-            shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
+            embedded_ND = torch.cat(list(map(_embedder(bundle, sources.test), batches)))
+            shown.append(_scatter(title, _project(embedded_ND.numpy(), seed), labels_N))
         except InputError as error:
             yield LeftOut(f"{title}: {error}")
     yield from shown
@@ -156,7 +156,7 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
 
-def sampled(sources: Sources, documents: int, seed: int) -> Selection:
+def _sampled(sources: Sources, documents: int, seed: int) -> Selection:
     """Random test groups with a defined primary metric, until they have enough documents."""
     (defined_Q,) = values(sources, [sources.evaluation.methods[0].name]).values()
     numbers = np.flatnonzero(~np.isnan(defined_Q))
@@ -167,7 +167,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
     return chosen_groups(sources.test, order[: max(1, round(documents / mean))])
 
 
-def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
+def _embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
     """A function from a batch to embeddings [N, D], of a pretrained encoder or before a ranker's last layer."""
     columns, embed = places(bundle.features, test.features, whose=bundle.url, on_purpose=True), bundle.embedder()
     if columns is None:
@@ -175,7 +175,7 @@ def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]
     return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))
 
 
-def project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+def _project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     """Two t-SNE coordinates per document, deterministic by seed."""
     from sklearn.manifold import TSNE  # importing scikit-learn takes seconds, and only this picture needs it
 
@@ -230,6 +230,40 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
     yield Table.from_rows(rows, f"Means over {size:,} of {groups:,} test groups")
     yield Text(
         "1 is the same order, 0 none in common, -1 the opposite. Groups were drawn at random, labels play no part."
+    )
+
+
+def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
+    """What drives rank 1 in the best two methods with bundles, on at most `most` test groups."""
+    bundles = dict(sources.bundles())
+    names = [method.name for method in sources.evaluation.ranked if method.name in bundles][:_EXPLAINED]
+    groups = sources.test.n_groups
+    selection = chosen_groups(sources.test, np.random.default_rng(seed).permutation(groups)[:most])
+    by_method: dict[str, tuple[Driver, ...]] = {}
+    for name in names:
+        try:
+            bundle = sources.opened(bundles[name])
+            reading = with_tokens_of(selection, [bundle])
+            reasoner = Reasoner.from_bundles({bundles[name]: bundle}, reading.features, sources.categories)
+            parts = read_named(reading)
+            explanations = [each for p in parts for each in reasoner.explain_firsts(p.groups, p.ids, _RANKS)]
+        except InputError as error:
+            yield LeftOut(f"{name}: {error}")
+            continue
+        if drivers := drivers_of(explanations):
+            by_method[name] = drivers
+            yield Text(f"{name}: {driven(drivers, len(explanations))}")
+            sentences = [f"{each.query}: {each.sentence()}" for each in explanations[:_SENTENCES]]
+            yield Points(sentences, caption=f"The first of these queries by {name}")
+    if not by_method:
+        raise InputError("no method with a bundle separates the documents of a test group; evaluate one that does")
+    yield Chart(drivers_chart(by_method), "the share of the lead of rank 1 that each feature adds", "drivers")
+    for name, drivers in by_method.items():
+        yield driver_table(drivers, name)
+    yield Text(
+        f"The document of rank 1 against those of ranks 2 to {_RANKS}, in {min(most, groups):,} of {groups:,} test "
+        "groups drawn at random: what each feature adds to the difference of their scores. docs/methods.md defines it; "
+        "jobs.explain says it of any query and any two items."
     )
 
 

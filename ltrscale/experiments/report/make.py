@@ -19,7 +19,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict
-from ltrscale.experiments.report import drivers, groups, results
+from ltrscale.experiments.report import groups, results
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
@@ -93,36 +93,37 @@ class ReportJob(Stage):
         return contents
 
     def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
-        """Commit `report.html`, and `report.md` with its pictures; raises as `make_document`."""
-        document = make_document(self)
+        """Commit `report.html`, and `report.md` with its pictures; raises as `document`."""
+        document = self.document()
         with storage.Commit(self.out) as commit:
             write_files(commit, files(document, page=HTML))
             commit.finish({"made_by": origin})
 
+    def document(self) -> Document:
+        """All sections with content; the others become one line each at the end.
 
-def make_document(job: ReportJob) -> Document:
-    """All sections with content; the others become one line each at the end.
-
-    Raises:
-        InputError: there is no evaluation, or it lacks a method in `compare`.
-    """
-    sources = Sources.open(job.evaluation, job.compare)
-    of_methods = f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}."
-    all_sections = _sections(job, sources)
-    lines = [
-        f"{section.name}: {block.why}"
-        for section in all_sections
-        if not section.shows
-        for block in section.blocks
-        if isinstance(block, LeftOut)
-    ]
-    sections = [section for section in all_sections if section.shows]
-    if lines:
-        sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
-    texts = paragraphs(sources, gate=job.gate, drift=job.drift)
-    return Document(
-        headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
-    )
+        Raises:
+            InputError: there is no evaluation, or it lacks a method in `compare`.
+        """
+        sources = Sources.open(self.evaluation, self.compare)
+        of_methods = f"Made from the evaluation {self.evaluation} of {', '.join(sources.methods)}."
+        all_sections = _sections(self, sources)
+        lines = [
+            f"{section.name}: {block.why}"
+            for section in all_sections
+            if not section.shows
+            for block in section.blocks
+            if isinstance(block, LeftOut)
+        ]
+        sections = [section for section in all_sections if section.shows]
+        if lines:
+            sections.append(
+                Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?")
+            )
+        texts = _paragraphs(sources, gate=self.gate, drift=self.drift)
+        return Document(
+            headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
+        )
 
 
 def _sections(job: ReportJob, sources: Sources) -> list[Section]:
@@ -153,7 +154,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Study", needed, results.study(job.study)),
         section("Search", "What has the search for settings found?", results.search(job.search)),
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
-        section("Rank 1", "What drives rank 1?", drivers.rank_one(sources, _EXPLAINED_GROUPS, seed=job.seed)),
+        section("Rank 1", "What drives rank 1?", groups.rank_one(sources, _EXPLAINED_GROUPS, seed=job.seed)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, _HISTOGRAM_DOCUMENTS)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         section("Agreement", "Do the methods rank alike?", agreement),
@@ -172,7 +173,7 @@ def _content_or_absent(url: str) -> str:
         return "absent"
 
 
-def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
+def _paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
     """The opening of the report; it skips unreadable sources, which sections report."""
     texts, open_questions, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
     with suppress(InputError):
@@ -183,17 +184,17 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
         open_questions = {name: question for name, question in sources.questions.items() if name not in expected}
     with suppress(InputError):
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
-    step, command = next_step(sources.evaluation, verdict, [*open_questions])
+    step, command = _next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
         if named := [*sources.memorised]:
             more = f" and {len(named) - _FEATURES_ASKED} more" if len(named) > _FEATURES_ASKED else ""
             names = ", ".join(named[:_FEATURES_ASKED])
             texts.append(f"Probably memorised, for alone they rank like chance: {names}{more} (see section Features).")
-    texts += [*leaks([*open_questions.values()]), step]
+    texts += [*_leaks([*open_questions.values()]), step]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
 
 
-def leaks(questions: Sequence[str]) -> Iterator[str]:
+def _leaks(questions: Sequence[str]) -> Iterator[str]:
     """The paragraph with the first of these questions."""
     sentences = [*questions[:_FEATURES_ASKED]]
     if (n_more := len(questions) - _FEATURES_ASKED) > 0:
@@ -202,7 +203,7 @@ def leaks(questions: Sequence[str]) -> Iterator[str]:
         yield f"Before this is believed: {' '.join(sentences)} If not, leave it out (leave_out of a method)."
 
 
-def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
+def _next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
     """The next step: a sentence, and its command if any; `features` are suspicious ones."""
     best, competitor = best_of(evaluation), competitor_of(evaluation)
     if verdict is not None:

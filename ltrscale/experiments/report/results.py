@@ -25,12 +25,8 @@ from ltrscale.tuning.space import label
 
 _POINTS = 150
 """Maximum points of a curve; more are averaged in runs."""
-
-_MOST_FEATURES = 20
-
-LinePoints = list[tuple[float, float]]
-
-_TRIALS_SHOWN = 10
+_MOST_FEATURES, _TRIALS_SHOWN = 20, 10
+_LinePoints = list[tuple[float, float]]
 
 
 def leaders(sources: Sources) -> Iterator[Block]:
@@ -112,21 +108,21 @@ def search(url: str | None) -> Iterator[Block]:
 
 def learning_curves(sources: Sources) -> Iterator[Block]:
     """Loss and validation metric of each method's first bundle, and the loss of pretraining."""
-    curves: dict[str, dict[str, LinePoints]] = defaultdict(dict)
+    curves: dict[str, dict[str, _LinePoints]] = defaultdict(dict)
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
             kind = "networks" if bundle.parts else "trees"
-            for curve_name, curve in curves_of(records(url)).items():
+            for curve_name, curve in _curves_of(records(url)).items():
                 curves[f"{kind}: {curve_name}"][name] = curve
             if bundle.parts and (before := pretrained_for(bundle)) is not None:
-                loss = curves_of(records(before)).get("loss")
+                loss = _curves_of(records(before)).get("loss")
                 curves["pretraining: loss"] |= {name: loss} if loss else {}
         except InputError as error:
             yield LeftOut(f"{name}: {error}")
     shown = []
     for title, by_method in curves.items():
-        rows = [{"x": x, "y": y, "series": name} for name, curve in by_method.items() for x, y in thinned(curve)]
+        rows = [{"x": x, "y": y, "series": name} for name, curve in by_method.items() for x, y in _thinned(curve)]
         across = "trees" if title.startswith("trees") else "step"
         y = title.partition(": ")[2]
         few = max(map(len, by_method.values())) <= _POINTS // 2
@@ -141,18 +137,8 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
     )
 
 
-def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
-    """The curves of a run: the loss by step, and each validation metric by step or tree, over all phases.
-
-    When a run returns to an earlier step or tree, because it was resumed or restarted, its former records from there on
-    are dropped. Metrics are this package's, not a library's of the same name.
-
-    Example:
-        >>> steps = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": None}]
-        >>> steps += [{"epoch": 1, "validation_map": 0.5}]
-        >>> curves_of(steps)
-        {'loss': [(1, 3.0), (2, 2.0)], 'validation_map': [(3, 0.5)]}
-    """
+def _curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, _LinePoints]:
+    """Loss by step, and validation metrics by step or tree, over all phases of a run, without what it repeats."""
     curves: dict[str, dict[float, float]] = defaultdict(dict)
     phase, before, at, last = None, 0, 0, 0.0
     starts: dict[str | None, int] = {}  # the step before each phase
@@ -182,13 +168,8 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
     return {name: sorted(curve.items()) for name, curve in curves.items() if curve}
 
 
-def thinned(curve: LinePoints) -> LinePoints:
-    """The curve with at most 150 points: means of runs of equal length.
-
-    Example:
-        >>> thinned([(1, 3.0)]), len(thinned([(step, 1.0) for step in range(1000)]))
-        ([(1, 3.0)], 143)
-    """
+def _thinned(curve: _LinePoints) -> _LinePoints:
+    """The curve with at most 150 points: means of runs of equal length."""
     run = -(-len(curve) // _POINTS)
     runs = (curve[i : i + run] for i in range(0, len(curve), run))
     return [(part[-1][0], statistics.fmean(y for _, y in part)) for part in runs] if run > 1 else list(curve)

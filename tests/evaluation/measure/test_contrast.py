@@ -10,7 +10,7 @@ from small_trainers import pretrain
 from ltrscale.batch import group_index
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.contrast import Contrast, ContrastJob, shuffled
+from ltrscale.evaluation.measure.contrast import Contrast, ContrastJob, _shuffled
 
 NAMES = {"f_age", "f_pop", "f_place", "c_id", "c_os"}
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_examined_is_refused(tmp_path: Path) -> None:
 
 def test_a_shuffle_stays_inside_the_groups_and_is_random() -> None:
     offsets_Q1 = torch.tensor([0, 3, 3, 4, 104])
-    order_N = shuffled(offsets_Q1, torch.Generator().manual_seed(0))
+    order_N = _shuffled(offsets_Q1, torch.Generator().manual_seed(0))
     group_N = group_index(offsets_Q1)
     assert torch.equal(order_N.sort().values, torch.arange(104))
     assert torch.equal(group_N[order_N], group_N)

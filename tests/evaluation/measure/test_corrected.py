@@ -25,11 +25,11 @@ from ltrscale.evaluation.measure.corrected import (
 )
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
-from ltrscale.evaluation.measure.page import debiasing
+from ltrscale.evaluation.measure.page import _debiasing
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.blocks import Tally
+from ltrscale.reports.document import cell
 from ltrscale.training.combine import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
@@ -243,7 +243,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
         assert not plain.low <= log.shares[method.name] <= (plain.high or 0)
     text = (tmp_path / "out" / "report.md").read_text()
     assert "*Corrected for positions*" in text
-    shares = [number(method.corrected[5].mean) for method in found.corrected.methods]
+    shares = [cell(method.corrected[5].mean) for method in found.corrected.methods]
     assert text.index("No model ranks better than what was shown") < text.index("Corrected for positions, good is best")
     assert re.search(rf"good is best: share@5 {re.escape(shares[0])} .*, what was shown {re.escape(shares[1])}\.", text)
     assert f"The effective sample is {found.corrected.effective:,.0f} documents" in text
@@ -254,10 +254,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
 
 @pytest.mark.slow
 def test_the_figures_do_not_depend_on_batches_and_another_look_makes_them_anew(log: Log, tmp_path: Path) -> None:
-    one, other = (
-        evaluate(log.config(docs_per_batch=n), str(tmp_path / str(n)), made_by={}, report=lambda _: None)
-        for n in (70, 100_000)
-    )
+    one, other = (evaluate(log.config(docs_per_batch=n), str(tmp_path / str(n)), made_by={}) for n in (70, 100_000))
     assert one.corrected is not None
     assert other.corrected is not None
     assert one.corrected.methods == other.corrected.methods
@@ -270,7 +267,7 @@ def test_the_figures_do_not_depend_on_batches_and_another_look_makes_them_anew(l
 def test_what_cannot_be_corrected_is_an_error_with_the_remedy(log: Log, tmp_path: Path) -> None:
     def refused(config: EvaluateConfig) -> str:
         with pytest.raises(InputError) as error:
-            evaluate(config, str(tmp_path / "bad"), made_by={}, report=lambda _: None)
+            evaluate(config, str(tmp_path / "bad"), made_by={})
         assert not (tmp_path / "bad").exists()
         return str(error.value)
 
@@ -286,7 +283,6 @@ def test_what_cannot_be_corrected_is_an_error_with_the_remedy(log: Log, tmp_path
         log.config(propensities={"clicks": clicks, "way": "ratio"}),
         str(tmp_path / "ratio"),
         made_by={},
-        report=lambda _: None,
     )
     bare = write_log(str(tmp_path / "bare"), [{**row, "positions": None, "x": [0.0] * 10} for row in rows])
     parts = {n: {"data": bare, "periods": p} for n, p in zip(("train", "validation", "test"), "abc", strict=True)}
@@ -307,19 +303,18 @@ def test_the_page_says_which_trainings_corrected_for_positions(log: Log, tmp_pat
         trees = LightGBMConfig(num_trees=5, num_threads=1, seed=len(models), unbiased=unbiased)
         train_gbdt(trees, splits, models[name][0], made_by={}, report=lambda _: None)
     out = tmp_path / "both"
-    both = evaluate(log.config(models=models), str(out), made_by={}, report=lambda _: None)
+    both = evaluate(log.config(models=models), str(out), made_by={})
     assert [method.debiased for method in both.methods] == [(None,), ("unbiased",), (None,)]
     text = (out / "report.md").read_text()
     assert "Trained with a correction for positions: unbiased (unbiased); without: plain." in text
     assert "unbiased has the settings of plain, and the correction;" in text
-    alone = evaluate(log.config(models={"plain": models["plain"]}), str(tmp_path / "one"), made_by={}, report=print)
+    alone = evaluate(log.config(models={"plain": models["plain"]}), str(tmp_path / "one"), made_by={})
     assert [method.debiased for method in alone.methods] == [(None,), (None,)]
     assert "No training corrected for positions" in (tmp_path / "one" / "report.md").read_text()
     evaluate(
         log.config(models={"plain": models["plain"]}, as_shown=False, baseline=None),
         str(tmp_path / "none"),
         made_by={},
-        report=lambda _: None,
     )
     assert "corrected for positions:" not in (tmp_path / "none" / "report.md").read_text()
 
@@ -337,7 +332,7 @@ def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
         MethodResult.model_construct(name=name, debiased=(how,), otherwise=(settings,))
         for name, how, settings in (("a", "dla", "x"), ("b", None, "x"), ("c", None, "y"))
     ]
-    lines = debiasing(methods, shown=True)
+    lines = _debiasing(methods, shown=True)
     assert otherwise(other) != otherwise(of_plain)
     assert lines[0] == "Trained with a correction for positions: a (dla); without: b, c."
     assert len(lines) == 2

@@ -109,7 +109,7 @@ def config(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Evaluate
 @pytest.fixture(scope="module")
 def evaluated(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
     out = tmp_path_factory.mktemp("out") / "evaluation"
-    return evaluate(config, str(out), made_by={"stage": "evaluate"}, report=lambda _: None), out
+    return evaluate(config, str(out), made_by={"stage": "evaluate"}), out
 
 
 KNOWN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -220,14 +220,14 @@ def test_comparison_is_paired_and_against_the_baseline(evaluated: tuple[Evaluati
 
 def test_a_method_compared_with_itself_shows_no_difference(config: EvaluateConfig, tmp_path: Path) -> None:
     same = config.replace(models={"gbdt": config.models["gbdt"], "again": config.models["gbdt"]})
-    comparison = evaluate(same, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods[1].slices["all"]
+    comparison = evaluate(same, str(tmp_path / "out"), made_by={}).methods[1].slices["all"]
     assert {(c.difference, c.low, c.high, c.p, c.p_holm) for c in comparison.comparisons.values()} == {(0, 0, 0, 1, 1)}
 
 
 def test_the_result_does_not_depend_on_batches_and_repeats(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
 ) -> None:
-    again = evaluate(config.replace(docs_per_batch=41), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    again = evaluate(config.replace(docs_per_batch=41), str(tmp_path / "out"), made_by={})
     for ours, theirs in zip(again.methods, evaluated[0].methods, strict=True):
         for name, summary in ours.slices["all"].summaries.items():
             assert summary.mean == pytest.approx(theirs.slices["all"].summaries[name].mean, abs=1e-6)
@@ -279,7 +279,7 @@ def test_draws_of_labels_are_known_from_the_bundles(
     many = drawn_trees(splits, tmp_path, seeds=seeds, trees=20, **sizes)
     same = config.replace(models={"gbdt": few, "more": many[::-1], "network": config.models["network"]})
     out = tmp_path / "out"
-    base, more, fixed = evaluate(same, str(out), made_by={}, report=lambda _: None).methods
+    base, more, fixed = evaluate(same, str(out), made_by={}).methods
     assert base.labels == more.labels[::-1]
     assert len(set(base.labels)) == draws
     assert fixed.labels == (None,) * 3
@@ -315,7 +315,7 @@ def row_is(row: Mapping[str, Any], method: str, trial: int) -> bool:
 def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
     urls = drawn_trees(splits, tmp_path, seeds=range(2), trees=2)
     alone = config.replace(models={"gbdt": urls})
-    (method,) = evaluate(alone, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods
+    (method,) = evaluate(alone, str(tmp_path / "out"), made_by={}).methods
     assert len(set(method.labels)) == 1
     assert method.slices["all"].summaries["ndcg@5"].draws == 1
     text = (tmp_path / "out" / "report.md").read_text()
@@ -342,7 +342,7 @@ def test_groups_of_equal_labels_may_be_left_out(
     test = {"data": write_dataset({"2026-W05": groups}, FEATURES)}
     wholly = config.replace(splits={**config.splits.model_dump(), "test": test})
     of_all, of_fewer = (
-        evaluate(c, str(tmp_path / str(i)), made_by={}, report=lambda _: None)
+        evaluate(c, str(tmp_path / str(i)), made_by={})
         for i, c in enumerate((wholly, wholly.replace(leave_out_constant=True)))
     )
     relevant = sum(labels_L is not None and labels_L.any() for _, labels_L in groups)
@@ -367,7 +367,7 @@ def test_letor_s_policy_stands_beside_ours(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    evaluation = evaluate(config.replace(policy="letor4"), str(out), made_by={}, report=lambda _: None)
+    evaluation = evaluate(config.replace(policy="letor4"), str(out), made_by={})
     ours, both = evaluated[0].methods[0].slices["all"], evaluation.methods[0].slices["all"]
     assert {name: both.summaries[name].mean for name in ours.summaries} == pytest.approx(
         {name: summary.mean for name, summary in ours.summaries.items()}
@@ -402,7 +402,7 @@ def test_without_outliers_and_baseline(config: EvaluateConfig, tmp_path: Path) -
         baseline=None,
         models={"only": config.models["gbdt"]},
     )
-    evaluation = evaluate(quiet, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    evaluation = evaluate(quiet, str(tmp_path / "out"), made_by={})
     summary = evaluation.methods[0].slices["outliers"].summaries["ndcg@5"]
     assert (summary.mean, summary.low, summary.trials, summary.groups, summary.as_one) == (None, None, (None,), 0, None)
     text = (tmp_path / "out" / "report.md").read_text()
@@ -420,9 +420,9 @@ def test_features_in_another_order_change_nothing(
         there = config.replace(splits={**config.splits.model_dump(), **splits})
         if moved == {"test"}:
             with pytest.raises(InputError, match="of its 4 features are not in the validation split: 'more'"):
-                evaluate(there, str(tmp_path / "no"), made_by={}, report=lambda _: None)
+                evaluate(there, str(tmp_path / "no"), made_by={})
             continue
-        found = evaluate(there, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        found = evaluate(there, str(tmp_path / "out"), made_by={})
         assert found.methods == evaluated[0].methods
 
 
@@ -440,7 +440,7 @@ def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Spli
     renamed = [Feature(name="x"), Feature(name="z"), Feature(name="flag")]
     other = network(tmp_path / "other", splits, seed=0, features=renamed)
     with pytest.raises(InputError, match="1 of its 3 features are not in the data: 'z'"):
-        evaluate(config.replace(models={"gbdt": [other]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        evaluate(config.replace(models={"gbdt": [other]}), str(tmp_path / "out"), made_by={})
     assert not storage.exists(str(tmp_path / "out"))
     with pytest.raises(InputError, match="no evaluation is committed"):
         Evaluation.read(str(tmp_path / "out"))
@@ -456,7 +456,7 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
     diverged = str(tmp_path / "diverged")
     save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
     with pytest.raises(InputError, match="diverged: gives scores that are not finite"):
-        evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={})
 
 
 def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
@@ -465,7 +465,7 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     own = config.replace(
         models={"gbdt": config.models["gbdt"]}, gains=[0, 1, 1, 9], grades=3, relevant_from=2, metrics=KEYED
     )
-    found = evaluate(own, str(tmp_path / "own"), made_by={}, report=lambda _: None)
+    found = evaluate(own, str(tmp_path / "own"), made_by={})
     batch = next(iter(iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000)))
     assert batch.labels_N is not None
     lists = (load(config.models["gbdt"][0]).scorer()(batch), batch.labels_N, batch.offsets_Q1)
@@ -488,7 +488,7 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     assert set(evaluated[0].policies) == set(means) - {*(f"gain_ndcg@{k}" for k in (1, 5, 10)), *KEYED}
     for gains, said in (([0, 1, 2], "no gain for label 3"), ("column", "needs the column `gains`")):
         with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
-            evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)
+            evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={})
 
 
 def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
@@ -509,7 +509,7 @@ def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
         return config.replace(models=urls, baseline=None, splits={**config.splits.model_dump(), "test": test})
 
     on_clicks = tested_on("2026-W05")
-    found = evaluate(on_clicks, str(tmp_path / "on_clicks"), made_by={}, report=lambda _: None)
+    found = evaluate(on_clicks, str(tmp_path / "on_clicks"), made_by={})
     (batch,) = iterate(select(on_clicks.splits.test, labelled=True), docs_per_batch=10_000)
     assert batch.labels_N is not None
     p_N = load(urls["clicks"]).scorer()(batch).sigmoid()
@@ -524,9 +524,9 @@ def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
     assert calibrated.reference is not None
     assert re.search(rf"\| +{calibrated.error:.4f} \| +{calibrated.reference:.4f} \|", text)
     monkeypatch.setattr(measuring, "_VALUES", 50)  # many parts
-    in_parts = evaluate(on_clicks, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
+    in_parts = evaluate(on_clicks, str(tmp_path / "parts"), made_by={})
     assert in_parts.methods[0].calibration == (calibrated,)
-    graded = evaluate(tested_on("2026-W05..2026-W06"), str(tmp_path / "g"), made_by={}, report=lambda _: None)
+    graded = evaluate(tested_on("2026-W05..2026-W06"), str(tmp_path / "g"), made_by={})
     assert graded.methods[0].calibration == (None,)
     assert "## Calibration" not in (tmp_path / "g" / "report.md").read_text()
     assert Evaluation.read(str(tmp_path / "on_clicks")) == found
@@ -589,7 +589,7 @@ def test_scores_are_evaluated_as_the_bundle_that_gave_them(scored: tuple[str, st
         "resamples": 100,
     }
     config = EvaluateConfig.model_validate(values)
-    first, second = evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods
+    first, second = evaluate(config, str(tmp_path / "out"), made_by={}).methods
     assert (first.name, second.name) == ("scores", "bundle")
     assert first.slices["all"].summaries == second.slices["all"].summaries
     assert second.slices["all"].comparisons["ndcg@5"].difference == 0
@@ -605,9 +605,9 @@ def test_committed_scores_have_the_same_figures_in_any_parts(
     splits["test"] = {"data": url, "periods": "c..d"}
     values = {"scores": {"one": scores, "two": scores}, "splits": splits, "baseline": "one"}
     config = EvaluateConfig.model_validate({**values, "resamples": 100, "outliers": {"gap": None}})
-    whole = evaluate(config, str(tmp_path / "whole"), made_by={}, report=lambda _: None)
+    whole = evaluate(config, str(tmp_path / "whole"), made_by={})
     monkeypatch.setattr(measuring, "_DOCUMENTS", 10)
-    evaluate(config, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
+    evaluate(config, str(tmp_path / "parts"), made_by={})
     order = [("method", "ascending"), ("gid", "ascending")]
     one, other = (pq.read_table(tmp_path / out / "groups.parquet").sort_by(order) for out in ("whole", "parts"))
     assert one.num_rows == 2 * whole.test.groups == 80
@@ -637,7 +637,7 @@ def test_scores_of_another_number_of_documents_are_an_error(scored: tuple[str, s
     splits = {name: {"data": url, "periods": period} for name, period in named.items()}
     values = {"scores": {"short": str(tmp_path / "scores")}, "splits": splits, "baseline": None}
     with pytest.raises(InputError, match="does not have a score for each document of the test groups"):
-        evaluate(EvaluateConfig.model_validate(values), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        evaluate(EvaluateConfig.model_validate(values), str(tmp_path / "out"), made_by={})
 
 
 @pytest.mark.slow
@@ -648,7 +648,7 @@ def test_names_that_javascript_knows_and_control_characters_cost_no_result(
     names = ("constructor", "a\x00\x1b")
     slices = {"toString": "n_documents > 3", "hasOwnProperty\n": "n_documents > 5"}
     hostile = config.replace(models=dict(zip(names, (first, second), strict=True)), slices=slices, baseline=names[0])
-    found = evaluate(hostile, str(tmp_path / "out"), made_by={"stage": "evaluate"}, report=lambda _: None)
+    found = evaluate(hostile, str(tmp_path / "out"), made_by={"stage": "evaluate"})
     assert tuple(method.name for method in found.methods) == names
     assert storage.read_manifest(str(tmp_path / "out")) is not None
     assert "![" in (tmp_path / "out" / "report.md").read_text()
@@ -667,7 +667,7 @@ class TestWithoutCharts:
     ) -> None:
         monkeypatch.setattr("ltrscale.reports.drawing._PROGRAM", "raise SystemExit(3)")
         out = tmp_path / "out"
-        found = evaluate(config, str(out), made_by={"stage": "evaluate"}, report=lambda _: None)
+        found = evaluate(config, str(out), made_by={"stage": "evaluate"})
         assert Evaluation.read(str(out)) == found
         assert sum("cannot be drawn" in message for message in caplog.messages) == 2
         report = (out / "report.md").read_text()

@@ -22,7 +22,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
 from ltrscale.experiments.first.init import InitConfig, asked_of, init
-from ltrscale.experiments.report.make import paragraphs
+from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvjson import Dialect
@@ -170,7 +170,7 @@ def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
 
 def opened_with(evaluation: str, gate: str | None = None) -> tuple[list[str], list[str]]:
     """The texts and the commands of a report's opening."""
-    blocks = paragraphs(Sources.open(evaluation), gate=gate)
+    blocks = _paragraphs(Sources.open(evaluation), gate=gate)
     texts = [block.text for block in blocks if isinstance(block, Text)]
     return texts, [block.line for block in blocks if isinstance(block, Command)]
 

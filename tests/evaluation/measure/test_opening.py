@@ -8,14 +8,14 @@ import pytest
 
 from ltrscale.evaluation.measure.opening import headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.page import leaderboard, leaders_chart
+from ltrscale.evaluation.measure.page import _leaders_chart, leaderboard
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
 from ltrscale.evaluation.weeks.decay import drifted
 from ltrscale.evaluation.weeks.drift import Drift, FeatureDrift, PeriodDrift
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
-from ltrscale.experiments.report.make import next_step
+from ltrscale.experiments.report.make import _next_step
 
 PRIMARY, GAIN = "ndcg@5", "gain_ndcg@5"
 KINDS = {"gbdt": "trees", "engine": "feature", "bm25": "feature", "as_shown": "order shown"}
@@ -157,7 +157,7 @@ GOLDEN = Path(__file__).with_name("openings.txt")
 
 
 def said(found: Evaluation) -> str:
-    return "\n".join(filter(None, [headline(found), *opening(found), *next_step(found, None)]))
+    return "\n".join(filter(None, [headline(found), *opening(found), *_next_step(found, None)]))
 
 
 def test_every_case_says_what_it_should() -> None:
@@ -173,7 +173,7 @@ def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
     means = {"as_shown": 0.56, "gbdt": 0.53, "none": None, "net": 0.55}
     found = evaluation(means, {}, baseline="gbdt")
     assert [row[0] for row in leaderboard(found).rows] == ["net", "gbdt", "none", "as_shown"]
-    chart = leaders_chart(found, ALL)["data"]["values"]
+    chart = _leaders_chart(found, ALL)["data"]["values"]
     series = ["method", "baseline", "method", "reference"]
     assert [row["series"] for row in chart] == series
     without = evaluation(means, {}, baseline="gbdt", slices={OUTLIERS: (0, {})})
@@ -190,7 +190,7 @@ def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
 def test_the_verdict_of_a_gate_is_the_next_step(passed: bool, words: str) -> None:
     checks = (Check(bound="margin", where="all", holds=passed, reason="worse by .02"),)
     verdict = Verdict(passed=passed, primary=PRIMARY, checks=checks, not_judged=(), not_excluded=())
-    assert words in next_step(CASES["no baseline"], verdict)[0]
+    assert words in _next_step(CASES["no baseline"], verdict)[0]
 
 
 def period(**psi: float) -> PeriodDrift:

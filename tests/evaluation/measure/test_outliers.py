@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.outliers import GAPS, OutlierConfig, OutlierDetector, OutlierRule, Seen, fit_outliers
+from ltrscale.evaluation.measure.outliers import _GAPS, OutlierConfig, OutlierDetector, OutlierRule, Seen, fit_outliers
 
 
 def groups_of(values_NF: object, lengths: Iterable[int]) -> QueryGroups:
@@ -88,12 +88,12 @@ def test_auto_chooses_the_gap_whose_share_is_nearest() -> None:
     values_NF = rng.standard_t(2, size=(20_000, 4)).astype(np.float32)
     validation = [groups_of(values_NF[:9000], [10] * 900), groups_of(values_NF[9000:], [10] * 1100)]
     config = OutlierConfig(target=0.01)
-    shares = {gap: fit_outliers(lambda: validation, numeric(4), config.replace(gap=gap)).share for gap in GAPS}
+    shares = {gap: fit_outliers(lambda: validation, numeric(4), config.replace(gap=gap)).share for gap in _GAPS}
     auto = fit_outliers(lambda: validation, numeric(4), config)
     assert auto.share == shares[auto.gap or 0]
     assert abs(auto.share - 0.01) == min(abs(share - 0.01) for share in shares.values())
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
-    assert shares[GAPS[0]] > 0.01 > shares[GAPS[-1]], "the grid must matter for this test to say anything"
+    assert shares[_GAPS[0]] > 0.01 > shares[_GAPS[-1]], "the grid must matter for this test to say anything"
     flagged = sum(int(auto.outlier_groups(groups).sum()) for groups in validation)
     assert flagged / 2000 == auto.share
 

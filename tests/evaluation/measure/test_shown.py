@@ -140,9 +140,7 @@ def test_it_is_a_baseline_like_any_and_the_page_says_that_labels_favour_it(
     text = (Path(out) / "report.md").read_text()
     assert "such as clicks, favour it" in text
     assert f"{found.test.unshown:,} documents have no position" in text
-    other = evaluate(
-        config.replace(baseline="few", as_shown=False), str(tmp_path / "out"), made_by={}, report=lambda _: None
-    )
+    other = evaluate(config.replace(baseline="few", as_shown=False), str(tmp_path / "out"), made_by={})
     assert [method.name for method in other.methods] == ["few", "many"]
     assert "favour it" not in (tmp_path / "out" / "report.md").read_text()
 
@@ -156,10 +154,10 @@ def test_without_positions_there_is_no_such_row_and_no_such_baseline(
     add_column(urls["empty"], "positions", pa.list_(pa.float32()), lambda _: None)
     for name, url in urls.items():
         there = config.replace(splits=splits_on(url).model_dump(), baseline=None)
-        found = evaluate(there, str(tmp_path / name), made_by={}, report=lambda _: None)
+        found = evaluate(there, str(tmp_path / name), made_by={})
         assert [method.name for method in found.methods] == ["few", "many"]
         with pytest.raises(InputError, match=r"evaluate.baseline as_shown: .* no positions; map .* columns.positions"):
-            evaluate(there.replace(baseline=AS_SHOWN), str(tmp_path / name), made_by={}, report=lambda _: None)
+            evaluate(there.replace(baseline=AS_SHOWN), str(tmp_path / name), made_by={})
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"as_shown": False}, "'as_shown' is not among"),
         ({"models": {AS_SHOWN: "x"}}, "rename"),
@@ -182,8 +180,8 @@ def test_lists_of_a_data_set_without_positions_are_in_random_order_beside_one_wi
     found = []
     for i, urls in enumerate(([url, without], [without, url], [url, null])):
         splits = {**config.splits.model_dump(), "test": {"data": urls, "periods": PERIODS[2:]}}
-        found.append(evaluate(config.replace(splits=splits), str(tmp_path / str(i)), made_by={}, report=lambda _: None))
-    alone = evaluate(config, str(tmp_path / "alone"), made_by={}, report=lambda _: None)
+        found.append(evaluate(config.replace(splits=splits), str(tmp_path / str(i)), made_by={}))
+    alone = evaluate(config, str(tmp_path / "alone"), made_by={})
     (at_random,) = {expected_dcg([0.0] * 4, [1.0, 0.0, 0.0, 0.0], 5)}  # the ideal is 1
     of_url, n = alone.methods[-1].slices["all"].summaries["ndcg@5"], 2 * 9
     assert of_url.mean is not None

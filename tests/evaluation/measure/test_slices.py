@@ -128,7 +128,7 @@ def config(data: str, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfi
 
 
 def run(config: EvaluateConfig, out: Path, **how: Any) -> Evaluation:
-    return evaluate(config, str(out), made_by={}, report=lambda _: None, **how)
+    return evaluate(config, str(out), made_by={}, **how)
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +223,8 @@ def test_any_parts_and_processes_give_the_same_bits(
     run(config, tmp_path / "apart", run=apart)
     assert apart.parts > 8
     same_files(tmp_path / "apart", evaluated[1])
-    monkeypatch.setattr(blocks, "OWN_BLOCK", 50)
-    monkeypatch.setattr(blocks, "BLOCKS", 32)
+    monkeypatch.setattr(blocks, "_OWN_BLOCK", 50)
+    monkeypatch.setattr(blocks, "_BLOCKS", 32)
     of_blocks = run(config, tmp_path / "blocks", run=Recorded())
     monkeypatch.setattr(measuring, "_VALUES", 1 << 22)
     run(config, tmp_path / "one")
@@ -303,7 +303,7 @@ def test_bad_slices_are_named(config: EvaluateConfig, tmp_path: Path) -> None:
 def test_a_column_of_ids_makes_no_slices(
     config: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ltrscale.evaluation.measure.slices.MOST_VALUES", 20)
+    monkeypatch.setattr("ltrscale.evaluation.measure.slices._MOST_VALUES", 20)
     with pytest.raises(InputError, match="slice_by: query_id has more than 20 values; write conditions under slices"):
         run(config.replace(slice_by=("query_id",)), tmp_path / "no")
 
@@ -314,7 +314,7 @@ def test_too_many_periods_are_refused_before_a_group_is_read(
     def reads(function: Any, parts: Iterable[Part]) -> Any:  # noqa: ARG001
         raise AssertionError
 
-    monkeypatch.setattr("ltrscale.evaluation.measure.slices.MOST_VALUES", 0)
+    monkeypatch.setattr("ltrscale.evaluation.measure.slices._MOST_VALUES", 0)
     with pytest.raises(InputError, match="slice_by: period has more than 0 values"):
         run(config.replace(slice_by=("period",)), tmp_path / "no", run=reads)
 
@@ -405,7 +405,7 @@ def typed_evaluation(typed_data: dict[str, str], out: Path, **keys: Any) -> tupl
         "relevant_from": 0.1,
         **keys,
     }
-    found = evaluate(EvaluateConfig.model_validate(values), str(out / "evaluation"), made_by={}, report=lambda _: None)
+    found = evaluate(EvaluateConfig.model_validate(values), str(out / "evaluation"), made_by={})
     rows = pq.read_table(out / "evaluation" / "groups.parquet", columns=["gid", "slices"]).to_pylist()
     return found, {row["gid"]: set(row["slices"]) for row in rows}
 

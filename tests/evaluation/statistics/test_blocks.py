@@ -35,8 +35,8 @@ def added(gids_Q: NDArray[np.int64], values_QTM: Doubles, cuts: list[int]) -> Bl
 
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OWN_BLOCK", 1024)
-    monkeypatch.setattr(module, "BLOCKS", 512)
+    monkeypatch.setattr(module, "_OWN_BLOCK", 1024)
+    monkeypatch.setattr(module, "_BLOCKS", 512)
 
 
 def test_few_groups_are_their_own_blocks_and_keep_their_values() -> None:
@@ -215,7 +215,7 @@ def test_methods_are_compared_by_blocks_as_by_groups() -> None:
     found = []
     for table in (blocks, Blocks.from_values(both_QTM)):
         halves = [Blocks(sums, table.defined_BM, table.groups) for sums in np.split(table.sums_BTM, 2, axis=1)]
-        found.append(scopes(halves, ["map", "mrr"], baseline=0, samples=2000, seed=0)[1])
+        found.append(scopes([halves], ["map", "mrr"], baseline=0, samples=2000, seed=0)[0][1])
     for metric in ("map", "mrr"):
         one, other = (scope.comparisons[metric] for scope in found)
         assert one.difference == pytest.approx(other.difference, rel=1e-9)

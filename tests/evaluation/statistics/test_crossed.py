@@ -9,7 +9,7 @@ from reference import crossed as slow
 from reference.crossed import drawn
 
 from ltrscale.arrays import Doubles
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, crossed_means, errors_to_promise
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, _errors_to_promise, crossed_means
 
 REPETITIONS = 1000
 
@@ -219,7 +219,7 @@ def test_a_promise_is_kept_as_often_as_it_says(n_draws: int, groups: float, rest
 
 
 def test_promises_grow_below_one_degree_of_freedom() -> None:
-    errors_M = errors_to_promise(np.array([0.67, 0.8, 1.0, 4.0, np.inf, np.nan]))
+    errors_M = _errors_to_promise(np.array([0.67, 0.8, 1.0, 4.0, np.inf, np.nan]))
     assert (np.diff(errors_M[:5]) < 0).all()
     assert np.isnan(errors_M[5])
 

@@ -16,7 +16,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks, holm
 from ltrscale.evaluation.statistics.blocks import bootstrap_means as means_over_blocks
 from ltrscale.evaluation.statistics.blocks import sign_flip_p as flips_of_blocks
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means
-from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope, judged_together, scopes, scopes_of
+from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope, judged_together, scopes
 
 
 def bootstrap_means(values_QM: Doubles, *, samples: int, seed: int) -> Doubles:
@@ -109,8 +109,8 @@ def test_holm_by_hand_and_order() -> None:
 
 def compared(values_K: list[Doubles], labels_K: list[str], *, folds_Q: NDArray[np.int64] | None = None) -> list[Scope]:
     """Each method's values of one metric [Q, t] as scopes; a letter of `labels_K` is a trial's draw of labels."""
-    return scopes(
-        [Blocks.from_values(values_Qt[..., None]) for values_Qt in values_K],
+    (of_methods,) = scopes(
+        [[Blocks.from_values(values_Qt[..., None]) for values_Qt in values_K]],
         ["map"],
         baseline=0,
         samples=400,
@@ -118,6 +118,7 @@ def compared(values_K: list[Doubles], labels_K: list[str], *, folds_Q: NDArray[n
         labels_K=[list(labels) for labels in labels_K],
         folds_Q=folds_Q,
     )
+    return of_methods
 
 
 def two_methods(draws: int, *, seed: int = 16) -> list[Doubles]:
@@ -214,7 +215,7 @@ def test_a_clear_difference_stands_among_many_slices_however_few_resamples() -> 
     rng, names = np.random.default_rng(18), [f"s{i}" for i in range(150)]
     both = [[rng.normal(0, 1, (40, 1, 1)), rng.normal(3.0 * (name == "s0"), 1, (40, 1, 1))] for name in names]
     slices = [list(map(Blocks.from_values, of_slice)) for of_slice in both]
-    by_slice = scopes_of(slices, ["map"], baseline=0, samples=400, seed=0, together=len(names))
+    by_slice = scopes(slices, ["map"], baseline=0, samples=400, seed=0, together=len(names))
     found = judged_together(dict(zip(names, by_slice, strict=True)))
     p = [found[name][1].comparisons["map"].p_holm for name in names]
     assert p[0] == pytest.approx(1 / PATTERNS)

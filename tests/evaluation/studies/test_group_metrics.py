@@ -59,7 +59,7 @@ def values_of(url: str, splits: Splits, out: Path) -> tuple[list[int], NDArray[n
 def test_figures_are_those_of_an_evaluation(data: tuple[Splits, str], tmp_path: Path) -> None:
     splits, url = data
     config = EvaluateConfig(**SETTINGS.model_dump(), models={"model": (url,)}, splits=splits)
-    evaluation = evaluate(config, str(tmp_path / "evaluation"), made_by={}, report=lambda _: None)
+    evaluation = evaluate(config, str(tmp_path / "evaluation"), made_by={})
     gids, values_QM, found = values_of(url, splits, tmp_path / "measured")
     rows = {row["gid"]: row for row in pq.read_table(tmp_path / "evaluation" / "groups.parquet").to_pylist()}
     assert set(gids) == {gid for gid, row in rows.items() if row["ndcg@5"] is not None}

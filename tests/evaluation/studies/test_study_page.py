@@ -18,12 +18,12 @@ from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn
 from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, _Models, study_of
 from ltrscale.evaluation.studies.study_page import (
-    advice,
+    _advice,
+    _deciding,
+    _sentences,
+    _worse_with_more,
     costs,
-    deciding,
     document,
-    sentences,
-    worse_with_more,
 )
 from ltrscale.markdown import escape
 from ltrscale.reports.findings import Findings, commit_report, markdown, print_report
@@ -207,15 +207,15 @@ def test_the_advice_speaks_of_the_method_that_validation_chooses(found: Study) -
         f"at 100 labelled groups simclr beats gbdt ({shown('simclr', 'gbdt', '100')}); "
         f"at 1000 labelled groups gbdt beats simclr ({shown('simclr', 'gbdt', '1000')})."
     )
-    assert sentences(found)[0] == of_gbdt
+    assert _sentences(found)[0] == of_gbdt
     pairs = {"simclr": "gbdt"}
-    assert advice(found, pairs) == (
+    assert _advice(found, pairs) == (
         f"From 10 to 100 labelled groups simclr beats gbdt ({shown('simclr', 'gbdt', '10')}, "
         f"{shown('simclr', 'gbdt', '100')}); at 1000 labelled groups gbdt beats simclr "
         f"({shown('simclr', 'gbdt', '1000')})."
     )
     cannot = ", ".join(shown("probed", "gbdt", number) for number in NUMBERS)
-    assert advice(found, {"probed": "gbdt"}) == (
+    assert _advice(found, {"probed": "gbdt"}) == (
         f"From 10 to 1000 labelled groups the data cannot tell probed from gbdt ({cannot})."
     )
 
@@ -240,14 +240,14 @@ def test_the_figures_of_the_advice_have_the_verdicts_that_the_oracle_gives() -> 
 
 def test_pretrainings_own_share_is_against_the_control_of_the_chosen_method(found: Study) -> None:
     """Heads never beat scratch_heads, though at 1000 they would scratch; zeroing has no control and is left out."""
-    assert sentences(found)[1] == (
+    assert _sentences(found)[1] == (
         "Pretraining's own share: "
         f"At 10 labelled groups scratch_heads beats heads ({shown('heads', 'scratch_heads', '10')}); "
         f"at 100 labelled groups simclr beats scratch ({shown('simclr', 'scratch', '100')}); "
         f"at 1000 labelled groups scratch beats simclr ({shown('simclr', 'scratch', '1000')})."
     )
     text = page(found)
-    assert all(f"\n{escape(sentence)}\n" in text for sentence in sentences(found))
+    assert all(f"\n{escape(sentence)}\n" in text for sentence in _sentences(found))
     of_scratch = cells(section(text, "Against scratch, which is not pretrained"))[0]
     assert of_scratch == {name: [shown(name, "scratch", n) for n in NUMBERS] for name in ("simclr", "probed")}
     of_heads = cells(section(text, "Against scratch_heads, which is not pretrained"))[0]
@@ -257,14 +257,14 @@ def test_pretrainings_own_share_is_against_the_control_of_the_chosen_method(foun
 
 def test_without_a_validation_metric_none_is_advised(found: Study) -> None:
     unreported = found.replace(points=[{**point.model_dump(), "validation": None} for point in found.points])
-    against, share = sentences(unreported)[:2]
+    against, share = _sentences(unreported)[:2]
     assert against.startswith("No method reports NDCG@5 on validation, by which one would be chosen: set the methods'")
     assert share == f"Pretraining's own share: {against}"
 
 
 def test_fewer_than_five_draws_cannot_judge(measured: Path) -> None:
     few = study(measured, names=("gbdt", "scratch", "simclr"), controls={"simclr": "scratch"}, draws=4)
-    assert sentences(few) == [
+    assert _sentences(few) == [
         "From 10 to 1000 labelled groups fewer than 5 draws cannot judge simclr against gbdt.",
         "Pretraining's own share: From 10 to 1000 labelled groups fewer than 5 draws cannot judge simclr against "
         "scratch.",
@@ -273,7 +273,7 @@ def test_fewer_than_five_draws_cannot_judge(measured: Path) -> None:
 
 def test_one_encoder_judges_no_share_and_all_else_for_itself(measured: Path, found: Study) -> None:
     one = study(measured, names=("gbdt", "scratch", "simclr"), controls={"simclr": "scratch"}, pretraining=0)
-    of_gbdt, share = sentences(one)
+    of_gbdt, share = _sentences(one)
     assert of_gbdt.startswith(
         f"From 10 to 100 labelled groups simclr beats gbdt for this encoder ({shown('simclr', 'gbdt', '10')}"
     )
@@ -315,29 +315,29 @@ def test_untuned_trees_that_get_worse_with_more_labels_are_remarked_on(found: St
     """gbdt_pca falls from .51 to .48; networks that fall more, and trees that stay, are not its business."""
     first, last = (cell("gbdt_pca", number) for number in ("10", "1000"))
     errors = 0.03 / math.hypot(*(float(text.split(" ± ")[1]) for text in (first, last)))
-    (remark,) = worse_with_more(found)
+    (remark,) = _worse_with_more(found)
     figures = f"gbdt_pca gets worse with more labels: NDCG@5 {first[:6]} at 10 and {last[:6]} at 1000 labelled groups ("
     assert remark.startswith(figures)
     rest = remark.removeprefix(figures)
     assert float(rest.split(" ")[0]) == pytest.approx(errors, rel=0.03)  # of errors with four digits
     assert rest.partition(" ")[2].startswith("standard errors). Its settings are the same at each number")
-    assert remark == sentences(found)[-1]
+    assert remark == _sentences(found)[-1]
     assert f"\n{escape(remark)}\n" in page(found)
     tuned = {**found.methods, "gbdt_pca": found.methods["gbdt_pca"].replace(tuned=True)}
-    assert worse_with_more(found.replace(methods=tuned)) == []
-    (few,) = worse_with_more(study(measured, names=("gbdt", "gbdt_pca"), controls={}, draws=4))
+    assert _worse_with_more(found.replace(methods=tuned)) == []
+    (few,) = _worse_with_more(study(measured, names=("gbdt", "gbdt_pca"), controls={}, draws=4))
     assert "standard errors, over 4 draws, which judge nothing)" in few
     one = study(measured, names=("gbdt", "gbdt_pca"), controls={}, draws=1)
-    assert worse_with_more(one) == []  # nothing is known of the draws
+    assert _worse_with_more(one) == []  # nothing is known of the draws
 
 
 def test_without_baseline_and_controls_nothing_is_said(measured: Path) -> None:
     alone = study(measured, names=("scratch", "simclr"), controls={}, baseline=None)
-    assert (sentences(alone), alone.versus, alone.opponents) == ([], (), [])
+    assert (_sentences(alone), alone.versus, alone.opponents) == ([], (), [])
     assert "Against" not in page(alone)
-    assert advice(alone, {"simclr": "scratch"}) == "No method can be judged against scratch yet."
+    assert _advice(alone, {"simclr": "scratch"}) == "No method can be judged against scratch yet."
     controlled = study(measured, names=("scratch", "simclr"), controls={"simclr": "scratch"}, baseline=None)
-    assert len(sentences(controlled)) == 1
+    assert len(_sentences(controlled)) == 1
     assert controlled.opponents == ["scratch"]
 
 
@@ -384,7 +384,7 @@ def test_the_page_says_what_would_decide_each_open_difference(
         for n, e in v.estimates.items()
         if v.groups == "all" and e.verdict == "open"
     }
-    lines = {against: list(deciding(found, against)) for against in found.opponents}
+    lines = {against: list(_deciding(found, against)) for against in found.opponents}
     assert sum(map(len, lines.values())) == len(open_ones) > 3
     for (method, against, n), e in open_ones.items():
         (line,) = [line for line in lines[against] if line.startswith(f"{method} - {against} at {n} ")]
@@ -404,7 +404,7 @@ def test_the_page_says_what_would_decide_each_open_difference(
 def test_what_is_measured_at_one_number_is_judged_there(measured: Path) -> None:
     one = study(measured, names=("gbdt", "scratch", "simclr"), controls={"simclr": "scratch"}, only={"simclr": "100"})
     said = f"At 100 labelled groups simclr beats scratch ({shown('simclr', 'scratch', '100')})."
-    assert sentences(one)[1] == f"Pretraining's own share: {said}"
+    assert _sentences(one)[1] == f"Pretraining's own share: {said}"
     assert crossings(one, "scratch") == {"simclr": "measured at 100 labelled groups only"}
     assert cells(page(one))[0]["simclr"] == ["-", cell("simclr", "100"), "-"]
 

@@ -21,16 +21,23 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import Decay, DriftCorrelation, DriftJob, document, rank_correlation, trained_until
+from ltrscale.evaluation.weeks.decay import (
+    Decay,
+    DriftCorrelation,
+    DriftJob,
+    _rank_correlation,
+    _trained_until,
+    document,
+)
 from ltrscale.evaluation.weeks.drift import (
-    CELLS,
-    BinCounts,
+    _CELLS,
     BinnedValues,
     Drift,
     DriftSettings,
     FeatureDrift,
     PeriodDrift,
-    chance_psi,
+    _BinCounts,
+    _chance_psi,
     measure_drift,
     psi,
 )
@@ -214,14 +221,14 @@ def counted(values_N: np.ndarray) -> BinnedValues:
     return numbers
 
 
-def later(train: BinnedValues, values_N: np.ndarray) -> BinCounts:
+def later(train: BinnedValues, values_N: np.ndarray) -> _BinCounts:
     """Numbers of a later period, in the bins of training."""
     numbers = train.later()
     numbers.add(values_N.astype(np.float32))
     return numbers.counts_B()
 
 
-def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[BinCounts, BinCounts]:
+def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[_BinCounts, _BinCounts]:
     train = counted(before_N)
     return train.counts_B(), later(train, now_N)
 
@@ -257,7 +264,7 @@ def test_without_a_shift_the_index_is_what_chance_gives() -> None:
     rng, n = np.random.default_rng(0), 4000
     for m, s in PLACES:
         pairs = [histograms(*(m + s * rng.normal(size=(2, n)))) for _ in range(50)]
-        by_chance = np.mean([chance_psi(*pair, values=(n, n)) for pair in pairs])
+        by_chance = np.mean([_chance_psi(*pair, values=(n, n)) for pair in pairs])
         assert np.mean([psi(*pair) for pair in pairs]) == pytest.approx(by_chance, rel=0.25)
 
 
@@ -280,7 +287,7 @@ def test_counts_do_not_depend_on_batches_nor_on_their_order() -> None:
     values_N = np.concatenate([1010 + 3 * rng.normal(size=40_000), np.exp(4 * rng.normal(size=20_000)), [np.nan] * 9])
     now_N = 1011 + 3 * rng.normal(size=20_000)
     whole = counted(values_N)
-    assert len(np.unique(values_N.astype(np.float32))) > 2 * CELLS, "so that cells are wider than a number"
+    assert len(np.unique(values_N.astype(np.float32))) > 2 * _CELLS, "so that cells are wider than a number"
     for parts in (3, 400):
         numbers = BinnedValues()
         for batch_N in np.array_split(rng.permutation(values_N), parts):
@@ -298,7 +305,7 @@ def test_any_numbers_take_little_memory() -> None:
         bits_N = rng.integers(0, 2**32, 65_536, dtype=np.uint32).view(np.float32)
         train.add(bits_N)
     size = len(pickle.dumps(train))
-    assert size < 12 * CELLS + 2000
+    assert size < 12 * _CELLS + 2000
     compared = train.later()
     compared.add(bits_N)
     assert len(pickle.dumps(compared)) < size + 2000, "beside the bins of training, which all periods share"
@@ -323,7 +330,7 @@ def test_rank_correlation_is_spearmans(n: int) -> None:
     rng = np.random.default_rng(n)
     one_P = rng.integers(0, 6, n).astype(float)
     other_P = one_P + rng.normal(size=n)
-    found, p = rank_correlation(one_P, other_P)
+    found, p = _rank_correlation(one_P, other_P)
     assert found == pytest.approx(spearmanr(one_P, other_P).statistic)
     assert p is not None
     if n < 8:
@@ -335,7 +342,7 @@ def test_rank_correlation_is_spearmans(n: int) -> None:
 
 @pytest.mark.parametrize("values", [[1.0, 2, 3, 4], [1.0] * 9])
 def test_too_few_or_equal_periods_are_not_judged(values: list[float]) -> None:
-    assert rank_correlation(np.array(values), np.arange(len(values), dtype=float)) == (None, None)
+    assert _rank_correlation(np.array(values), np.arange(len(values), dtype=float)) == (None, None)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +362,7 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: tuple[Decay, 
     losses = [-(point.scope.summaries["ndcg@5"].mean or 0) for point in curve.points]
     for one, drifts in zip(found.foretold, ("features", "scores"), strict=True):
         values = [p.median_psi if drifts == "features" else p.spreads["linear"].psi for p in measured.periods.values()]
-        correlation, p = rank_correlation(np.array(values), np.array(losses))
+        correlation, p = _rank_correlation(np.array(values), np.array(losses))
         assert one == DriftCorrelation(measure=drifts, method="linear", periods=5, correlation=correlation, p=p)
     text = (folder / "drift" / "report.md").read_text()
     few = found.replace(foretold=tuple(one.replace(periods=4) for one in found.foretold))
@@ -371,7 +378,7 @@ def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tm
     manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["made_by"] = {"config": {"splits": [{"data": ["gone"], "periods": ["a", "a..c"]}, {"data": ["gone"]}]}}
     (bundle / "manifest.json").write_text(json.dumps(manifest))
-    assert trained_until(str(bundle), config) == "c"
+    assert _trained_until(str(bundle), config) == "c"
 
 
 def test_an_evaluation_without_periods_is_refused(config: EvaluateConfig, tmp_path: Path) -> None:

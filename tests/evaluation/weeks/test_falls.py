@@ -31,13 +31,13 @@ def test_a_line_without_noise_has_the_error_of_its_slope_and_one_with_more_noise
     wild = fallen([summary(0.6 - 0.01 * i + 0.05 * (-1) ** i) for i in x])
     assert wild is not None
     assert straight is not None
-    assert wild.noise > 4 * straight.noise
+    assert wild[1] > 4 * straight[1]
 
 
 def test_intervals_of_falls_contain_no_fall_in_nineteen_of_twenty() -> None:
     rng, n = np.random.default_rng(0), 400
     found = [fallen([summary(float(mean)) for mean in rng.normal(0.5, 0.01, 8)]) for _ in range(n)]
-    beyond = [fall for fall in found if fall is not None and abs(fall.fall) > fall.noise]
+    beyond = [fall for fall in found if fall is not None and abs(fall[0]) > fall[1]]
     assert 0.01 * n < len(beyond) < 0.08 * n
 
 

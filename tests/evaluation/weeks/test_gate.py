@@ -20,7 +20,7 @@ from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.gate import GateJob, foreseen
+from ltrscale.evaluation.weeks.gate import GateJob, _foreseen
 from ltrscale.evaluation.weeks.verdict import Bounds, Power, Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,7 +137,7 @@ def refused(
     names = [str(i) for i in range(n)]
     difference_QM = np.where(rng.random((groups, n)) < 0.5, 0.0, rng.normal(0, 0.42, (groups, n)))
     values = [np.zeros((groups, 1, n)), (difference_QM - np.tile(harm_S, repetitions))[:, None]]
-    _, scope = scopes([Blocks.from_values(of) for of in values], names, baseline=0, samples=400, seed=0)
+    ((_, scope),) = scopes([[Blocks.from_values(of) for of in values]], names, baseline=0, samples=400, seed=0)
     differences = [scope.comparisons[name] for name in names]
     gates = []
     for first in range(0, n, len(harm_S)):
@@ -169,8 +169,8 @@ def test_the_burden_of_proof_decides_how_often_a_gate_errs(
     """Of many candidates that are worse by `harm`; the shares are those of docs/weeks.md."""
     rng, n = np.random.default_rng(2), 300
     values = [np.zeros((groups, 1, n)), rng.normal(-harm, 0.25, (groups, 1, n))]
-    _, scope = scopes(
-        [Blocks.from_values(of) for of in values], [str(i) for i in range(n)], baseline=0, samples=400, seed=0
+    ((_, scope),) = scopes(
+        [[Blocks.from_values(of) for of in values]], [str(i) for i in range(n)], baseline=0, samples=400, seed=0
     )
     alone = [with_slices(found, {"all": of}, groups=groups) for of in scope.comparisons.values()]
     shares = {mode: np.mean([bool(broken(one, margin=0.005, refuse=mode)) for one in alone]) for mode in REFUSED}
@@ -199,7 +199,7 @@ def test_a_small_loss_within_the_margin_is_no_reason_where_groups_are_many(found
 def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
     verdict = judge(*found, Bounds(**{**LOOSE, "margin": 0.005}))
     assert verdict.power is not None
-    assert verdict.power == foreseen(found[0], 0.005)["candidate against production"]
+    assert verdict.power == _foreseen(found[0], 0.005)["candidate against production"]
     assert verdict.power.more == (verdict.power.needed or 0) - verdict.power.groups > 0
     assert f"the gate needs {verdict.power.more:,} more groups" in verdict.power.stated
     (reason,) = verdict.reasons
@@ -235,11 +235,11 @@ def test_a_plan_says_how_often_an_equal_candidate_passes(
     rng, n = np.random.default_rng(1), 400
     one = rng.normal(0, 0.249, (groups, 1, n))
     blocks = [Blocks.from_values(np.zeros((groups, 1, n))), Blocks.from_values(one)]
-    _, scope = scopes(blocks, [str(i) for i in range(n)], baseline=0, samples=1000, seed=0)
+    ((_, scope),) = scopes([blocks], [str(i) for i in range(n)], baseline=0, samples=1000, seed=0)
     passed = [(c.low or 0) > -margin for c in scope.comparisons.values()]
     assert np.mean(passed) == pytest.approx(Power.from_margin(margin, 0.249, groups).passes, abs=0.06)
     evaluation, _ = with_slices(found, {"all": next(iter(scope.comparisons.values()))}, groups=groups)
-    (stated,) = foreseen(evaluation, margin).values()
+    (stated,) = _foreseen(evaluation, margin).values()
     assert stated.deviation == pytest.approx(0.249, rel=0.15)
 
 
@@ -267,7 +267,7 @@ def test_a_plan_needs_no_candidate(
     cli.main(gate.COMMAND)
     alone = Evaluation.read(str(tmp_path / "gate" / "plan"))
     assert [method.name for method in alone.methods] == ["production"]
-    rows = foreseen(alone, 0.005)
+    rows = _foreseen(alone, 0.005)
     mean = alone.methods[0].slices["all"].summaries["ndcg@5"]
     table = pq.read_table(tmp_path / "gate" / "plan" / "groups.parquet").to_pandas()["ndcg@5"].dropna()
     assert mean.groups == len(table)

@@ -29,17 +29,16 @@ from ltrscale.evaluation.measure.opening import best_of, headline, opening
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
-from ltrscale.experiments.report.make import ReportJob, make_document, paragraphs
-from ltrscale.experiments.report.results import curves_of, feature_blocks
+from ltrscale.experiments.report.make import ReportJob, _paragraphs
+from ltrscale.experiments.report.results import _curves_of, feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
-from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text
+from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text, cell
 from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
@@ -181,8 +180,8 @@ def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> 
         summary = method.slices[ALL].summaries[evaluation.primary]
         assert (row["name"], row["mean"], row["low"]) == (method.name, summary.mean, summary.low)
         at = page.cells.index(method.name)
-        assert number(method.slices[ALL].summaries["ndcg@1"].mean) == page.cells[at + 1]
-        assert number(summary.mean) == page.cells[at + 2]
+        assert cell(method.slices[ALL].summaries["ndcg@1"].mean) == page.cells[at + 1]
+        assert cell(summary.mean) == page.cells[at + 2]
         if c := method.slices[ALL].comparisons.get(evaluation.primary):
             assert f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]" in page.cells[at : at + 8]
     rows = [row for spec in page.data["specifications"] for row in spec["data"]["values"]]
@@ -205,7 +204,7 @@ def test_the_page_opens_with_what_was_found_by_the_same_figures(places: Mapping[
             assert (lead.difference, lead.low, lead.high) == pytest.approx((-c.difference, -c.high, -c.low))
     assert headline(evaluation) == unescape(html[html.index("<h1>") + 4 : html.index("</h1>")])
     opened = html[html.index('<p class="opening">') : html.index("</header>")]
-    assert f"ranks best: NDCG@5 {number(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
+    assert f"ranks best: NDCG@5 {cell(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
     assert "features is at most" in opened
     assert "Next: " in opened
     of_evaluation = Path(places["evaluation"], "report.md").read_text()
@@ -259,7 +258,7 @@ def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_
     assert {*sources.memorised} >= {"row"}
     assert "x" not in sources.memorised
     assert re.match(r"row is probably memorised: it has \d+% of the gain of gbdt, and alone", sources.memorised["row"])
-    texts = [block.text for block in paragraphs(sources) if isinstance(block, Text)]
+    texts = [block.text for block in _paragraphs(sources) if isinstance(block, Text)]
     assert any(re.match(r"Probably memorised, for alone they rank like chance: .*\brow\b", text) for text in texts)
     blocks = [*feature_blocks(sources)]
     assert any("row is probably memorised" in block.text for block in blocks if isinstance(block, Text))
@@ -279,7 +278,7 @@ def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -
         table = next(block for block in section.blocks if isinstance(block, Table))
         assert not table.folded
         assert len(table.rows) == len(METHODS)
-        mean = number(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
+        mean = cell(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
         assert any(cell.startswith(mean) for cell in table.rows[0])
 
 
@@ -344,7 +343,7 @@ def test_the_browser_sees_problems(tmp_path: Path) -> None:
 
 def document(places: Mapping[str, str], **settings: Any) -> Document:
     settings = {"evaluation": places["evaluation"], "documents": 60, **settings}
-    return make_document(ReportJob(out="page", **settings))
+    return ReportJob(out="page", **settings).document()
 
 
 def left_out(found: Document) -> dict[str, list[str]]:
@@ -414,7 +413,7 @@ def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[
     sources = Sources.open(places["evaluation"])
     table = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
     defined = table[(table.method == "gbdt") & table[sources.primary].notna()]
-    batches = [part.groups for part in groups.read_groups_scored(sources, groups.sampled(sources, 60, 3))]
+    batches = [part.groups for part in groups.read_groups_scored(sources, groups._sampled(sources, 60, 3))]
     gids = [int(gid) for batch in batches for gid in batch.ids_Q]  # type: ignore[union-attr]
     assert set(gids) <= set(defined.gid)
     assert len(set(gids)) == len(gids) > 5
@@ -491,17 +490,17 @@ def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> N
     head = [{"phase": "head", "step": step, "loss": 3.0} for step in (1, 2, 3, 2, 3)]
     full = [{"phase": "full", "step": step, "loss": 1.0} for step in (1, 2)]
     ends = [{"phase": "head", "epoch": 1, "validation_map": 0.4}, {"phase": "full", "epoch": 1, "validation_map": 0.5}]
-    found = curves_of([*head, ends[0], *full, ends[1]])
+    found = _curves_of([*head, ends[0], *full, ends[1]])
     assert found["loss"] == [(1, 3.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 1.0)]
     assert found["validation_map"] == [(3, 0.4), (5, 0.5)]
     anew = [{"phase": "head", "step": step, "loss": 2.0} for step in (1, 2)]
-    assert curves_of([*head, ends[0], *full, ends[1], *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
-    assert curves_of([*head, ends[0], *full, ends[1], *anew, ends[0], *full, ends[1]]) == {
+    assert _curves_of([*head, ends[0], *full, ends[1], *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
+    assert _curves_of([*head, ends[0], *full, ends[1], *anew, ends[0], *full, ends[1]]) == {
         "loss": [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)],
         "validation_map": [(2, 0.4), (4, 0.5)],
     }
     trees = [{"tree": tree, "validation_map": value} for value, trees in ((0.5, 9), (0.6, 4)) for tree in range(trees)]
-    assert curves_of(trees) == {"validation_map": [(tree, 0.6) for tree in range(4)]}
+    assert _curves_of(trees) == {"validation_map": [(tree, 0.6) for tree in range(4)]}
 
 
 def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:
