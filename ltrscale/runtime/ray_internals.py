@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ltrscale.progress import log
 
 if TYPE_CHECKING:
-    import psutil  # Ray brings it along
+    import psutil
 
 VERSION = "2.60.0"
 """The version of Ray that this module was tested with."""
