@@ -19,7 +19,7 @@ from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
 from ltrscale.processor import one_thread
-from ltrscale.ranking.loss import Loss, Scored, has_pairs
+from ltrscale.ranking.loss import Loss, has_pairs
 from ltrscale.ranking.metrics import exponential_gain, rank_discounts
 from ltrscale.ranking.ranked import best_first, falling_order
 
@@ -30,26 +30,6 @@ ROWS_PER_BLOCK = 10
 """Rows of a block: more meet fewer documents in vain, fewer leave more lists to a chunk."""
 _FAR_BELOW = -1e18
 """A scaled score so large that any margin has logistic 0, but small enough to divide weights without underflow."""
-
-
-class LambdaRankConfig(Loss):
-    """LambdaRank: pairwise logistic loss weighted by the change of NDCG.
-
-    Source: Burges 2010.
-    Proof: laws; trees of a real LightGBM booster.
-    """
-
-    kind: Literal["lambdarank"] = "lambdarank"
-    sigma: float = Field(1.0, gt=0)
-    """Steepness of the logistic."""
-    truncation: int | None = Field(None, ge=1)
-    """Only pairs with a document among this many first ranks count; empty for all pairs."""
-    normalise: Literal["ideal", "lightgbm"] = "ideal"
-    """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return lambdarank(*scored.lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
 
 def lambdarank(
@@ -91,20 +71,21 @@ def lambdarank(
     return over_lists(scores_N, exponential_gain(labels_N, waits=False), offsets_Q1, solve, order="scores")
 
 
-class RankNetConfig(Loss):
-    """RankNet: logistic loss of every pair in the wrong order.
+class LambdaRankConfig(Loss):
+    """LambdaRank: pairwise logistic loss weighted by the change of NDCG.
 
-    Source: Burges et al. 2005; QIN21.
-    Proof: laws; rax `pairwise_logistic_loss`.
+    Source: Burges 2010.
+    Proof: laws; trees of a real LightGBM booster.
     """
 
-    kind: Literal["ranknet"] = "ranknet"
+    kind: Literal["lambdarank"] = "lambdarank"
+    function = staticmethod(lambdarank)
     sigma: float = Field(1.0, gt=0)
     """Steepness of the logistic."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return ranknet(*scored.lists, sigma=self.sigma)
+    truncation: int | None = Field(None, ge=1)
+    """Only pairs with a document among this many first ranks count; empty for all pairs."""
+    normalise: Literal["ideal", "lightgbm"] = "ideal"
+    """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
 
 
 def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: float = 1.0) -> Tensor:
@@ -123,18 +104,17 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
     return over_pairs(scores_N, labels_N, offsets_Q1, LOGISTIC, sigma=sigma)
 
 
-class HingeConfig(Loss):
-    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model.
+class RankNetConfig(Loss):
+    """RankNet: logistic loss of every pair in the wrong order.
 
-    Source: Joachims 2002.
-    Proof: laws; rax `pairwise_hinge_loss`.
+    Source: Burges et al. 2005; QIN21.
+    Proof: laws; rax `pairwise_logistic_loss`.
     """
 
-    kind: Literal["hinge"] = "hinge"
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return hinge(*scored.lists)
+    kind: Literal["ranknet"] = "ranknet"
+    function = staticmethod(ranknet)
+    sigma: float = Field(1.0, gt=0)
+    """Steepness of the logistic."""
 
 
 def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -153,33 +133,15 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return over_pairs(scores_N, labels_N, offsets_Q1, HINGE, mean=True)
 
 
-class SoftmaxNegativesConfig(Loss):
-    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23).
+class HingeConfig(Loss):
+    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model.
 
-    Source: SUN23, equation 4, with the logarithm.
-    Proof: laws; frequencies of the draws.
+    Source: Joachims 2002.
+    Proof: laws; rax `pairwise_hinge_loss`.
     """
 
-    kind: Literal["softmax_negatives"] = "softmax_negatives"
-    weighted: ClassVar[bool] = True
-    negatives: int = Field(7, ge=1, le=1_000_000)
-    """Irrelevant documents drawn for each relevant one, T - 1."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return softmax_negatives(
-            *scored.lists,
-            negatives=self.negatives,
-            threshold=self.threshold,
-            weights_N=scored.weights_N,
-            generator=scored.generator,
-        )
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant and an irrelevant document."""
-        return has_pairs(labels_N >= self.threshold, offsets_Q1)
+    kind: Literal["hinge"] = "hinge"
+    function = staticmethod(hinge)
 
 
 def softmax_negatives(
@@ -228,6 +190,27 @@ def softmax_negatives(
     loss_P = torch.where(relevant_N[rows_P], loss_P, 0.0)
     total_Q = scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, groups_N[rows_P], loss_P)
     return total_Q / sum_by_group(relevant_N.to(scores_N.dtype), offsets_Q1).clamp(min=1)
+
+
+class SoftmaxNegativesConfig(Loss):
+    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23).
+
+    Source: SUN23, equation 4, with the logarithm.
+    Proof: laws; frequencies of the draws.
+    """
+
+    kind: Literal["softmax_negatives"] = "softmax_negatives"
+    function = staticmethod(softmax_negatives)
+    weighted: ClassVar[bool] = True
+    samples_noise: ClassVar[bool] = True
+    negatives: int = Field(7, ge=1, le=1_000_000)
+    """Irrelevant documents drawn for each relevant one, T - 1."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant and an irrelevant document."""
+        return has_pairs(labels_N >= self.threshold, offsets_Q1)
 
 
 def _draw(
