@@ -27,6 +27,12 @@ class Siamese(Objective):
         "it; stop a long one, and hide such features with pretrain.mask, or make views differ more: pretrain.augment, "
         "for scarf and dacl the rate of pretrain.method"
     )
+    projector: ProjectorConfig = ProjectorConfig()
+
+    @property
+    def projector_layers(self) -> int:
+        """Hidden layers of the projector."""
+        return self.projector.layers
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
         """Whether the configured augmentation makes the views and needs marginals."""
@@ -134,11 +140,6 @@ class SimSiamConfig(Siamese):
     """Size of the predictor's hidden layer; a quarter of the projection by default."""
     predictor_bias: bool = False
     """Whether the predictor's output layer has a bias: HOU24's text has none, its public code has one."""
-
-    @property
-    def projector_layers(self) -> int:
-        """Hidden layers of the projector."""
-        return self.projector.layers
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A projector, and a predictor on top of it."""

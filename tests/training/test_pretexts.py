@@ -16,17 +16,9 @@ from ltrscale.config import kind_of, members
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.pretext.augment import (
-    ComposeConfig,
-    Draw,
-    GaussianConfig,
-    MarginalConfig,
-    ZeroingConfig,
-    corrupt_from_marginals,
-    mixup,
-)
+from ltrscale.pretext.augment import ComposeConfig, Draw, GaussianConfig, MarginalConfig, MixupConfig, ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.pretext.contrast import scarf, simclr, simclr_rank
+from ltrscale.pretext.contrast import scarf, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.reconstruct import vime, vime_corrupt
 from ltrscale.pretext.siamese import simsiam
@@ -84,10 +76,11 @@ class Parts:
         return self.z(AUGMENTATION.view(self.x_NF, Draw(self.numeric_F, OFFSETS, self.draw)))
 
     def corrupted(self) -> Tensor:
-        return self.z(corrupt_from_marginals(self.x_NF, self.marginals_SF, rate=0.9, generator=self.draw))
+        draw = Draw(self.numeric_F, OFFSETS, self.draw, self.marginals_SF)
+        return self.z(MarginalConfig(probability=0.9).view(self.x_NF, draw))
 
     def mixed(self) -> Tensor:
-        return self.z(mixup(self.x_NF, self.numeric_F, amount=0.8, generator=self.draw))
+        return self.z(MixupConfig(amount=0.8).view(self.x_NF, Draw(self.numeric_F, OFFSETS, self.draw)))
 
 
 def simsiam_of(parts: Parts) -> Tensor:
@@ -121,7 +114,7 @@ CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     "simclr_sample": (method("simclr_sample", temperature=0.3), rank_of),
     "simclr": (
         method("simclr", temperature=0.3),
-        lambda parts: simclr(parts.augmented(), parts.augmented(), temperature=0.3),
+        lambda parts: simclr_rank(parts.augmented(), parts.augmented(), OFFSETS[[0, -1]], temperature=0.3),
     ),
     "simclr_rank without the positive": (
         method("simclr_rank", temperature=0.3, with_positive=False),
@@ -140,7 +133,7 @@ CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     ),
     "dacl": (
         method("dacl", temperature=0.3, amount=0.8),
-        lambda parts: simclr(parts.mixed(), parts.mixed(), temperature=0.3),
+        lambda parts: simclr_rank(parts.mixed(), parts.mixed(), OFFSETS[[0, -1]], temperature=0.3),
     ),
     "vime": (method("vime", rate=0.8, alpha=3.0), vime_of),
     "subtab": (method("subtab", **SUBTAB), lambda parts: subtab_of(parts, OFFSETS[[0, -1]])),
