@@ -19,7 +19,6 @@ the missing hours. Shapes: N rows, Q lists, S sections, Z factors, H hidden valu
 import datetime
 import math
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,7 +37,7 @@ from ltrscale.progress import Report, log
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.stages.tasks import Task, TaskWorkersConfig, run_all
 
-PORTAL_VERSION = {"generator": "1"}
+_VERSION = {"generator": "1"}
 """Part of a log's identity: raise it when the same settings give other rows."""
 
 RULES = {
@@ -104,7 +103,7 @@ class PortalLog(Stage):
 
     def inputs(self) -> dict[str, str]:
         """The version of the generator."""
-        return PORTAL_VERSION
+        return _VERSION
 
     def work(self, origin: Origin, report: Report) -> None:
         """Write the hours that are missing, then commit the log."""
@@ -157,7 +156,7 @@ def _manifest_of(url: str) -> dict[str, Any]:
 
 def _write_day(config: PortalLogConfig, out: str, day: int) -> None:
     """Commit the missing hours of a day."""
-    origin = made_by("portal_hour", config, PORTAL_VERSION)
+    origin = made_by("portal_hour", config, _VERSION)
     for hour in range(24 * day, 24 * day + 24):
         place = storage.join(out, _name(config, hour))
         if is_current(place, origin):
@@ -286,13 +285,3 @@ def _account(kind_N: NDArray[np.int8], place_N: Ints, lengths_Q: Ints, known_Q: 
         "broken": broken,
         "rejected": dict(rejected),
     }
-
-
-def account_of(url: str) -> Mapping[str, Any]:
-    """The account of a committed log.
-
-    Raises:
-        InputError: nothing is committed.
-    """
-    account: Mapping[str, Any] = _manifest_of(url)["account"]
-    return account
