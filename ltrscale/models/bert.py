@@ -93,17 +93,8 @@ class Sequences:
         return torch.arange(len(sequence_T), device=sequence_T.device) - self.offsets_S1[sequence_T]
 
 
-def ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
-    """Attention of each token over the tokens of its sequence, shape [T, H, E], from queries, keys and values.
-
-    `softmax(Q_h K_h' / sqrt(E)) V_h` for each head and each sequence, without dropout. In half precision on a GPU this
-    is torch's kernel for ragged sequences; elsewhere sequences of similar length share a padded call.
-
-    Example:
-        >>> qkv_T3HE = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 3.0], [0.0, 0.0, 5.0]]).view(3, 3, 1, 1)
-        >>> ragged_attention(qkv_T3HE, Sequences(torch.tensor([0, 2, 3]))).flatten().tolist()
-        [2.0, 2.0, 5.0]
-    """
+def _ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
+    """`softmax(Q_h K_h' / sqrt(E)) V_h` over the tokens of each sequence, shape [T, H, E]."""
     if not len(qkv_T3HE):
         return qkv_T3HE[:, 2]
     if VARLEN and qkv_T3HE.is_cuda and qkv_T3HE.dtype in (torch.float16, torch.bfloat16):
@@ -151,7 +142,7 @@ class BertLayer(nn.Module):
         bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
         qkv = F.linear(x_TD, self.qkv.weight, bias)
         qkv_T3HE = qkv.view(len(x_TD), 3, self.heads, x_TD.shape[1] // self.heads)
-        attended_TD = self.output(ragged_attention(qkv_T3HE, sequences).flatten(1))
+        attended_TD = self.output(_ragged_attention(qkv_T3HE, sequences).flatten(1))
         x_TD = self.attention_norm(x_TD + self.dropout(attended_TD))
         added_TD = self.dropout(self.second(F.gelu(self.first(x_TD))))
         y_TD: Tensor = self.feedforward_norm(x_TD + added_TD)

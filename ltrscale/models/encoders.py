@@ -41,14 +41,7 @@ class IdentityConfig(EncoderSettings):
 
 
 class Identity(Encoder):
-    """The features themselves; with a head of one layer, RankSVM's linear model.
-
-    Example:
-        >>> import torch
-        >>> encoder = Identity(IdentityConfig(), torch.tensor([True, True]), [])
-        >>> encoder(torch.tensor([[0.5, -1.0]])).tolist()
-        [[0.5, -1.0]]
-    """
+    """The features themselves; with a head of one layer, RankSVM's linear model."""
 
     def __init__(self, config: IdentityConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
@@ -87,14 +80,7 @@ class MLPConfig(EncoderSettings):
 
 
 class MLP(Encoder):
-    """Multilayer perceptron without its last linear layer.
-
-    Example:
-        >>> import torch
-        >>> encoder = MLP(MLPConfig(hidden=(16, 4)), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 4])
-    """
+    """Multilayer perceptron without its last linear layer."""
 
     def __init__(self, config: MLPConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
@@ -146,12 +132,6 @@ class IndustrialMLP(Encoder):
 
     `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The paper names featurizers without
     details; here they are the feature transform for numeric features and an embedding for each categorical one.
-
-    Example:
-        >>> import torch
-        >>> encoder = IndustrialMLP(IndustrialMLPConfig(width=16), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 16])
     """
 
     def __init__(self, config: IndustrialMLPConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
@@ -205,7 +185,7 @@ class ResNetConfig(EncoderSettings):
         return ResNet(self, numeric_F, cardinalities)
 
 
-class ResNetBlock(nn.Module):
+class _ResNetBlock(nn.Module):
     """`x + drop(linear(drop(act(linear(norm(x))))))` (Gorishniy et al. 2021, section 3.2)."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -218,21 +198,13 @@ class ResNetBlock(nn.Module):
         self.activate = activation(config.activation)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Apply the block."""
         hidden_NH = self.dropout(self.activate(self.first(self.norm(x_ND))))
         added_ND: Tensor = self.dropout(self.second(hidden_NH))
         return x_ND + added_ND
 
 
 class ResNet(Encoder):
-    """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation.
-
-    Example:
-        >>> import torch
-        >>> encoder = ResNet(ResNetConfig(width=16), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 16])
-    """
+    """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation."""
 
     def __init__(self, config: ResNetConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
@@ -240,7 +212,7 @@ class ResNet(Encoder):
         self.width = config.width
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
         self.linear = nn.Linear(self.features.width, config.width, bias=config.input_bias)
-        self.blocks = nn.Sequential(*(ResNetBlock(config) for _ in range(config.blocks)))
+        self.blocks = nn.Sequential(*(_ResNetBlock(config) for _ in range(config.blocks)))
         self.norm = MicroBatchNorm(config.width)
         self.activate = activation(config.last_activation or config.activation)
 

@@ -34,7 +34,7 @@ class ReadingConfig(Config):
     """Seed of the samples."""
 
 
-class Learned(NamedTuple):
+class _Learned(NamedTuple):
     """One reading of a data set's examples: indices of the features used, their medians, the network's reading."""
 
     columns_X: Tensor
@@ -87,7 +87,7 @@ class InContextRanker:
         return total_N / len(self.learned)
 
 
-def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
+def learn(network: InContextNetwork, examples: QueryGroups) -> _Learned:
     """Let the network read all examples at once.
 
     Raises:
@@ -105,7 +105,7 @@ def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
     x_NX = x_NF.index_select(1, columns_X)
     with torch.no_grad():
         reading = network.read(x_NX[None], examples.labels_N[None], examples.offsets_Q1)
-    return Learned(columns_X, median_F[columns_X], reading)
+    return _Learned(columns_X, median_F[columns_X], reading)
 
 
 def drawn_samples(examples: QueryGroups, config: ReadingConfig) -> list[QueryGroups]:

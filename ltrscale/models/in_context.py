@@ -10,7 +10,7 @@ The network is pretrained on synthetic problems (`ltrscale/simulate/problems.py`
     a document looks at its list       the mean of h and the softmax of s there; for an example, how far this is
                                        from its labels                                                            (5)
 
-where p_k are functions of a feature's value (`functions_of`). Examples never read the lists to rank, so `read` takes
+where p_k are functions of a feature's value (`_functions_of`). Examples never read the lists to rank, so `read` takes
 the examples once, and a score depends only on them and on the document's own list.
 
 Shapes: B problems whose lists have the same lengths, Q lists, N documents, M documents of the examples, F features, K
@@ -50,21 +50,11 @@ class Scale(NamedTuple):
         x_BMF = x_BMF.double()
         sorted_BFM = x_BMF.transpose(1, 2).contiguous().sort(-1).values
         scale = Scale(sorted_BFM, x_BMF.mean(1, keepdim=True), x_BMF.std(1, correction=0, keepdim=True), 0.0)
-        return scale._replace(centre_B1FK=functions_of(x_BMF, offsets_Q1, scale).mean(1, keepdim=True))
+        return scale._replace(centre_B1FK=_functions_of(x_BMF, offsets_Q1, scale).mean(1, keepdim=True))
 
 
-def functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
-    """Functions of each feature's value, [B, N, F, K]: their mean over the examples is 0.
-
-    Four hats of width 1/3 on the share u of the examples' values below it, the standardised value, the value
-    standardised within its list, and the rank of u within its list, from -1.7 to 1.7. A feature that is constant among
-    the examples has only zeros. They do not change if a feature is multiplied by a positive number or shifted.
-
-    Example:
-        >>> x_BNF, offsets = torch.tensor([[[0.0], [2.0], [7.0]]]), torch.tensor([0, 3])
-        >>> functions_of(x_BNF, offsets, Scale.from_examples(x_BNF, offsets))[0, :, 0, 6].round(decimals=2).tolist()
-        [-1.15, 0.0, 1.15]
-    """
+def _functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
+    """The functions of each feature, [B, N, F, K], which no shift or scale changes; over the examples they sum to 0."""
     x_BNF, values_BFN = x_BNF.double(), x_BNF.double().transpose(1, 2).contiguous()
     n_values = 2 * scale.sorted_BFM.shape[2]
     below_BFN = _twice_the_rank(scale.sorted_BFM, values_BFN)
@@ -75,8 +65,8 @@ def functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
     rank_BFN = _twice_the_rank(keys_BFN.sort(-1).values, keys_BFN) / 2 - offsets_Q1[group_N]
     rank_BNF = 2 * math.sqrt(3) * (rank_BFN / lengths_N(offsets_Q1) - 0.5).transpose(1, 2)
     z_BNF = ((x_BNF - scale.mean_B1F) / scale.std_B1F.clamp(min=1e-300)).clamp(-4, 4)
-    centred_BNF = x_BNF - list_means(x_BNF, offsets_Q1)
-    std_BNF = list_means(centred_BNF.square(), offsets_Q1).sqrt()
+    centred_BNF = x_BNF - _list_means(x_BNF, offsets_Q1)
+    std_BNF = _list_means(centred_BNF.square(), offsets_Q1).sqrt()
     within_BNF = (centred_BNF / std_BNF.clamp(min=1e-300)).clamp(-3, 3) * (std_BNF > 1e-6 * scale.std_B1F)
     knots_4 = torch.linspace(0, 1, 4, dtype=x_BNF.dtype, device=x_BNF.device)
     hats_BNF4 = (1 - 3 * (u_BNF[..., None] - knots_4).abs()).clamp(min=0)
@@ -90,14 +80,14 @@ def _twice_the_rank(sorted_BFM: Tensor, values_BFN: Tensor) -> Tensor:
     return torch.searchsorted(sorted_BFM, values_BFN) + torch.searchsorted(sorted_BFM, values_BFN, right=True)
 
 
-def rank_correlations(functions_BMFK: Tensor) -> Tensor:
+def _rank_correlations(functions_BMFK: Tensor) -> Tensor:
     """Correlations [B, F, F] of the examples' ranks within their lists."""
     ranks_BMF = functions_BMFK[..., -1]
     ranks_BMF = ranks_BMF / (ranks_BMF.square().mean(1, keepdim=True).sqrt() + 1e-3)
     return ranks_BMF.transpose(1, 2) @ ranks_BMF / ranks_BMF.shape[1]
 
 
-def list_means(values_BN_: Tensor, offsets_Q1: Tensor) -> Tensor:
+def _list_means(values_BN_: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The mean of each document's list, in the shape of the values, [B, N, ...]."""
     group_N, shape = group_index(offsets_Q1), values_BN_.shape
     sums_BQ_ = values_BN_.new_zeros(shape[0], len(offsets_Q1) - 1, *shape[2:]).index_add(1, group_N, values_BN_)
@@ -164,7 +154,7 @@ class Documents(NamedTuple):
             nothing_BN = functions_BNX.new_zeros(functions_BNX.shape[:2])
             return Documents(functions_BNX, offsets_Q1, nothing_BN, nothing_BN, nothing_BN)
         gains_BN = exponential_gain(labels_BN.clamp(max=_HIGHEST), waits=False).float()
-        totals_BN = list_means(gains_BN, offsets_Q1) * lengths_N(offsets_Q1)
+        totals_BN = _list_means(gains_BN, offsets_Q1) * lengths_N(offsets_Q1)
         grades_BN = labels_BN.float() / labels_BN.float().amax(1, keepdim=True).clamp(min=1)
         targets_BN = gains_BN / totals_BN.clamp(min=1e-6)
         return Documents(functions_BNX, offsets_Q1, grades_BN, targets_BN, (totals_BN > 0).float())
@@ -175,14 +165,14 @@ class Documents(NamedTuple):
         return lengths_N(self.offsets_Q1).float().sqrt()
 
 
-class DocumentState(NamedTuple):
+class _DocumentState(NamedTuple):
     """Documents in the network: embeddings and scores."""
 
     h_BND: Tensor
     scores_BN: Tensor
 
 
-class LayerMemory(NamedTuple):
+class _LayerMemory(NamedTuple):
     """What a layer keeps of examples: weights of the functions, and keys and values of documents if it reads them."""
 
     writes_BXd: Tensor
@@ -195,10 +185,10 @@ class Reading(NamedTuple):
 
     scale: Scale
     rate_B1: Tensor
-    memories: tuple[LayerMemory, ...]
+    memories: tuple[_LayerMemory, ...]
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     """Formulas (1) to (5)."""
 
     def __init__(self, sizes: InContextSizes, *, reads_documents: bool) -> None:
@@ -219,11 +209,11 @@ class Layer(nn.Module):
             self.write.weight.mul_(0.3)
             self.write.bias.zero_()
         self.written = nn.Linear(state, state)
-        self.attention = ExampleAttention(state) if reads_documents else None
+        self.attention = _ExampleAttention(state) if reads_documents else None
         self.state_mlp = _mlp(2 * state + 5, 2 * state, state)
         self.score = nn.Linear(state, 1)
 
-    def tokens(self, token_BFT: Tensor, state: DocumentState, examples: Documents, correlation_BFF: Tensor) -> Tensor:
+    def tokens(self, token_BFT: Tensor, state: _DocumentState, examples: Documents, correlation_BFF: Tensor) -> Tensor:
         """Features read the examples and each other: formulas (1) and (2)."""
         n_features, n_examples = token_BFT.shape[1], state.h_BND.shape[1]
         shown_BMV = self.shown(self.norm_state(state.h_BND))
@@ -254,19 +244,19 @@ class Layer(nn.Module):
         writes_BFx: Tensor = self.write(token_BFT)
         return writes_BFx.reshape(n_problems, n_features * FUNCTIONS, -1) / math.sqrt(n_features)
 
-    def memory(self, state: DocumentState, writes_BXd: Tensor) -> LayerMemory:
+    def memory(self, state: _DocumentState, writes_BXd: Tensor) -> _LayerMemory:
         """What documents will read from the features and the examples."""
         if self.attention is None:
-            return LayerMemory(writes_BXd, None, None)
+            return _LayerMemory(writes_BXd, None, None)
         normal_BMD = self.norm_state(state.h_BND)
-        return LayerMemory(writes_BXd, self.attention.key(normal_BMD), self.attention.value(normal_BMD))
+        return _LayerMemory(writes_BXd, self.attention.key(normal_BMD), self.attention.value(normal_BMD))
 
-    def documents(self, state: DocumentState, documents: Documents, writes_BXd: Tensor) -> DocumentState:
+    def documents(self, state: _DocumentState, documents: Documents, writes_BXd: Tensor) -> _DocumentState:
         """Documents take what features write: formula (3)."""
         written_BNd = documents.functions_BNX @ writes_BXd
-        return DocumentState(state.h_BND + self.written(written_BNd[..., 1:]), state.scores_BN + written_BNd[..., 0])
+        return _DocumentState(state.h_BND + self.written(written_BNd[..., 1:]), state.scores_BN + written_BNd[..., 0])
 
-    def examples(self, state: DocumentState, memory: LayerMemory, own_NM: Tensor | None) -> DocumentState:
+    def examples(self, state: _DocumentState, memory: _LayerMemory, own_NM: Tensor | None) -> _DocumentState:
         """Documents read examples, if this layer does that: formula (4)."""
         if self.attention is None:
             return state
@@ -275,21 +265,21 @@ class Layer(nn.Module):
         added_BND = self.attention(self.norm_state(state.h_BND), memory.keys_BMA, memory.values_BMD, own_NM)
         return state._replace(h_BND=state.h_BND + added_BND)
 
-    def lists(self, state: DocumentState, documents: Documents) -> DocumentState:
+    def lists(self, state: _DocumentState, documents: Documents) -> _DocumentState:
         """Documents look at their list: formula (5)."""
         (h_BND, scores_BN), offsets_Q1, root_N = state, documents.offsets_Q1, documents.root_lengths_N
-        scores_BN = scores_BN - list_means(scores_BN, offsets_Q1)
+        scores_BN = scores_BN - _list_means(scores_BN, offsets_Q1)
         share_BN = _list_softmax(scores_BN, offsets_Q1)
         missed_BN = (documents.targets_BN - share_BN) * documents.judged_BN
         values_BN5 = torch.stack(
             [scores_BN, share_BN * root_N, missed_BN * root_N, documents.grades_BN, documents.judged_BN], -1
         )
         normal_BND = self.norm_state(h_BND)
-        h_BND = h_BND + self.state_mlp(torch.cat([normal_BND, list_means(normal_BND, offsets_Q1), values_BN5], -1))
-        return DocumentState(h_BND, scores_BN + self.score(h_BND)[..., 0])
+        h_BND = h_BND + self.state_mlp(torch.cat([normal_BND, _list_means(normal_BND, offsets_Q1), values_BN5], -1))
+        return _DocumentState(h_BND, scores_BN + self.score(h_BND)[..., 0])
 
 
-class ExampleAttention(nn.Module):
+class _ExampleAttention(nn.Module):
     """Formula (4): documents read the states of examples."""
 
     def __init__(self, state: int) -> None:
@@ -313,21 +303,14 @@ def _mlp(width: int, hidden: int, out: int) -> nn.Sequential:
 
 
 class InContextNetwork(nn.Module):
-    """The network of this module's formulas; B problems at once, whose lists have the same lengths.
-
-    Example:
-        >>> network, offsets_Q1 = InContextNetwork(InContextSizes(layers=2)), torch.tensor([0, 3, 5])
-        >>> reading = network.read(torch.rand(1, 5, 9), torch.tensor([[2.0, 0, 0, 0, 1]]), offsets_Q1)
-        >>> [scores_BN.shape for scores_BN in network(reading, torch.rand(1, 4, 9), torch.tensor([0, 4]))]
-        [torch.Size([1, 4]), torch.Size([1, 4])]
-    """
+    """The network of this module's formulas; B problems at once, whose lists have the same lengths."""
 
     def __init__(self, sizes: InContextSizes) -> None:
         super().__init__()
         self.sizes = sizes
         self.first_token = nn.Linear(FUNCTIONS + 3, sizes.token)
         self.first_state = nn.Linear(6, sizes.state)
-        self.layers = nn.ModuleList(Layer(sizes, reads_documents=i % 2 == 1) for i in range(sizes.layers))
+        self.layers = nn.ModuleList(_Layer(sizes, reads_documents=i % 2 == 1) for i in range(sizes.layers))
 
     def read(self, x_BMF: Tensor, labels_BM: Tensor, offsets_Q1: Tensor) -> Reading:
         """Read labelled lists.
@@ -338,9 +321,9 @@ class InContextNetwork(nn.Module):
             offsets_Q1: offsets of the lists in each problem.
         """
         scale = Scale.from_examples(x_BMF, offsets_Q1)
-        functions_BMFK = functions_of(x_BMF, offsets_Q1, scale)
+        functions_BMFK = _functions_of(x_BMF, offsets_Q1, scale)
         examples = Documents.from_functions(functions_BMFK, offsets_Q1, labels_BM)
-        correlation_BFF = rank_correlations(functions_BMFK).float()
+        correlation_BFF = _rank_correlations(functions_BMFK).float()
         rate_B1, group_M = examples.grades_BN.mean(1, keepdim=True), group_index(offsets_Q1)
         own_MM = group_M[:, None] == group_M
         state, token_BFT = self._state(examples, rate_B1, is_example=True), self._token(functions_BMFK, rate_B1)
@@ -354,7 +337,7 @@ class InContextNetwork(nn.Module):
 
     def forward(self, reading: Reading, x_BNF: Tensor, offsets_Q1: Tensor) -> list[Tensor]:
         """Scores [B, N] of lists after each layer; the last ones rank, the others are for the loss."""
-        documents = Documents.from_functions(functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
+        documents = Documents.from_functions(_functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
         state, scores = self._state(documents, reading.rate_B1, is_example=False), []
         for layer, memory in zip(self._layers(), reading.memories, strict=True):
             state = layer.documents(state, documents, memory.writes_BXd)
@@ -362,9 +345,9 @@ class InContextNetwork(nn.Module):
             scores.append(state.scores_BN)
         return scores
 
-    def _layers(self) -> Iterator[Layer]:
+    def _layers(self) -> Iterator[_Layer]:
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, _Layer)
             yield layer
 
     def _token(self, functions_BMFK: Tensor, rate_B1: Tensor) -> Tensor:
@@ -377,7 +360,7 @@ class InContextNetwork(nn.Module):
         token_BFT: Tensor = self.first_token(torch.cat([std_BFK, known_BF3.expand(-1, n_features, -1)], -1))
         return token_BFT
 
-    def _state(self, documents: Documents, rate_B1: Tensor, *, is_example: bool) -> DocumentState:
+    def _state(self, documents: Documents, rate_B1: Tensor, *, is_example: bool) -> _DocumentState:
         """The first states, from the labels of examples and the lengths of lists; scores are 0."""
         root_N, zeros_BN = documents.root_lengths_N, torch.zeros_like(documents.grades_BN)
         known = float(is_example)
@@ -392,7 +375,7 @@ class InContextNetwork(nn.Module):
             ],
             -1,
         )
-        return DocumentState(self.first_state(values_BN6), zeros_BN)
+        return _DocumentState(self.first_state(values_BN6), zeros_BN)
 
 
 def loss_of_layers(scores: Sequence[Tensor], labels_BN: Tensor, offsets_Q1: Tensor) -> Tensor:

@@ -74,11 +74,6 @@ class DeepFM(Encoder):
     (1, 1, w) the score is the paper's `y_FM + y_DNN`. A head with learned weights may also weigh the terms. The MLP
     reads the fields' vectors; that of a numeric field is its value times the learned vector. Initial vectors are so
     small that the second-order term has a deviation of about 1 on standardised features.
-
-    Example:
-        >>> encoder = DeepFM(DeepFMConfig(hidden=(16, 4)), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 6])
     """
 
     config: DeepFMConfig
@@ -157,13 +152,8 @@ class DCNv2Config(EncoderSettings):
         return DCNv2(self, numeric_F, cardinalities)
 
 
-class CrossLayer(nn.Module):
-    """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W = U V^T of a low rank (equation 2).
-
-    Example:
-        >>> CrossLayer(6, rank=2)(torch.ones(3, 6), torch.zeros(3, 6)).shape
-        torch.Size([3, 6])
-    """
+class _CrossLayer(nn.Module):
+    """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W of a low rank (equation 2)."""
 
     def __init__(self, width: int, rank: int | None = None) -> None:
         super().__init__()
@@ -171,7 +161,6 @@ class CrossLayer(nn.Module):
         self.linear = nn.Linear(rank or width, width)
 
     def forward(self, x0_ND: Tensor, x_ND: Tensor) -> Tensor:
-        """Multiply the network's input x_0 with a linear map of this layer's input x, and add x."""
         crossed_ND: Tensor = x0_ND * self.linear(self.down(x_ND)) + x_ND
         return crossed_ND
 
@@ -181,12 +170,6 @@ class DCNv2(Encoder):
 
     The input x_0 is the numeric features followed by the embeddings of the categories. The embedding is the MLP's last
     hidden layer (`stacked`), or `[cross layers' output, last hidden layer]` (`parallel`).
-
-    Example:
-        >>> config = DCNv2Config(hidden=(16, 4), structure="parallel")
-        >>> encoder = DCNv2(config, torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 14])
     """
 
     config: DCNv2Config
@@ -197,7 +180,7 @@ class DCNv2(Encoder):
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
         width = self.features.width
         self.width = config.hidden[-1] + (width if config.structure == "parallel" else 0)
-        self.cross = nn.ModuleList(CrossLayer(width, config.rank) for _ in range(config.cross_layers))
+        self.cross = nn.ModuleList(_CrossLayer(width, config.rank) for _ in range(config.cross_layers))
         self.mlp = hidden_layers(
             width,
             config.hidden,

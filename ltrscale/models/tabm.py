@@ -61,11 +61,6 @@ class TabM(Encoder):
     A layer of member m is `s_m * (W (r_m * x)) + b_m`, where W is shared. The factors r of the first layer start as
     random signs, and all others as 1: at first members differ in their inputs only. `mini` has only the factors of the
     first inputs; all layers are shared.
-
-    Example:
-        >>> encoder = TabM(TabMConfig(members=4, hidden=(16, 8)), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 32])
     """
 
     config: TabMConfig
@@ -75,11 +70,13 @@ class TabM(Encoder):
         self.config, self.members = config, config.members
         self.width = config.members * config.hidden[-1]
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.signs = Signs(config.members, self.features.width)
+        self.signs = _Signs(config.members, self.features.width)
         layers: list[nn.Module] = []
         for number, (a, b) in enumerate(pairwise([self.features.width, *config.hidden])):
-            full = AdaptedLinear(config.members, a, b, scales_inputs=number > 0) if config.structure == "full" else None
-            norm = [MemberNorm(config.members * b)] if config.batch_norm else []
+            full = (
+                _AdaptedLinear(config.members, a, b, scales_inputs=number > 0) if config.structure == "full" else None
+            )
+            norm = [_MemberNorm(config.members * b)] if config.batch_norm else []
             layers += [full or nn.Linear(a, b), *norm, activation(config.activation), Dropout(config.dropout)]
         self.layers = nn.Sequential(*layers)
 
@@ -89,7 +86,7 @@ class TabM(Encoder):
         return h_ND
 
 
-class Signs(InputLayer):
+class _Signs(InputLayer):
     """The inputs [N, A] of each member, [N, M, A]: multiplied by learnt factors, which start as random signs."""
 
     def __init__(self, members: int, width: int) -> None:
@@ -97,15 +94,11 @@ class Signs(InputLayer):
         self.r_MA = nn.Parameter(torch.randint(0, 2, (members, width)) * 2.0 - 1)
 
     def forward(self, x_NA: Tensor) -> Tensor:
-        """Multiply the inputs by each member's factors."""
         return x_NA[:, None] * self.r_MA
 
 
-class AdaptedLinear(nn.Module):
-    """A shared linear layer of members [N, M, A] with factors of each (BatchEnsemble): `s_m * (W (r_m * x)) + b_m`.
-
-    Members start with the same bias; `scales_inputs` is false if the inputs are multiplied by factors already.
-    """
+class _AdaptedLinear(nn.Module):
+    """A linear layer that members share, with factors of each (BatchEnsemble): `s_m * (W (r_m * x)) + b_m`."""
 
     def __init__(self, members: int, inputs: int, outputs: int, *, scales_inputs: bool) -> None:
         super().__init__()
@@ -116,14 +109,12 @@ class AdaptedLinear(nn.Module):
         self.bias_MB = nn.Parameter(bias_B.repeat(members, 1))
 
     def forward(self, x_NMA: Tensor) -> Tensor:
-        """Apply the layer, [N, M, A] to [N, M, B]."""
         x_NMA = x_NMA if self.r_MA is None else x_NMA * self.r_MA
         return torch.addcmul(self.bias_MB, self.linear(x_NMA), self.s_MB)
 
 
-class MemberNorm(MicroBatchNorm):
+class _MemberNorm(MicroBatchNorm):
     """BatchNorm of members [N, M, B], with statistics of each."""
 
     def forward(self, x_NMB: Tensor) -> Tensor:
-        """Normalise each column of each member."""
         return super().forward(x_NMB.flatten(1)).view_as(x_NMB)

@@ -272,10 +272,7 @@ def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor
 
 
 def _random_below(bound: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Uniform random integers from 0 to `bound - 1`; `bound` is at least 1 and broadcasts to the shape.
-
-    They are remainders of 62 random bits: for bounds below 2^31, probabilities differ by at most one part in 2^31.
-    """
+    """Random integers from 0 to `bound - 1`, remainders of 62 bits: their chances differ by a part in 2^31."""
     return torch.randint(1 << 62, tuple(shape), generator=generator, device=bound.device).remainder_(bound)
 
 

@@ -38,13 +38,13 @@ class MaskedLanguageConfig(Objective):
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A decoder of tokens; no projector."""
         assert isinstance(encoder, CrossEncoder)
-        return AddedModules(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
+        return AddedModules(decoder=_TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
 
     def summed(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """The summed loss of the hidden tokens, and their number."""
         encoder = net.encoder
         assert isinstance(encoder, CrossEncoder)
-        assert isinstance(net.decoder, TokenDecoder)
+        assert isinstance(net.decoder, _TokenDecoder)
         assert draw.groups is not None
         losses_M, there_M = masked_language(
             encoder, net.decoder, encoder.pairs(draw.groups), draw.generator, rate=self.rate
@@ -52,7 +52,7 @@ class MaskedLanguageConfig(Objective):
         return losses_M.sum(), there_M.sum()
 
 
-class TokenDecoder(nn.Module):
+class _TokenDecoder(nn.Module):
     """BERT's head: `norm(gelu(linear(h)))` times the transposed token embedding, plus a bias for each token."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
@@ -106,7 +106,7 @@ def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, 
 
 
 def masked_language(
-    encoder: CrossEncoder, decoder: TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
+    encoder: CrossEncoder, decoder: _TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
 ) -> tuple[Tensor, Tensor]:
     """Cross entropies of hidden tokens [M] (Devlin et al. 2019, section 3.1), and True where a place has a token."""
     assert encoder.config.vocabulary is not None

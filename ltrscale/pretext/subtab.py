@@ -24,30 +24,8 @@ from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 Noise = Literal["swap", "gaussian", "zero"]
 
 
-def feature_subsets(n_features: int, *, subsets: int, overlap: float, device: torch.device | str = "cpu") -> Tensor:
-    """SubTab's subsets of neighbouring features, a mask of shape [K, F].
-
-    The features are cut into K blocks of `ceil(F / K)`, evenly spaced; subset k is block k with the
-    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). Features wrap around, so every subset has
-    the same size; the authors' code extends the first subset forward instead. Every feature is in a subset (the
-    authors' code leaves out the last F mod K). With fewer features than subsets, some subsets are equal.
-
-    Args:
-        n_features: F, at least 1.
-        subsets: K.
-        overlap: shared part of a block, in [0, 1).
-        device: where the mask is made.
-
-    Raises:
-        ValueError: n_features or subsets is below 1, or overlap is not in [0, 1).
-
-    Example:
-        >>> feature_subsets(8, subsets=4, overlap=0.5).long()
-        tensor([[1, 1, 0, 0, 0, 0, 0, 1],
-                [0, 1, 1, 1, 0, 0, 0, 0],
-                [0, 0, 0, 1, 1, 1, 0, 0],
-                [0, 0, 0, 0, 0, 1, 1, 1]])
-    """
+def _feature_subsets(n_features: int, *, subsets: int, overlap: float, device: torch.device | str = "cpu") -> Tensor:
+    """Masks [K, F] of K evenly spaced blocks of `ceil(F / K)` features, with `round(overlap * block)` before each."""
     if n_features < 1 or subsets < 1 or not 0 <= overlap < 1:
         raise ValueError(f"{n_features} features cannot be cut into {subsets} subsets with an overlap of {overlap}")
     block = -(-n_features // subsets)
@@ -56,7 +34,7 @@ def feature_subsets(n_features: int, *, subsets: int, overlap: float, device: to
     return (torch.arange(n_features, device=device) - first_K1) % n_features < block + shared
 
 
-def subtab_views(
+def _subtab_views(
     x_NF: Tensor,
     numeric_F: Tensor,
     subsets_KF: Tensor,
@@ -66,30 +44,7 @@ def subtab_views(
     scale: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """The noisy subsets that SubTab encodes, shape [K, N, F]: features outside a subset are 0.
-
-    In the paper the encoder has one input for each feature of a subset, and at test time the subsets' embeddings are
-    averaged. Here the encoder has an input for every feature, because finetuning uses whole documents. Features outside
-    the subset are 0 (a number's centre, the unknown category). This is our reading of HOU24.
-
-    Args:
-        x_NF: normalised features.
-        numeric_F: True where a feature is numeric.
-        subsets_KF: from `feature_subsets`.
-        rate: share of a subset's entries that are made noisy, drawn anew for each subset.
-        noise: the new value: `swap` takes another document's value (the column in a random order, the authors'
-            default), `gaussian` adds noise to the value (numeric features only), `zero` sets 0.
-        scale: standard deviation of the gaussian noise.
-        generator: source of randomness, on the device of x_NF.
-
-    Example:
-        >>> subsets, generator = feature_subsets(4, subsets=2, overlap=0.5), torch.Generator().manual_seed(0)
-        >>> x, numeric = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.ones(4, dtype=torch.bool)
-        >>> subtab_views(x, numeric, subsets, rate=0.0, noise="zero", scale=0.0, generator=generator)
-        tensor([[[1., 2., 0., 4.]],
-        <BLANKLINE>
-                [[0., 2., 3., 4.]]])
-    """
+    """The noisy subsets, shape [K, N, F]: features outside a subset are 0, and each subset has its own noise."""
     views = []
     for subset_F in subsets_KF:
         hit_NF = random_entries(x_NF, rate, generator)
@@ -163,6 +118,10 @@ def subtab(
 class SubTabConfig(Objective):
     """SubTab: reconstruct all features from each of several overlapping subsets, and align their projections.
 
+    Subsets are neighbouring features and wrap around the last one: all have the same size, and every feature is in one.
+    The authors' code extends the first subset forward and leaves out the last F mod K features. The encoder has an
+    input for every feature, because finetuning uses whole documents; features outside a subset are 0.
+
     Source: Ucar et al. 2021; HOU24.
     Proof: loop; subsets cover all features.
     """
@@ -207,8 +166,8 @@ class SubTabConfig(Objective):
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """The SubTab loss of each document."""
-        subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
-        views_KNF = subtab_views(
+        subsets_KF = _feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
+        views_KNF = _subtab_views(
             x_NF,
             draw.numeric_F,
             subsets_KF,

@@ -197,12 +197,12 @@ class GainNDCGConfig(Metric):
     def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; needs a table of gains."""
         assert self.gains != "column", "gains of documents come with groups: call of_groups"
-        return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
+        return gain_ndcg(scores_N, _table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The ideal DCG; needs a table of gains."""
         assert self.gains != "column", "judged documents have labels alone"
-        return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
+        return ideal_dcg(_table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def values_on(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
         """The value of each group, shape [Q]; in the column of gains, a missing gain counts as 0.
@@ -246,19 +246,8 @@ class ClickNDCGConfig(Metric):
         return ndcg(scores_N, (labels_N > 0).double(), offsets_Q1, k=self.k)
 
 
-def table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
-    """The gain of each label 0, 1, 2, ... by a table, float64.
-
-    Raises:
-        ValueError: a label is not in the table.
-
-    Example:
-        >>> table_gain(torch.tensor([2.0, 0.0]), (0.0, 1.0, 10.0))
-        tensor([10.,  0.], dtype=torch.float64)
-        >>> table_gain(torch.tensor([0.5]), (0.0, 1.0))
-        Traceback (most recent call last):
-        ValueError: gains has no gain for label 0.5; it has those of labels 0 to 1
-    """
+def _table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
+    """The gain of each label 0, 1, 2, ... by a table, float64."""
     in_table_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N < len(gains))
     if not bool(in_table_N.all()):
         first = labels_N[~in_table_N][0].item()

@@ -63,7 +63,7 @@ class Loss(Config):
 
     def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The groups that the mean loss averages over, shape [Q], bool."""
-        return (has_relevance if self.needs_relevance else has_pairs)(labels_N, offsets_Q1)
+        return (_has_relevance if self.needs_relevance else has_pairs)(labels_N, offsets_Q1)
 
 
 def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -77,17 +77,12 @@ def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return sum_by_group((labels_N != first_N).long(), offsets_Q1) > 0
 
 
-def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """True for groups with a label above 0, shape [Q]; NDCG and softmax need one.
-
-    Example:
-        >>> has_relevance(torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0, 2, 3, 3]))
-        tensor([ True, False, False])
-    """
+def _has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """True for groups with a label above 0, shape [Q]; NDCG and softmax need one."""
     return sum_by_group((labels_N > 0).long(), offsets_Q1) > 0
 
 
-class Pointwise(Loss):
+class _Pointwise(Loss):
     """A loss per document, summed over the group; it learns from any labels, not from their order."""
 
     weighted: ClassVar[bool] = True
@@ -125,7 +120,7 @@ def sigmoid_cross_entropy(
     return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
 
 
-class SigmoidConfig(Pointwise):
+class SigmoidConfig(_Pointwise):
     """Sigmoid cross entropy of each single document (QIN21).
 
     Source: QIN21, B.2.
@@ -170,7 +165,7 @@ def squared_error(
     return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
 
 
-class SquaredErrorConfig(Pointwise):
+class SquaredErrorConfig(_Pointwise):
     """Squared error of each single document, for labels that are a teacher's scores.
 
     Source: pointwise regression; BUYL23, section 7 distils into one.

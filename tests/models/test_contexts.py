@@ -20,7 +20,7 @@ from ltrscale.models import context as context_module
 from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig, SetRank, SetRankConfig
 from ltrscale.models.choices import ContextConfig
 from ltrscale.models.context import Contextual, ListContext
-from ltrscale.models.listwise import DLCM, GSF, DLCMConfig, GSFConfig, content_keys, stride_numbers
+from ltrscale.models.listwise import DLCM, GSF, DLCMConfig, GSFConfig, _content_keys, _stride_numbers
 
 LENGTHS = [5, 0, 1, 9, 3, 9, 2, 0]
 
@@ -98,10 +98,10 @@ def _windows(module: GSF, x_LF: Tensor) -> list[list[int]]:
     strides = module.config.strides or length
     if size == 2 and 1 < length <= strides + 1:
         return [list(pair) for pair in permutations(range(length), 2)]
-    order = content_keys(x_LF).argsort().tolist()
+    order = _content_keys(x_LF).argsort().tolist()
     return [
         [order[(start + place * stride) % length] for place in range(size)]
-        for stride in stride_numbers(length, size, module.config.strides)
+        for stride in _stride_numbers(length, size, module.config.strides)
         for start in range(length)
     ]
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from reference import encoders as reference
 from torch import Tensor, nn
 
-from ltrscale.models.interactions import CrossLayer, DCNv2, DCNv2Config, DeepFM, DeepFMConfig, factorization
+from ltrscale.models.interactions import DCNv2, DCNv2Config, DeepFM, DeepFMConfig, _CrossLayer, factorization
 
 NUMERIC_F = torch.tensor([True, False, True, True, False])
 CARDINALITIES = [4, 3]
@@ -180,7 +180,7 @@ def test_cross_layers_are_the_papers() -> None:
 
 
 def test_low_rank_is_the_full_layer_with_the_product_of_its_matrices() -> None:
-    low, full = randomised(CrossLayer(9, rank=2)), CrossLayer(9)
+    low, full = randomised(_CrossLayer(9, rank=2)), _CrossLayer(9)
     assert isinstance(low.down, nn.Linear)
     copy(full.linear.weight, low.linear.weight @ low.down.weight)
     copy(full.linear.bias, low.linear.bias)

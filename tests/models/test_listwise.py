@@ -13,7 +13,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.attention import SetRankConfig
 from ltrscale.models.choices import ContextConfig
 from ltrscale.models.context import initial_order, map_lists
-from ltrscale.models.listwise import DLCM, DLCMConfig, GSFConfig, content_keys, stride_numbers
+from ltrscale.models.listwise import DLCM, DLCMConfig, GSFConfig, _content_keys, _stride_numbers
 
 # initial order
 
@@ -157,9 +157,9 @@ def test_gsf_gives_equal_documents_equal_embeddings() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_strides_give_groups_of_distinct_documents_and_all_pairs(size: int) -> None:
     for length in range(1, 40):
-        every = stride_numbers(length, size, None)
-        assert set(stride_numbers(length, size, 4)) <= set(every)
-        assert len(set(stride_numbers(length, size, 4))) == min(4, len(every))
+        every = _stride_numbers(length, size, None)
+        assert set(_stride_numbers(length, size, 4)) <= set(every)
+        assert len(set(_stride_numbers(length, size, 4))) == min(4, len(every))
         for stride in every:
             group = {place * stride % length for place in range(size)}
             assert len(group) == min(size, length)
@@ -171,13 +171,13 @@ def test_content_keys_distinguish_rows_and_match_equal_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(0, 3, (4000, 12), generator=generator).float()
     rows[rows == 2] = torch.nan
-    keys = content_keys(rows)
+    keys = _content_keys(rows)
     distinct = {tuple(-1.0 if v != v else v for v in row) for row in rows.tolist()}
     assert len(keys.unique()) == len(distinct)
-    assert torch.equal(content_keys(rows[7:8]), keys[7:8])
+    assert torch.equal(_content_keys(rows[7:8]), keys[7:8])
     row = torch.tensor([0.0, torch.nan])
-    assert len(content_keys(torch.stack([row, row.neg()])).unique()) == 1  # -0 is 0, and missing values are equal
-    assert len(content_keys(torch.eye(30)).unique()) == 30  # which column a value is in counts
+    assert len(_content_keys(torch.stack([row, row.neg()])).unique()) == 1  # -0 is 0, and missing values are equal
+    assert len(_content_keys(torch.eye(30)).unique()) == 30  # which column a value is in counts
     assert 0.45 < (keys > 0).double().mean() < 0.55
 
 

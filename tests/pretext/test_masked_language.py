@@ -15,7 +15,7 @@ from ltrscale.models.cross_encoder import Pairs
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.masked_language import MaskedLanguageConfig, TokenDecoder, hide, masked_language
+from ltrscale.pretext.masked_language import MaskedLanguageConfig, _TokenDecoder, hide, masked_language
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.auxiliary import AuxiliaryConfig
 from ltrscale.training.pretrain import PretrainConfig
@@ -56,7 +56,7 @@ def test_hiding_has_the_frequencies_of_the_paper() -> None:
 def test_the_loss_equals_a_loop_over_documents_and_tokens() -> None:
     encoder, groups = text_encoder(), text_groups()
     torch.manual_seed(3)
-    decoder, pairs = TokenDecoder(8, VOCABULARY.size), encoder.pairs(groups)
+    decoder, pairs = _TokenDecoder(8, VOCABULARY.size), encoder.pairs(groups)
     losses_M, _ = masked_language(encoder, decoder, pairs, generator(), rate=0.3)
     ids_T, rows_M, _ = hide(pairs, VOCABULARY, generator(), rate=0.3)
     expected = []

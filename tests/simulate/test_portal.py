@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from ltrscale import storage
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.simulate.portal import RULES, PortalLog, PortalLogConfig, hour_of, lists_before
+from ltrscale.simulate.portal import RULES, PortalLog, PortalLogConfig, _hour_of, _lists_before
 
 SMALL = PortalLogConfig(days=2, lists=4000, labelled=0.1)
 COLUMNS = {
@@ -50,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("lists", [5, 47, 4000, 1_500_000, 35_000_000])
 def test_hours_share_all_lists_and_evenings_have_most(lists: int) -> None:
     config = PortalLogConfig(lists=lists)
-    bounds = [lists_before(config, hour) for hour in range(24 * 70 + 1)]
+    bounds = [_lists_before(config, hour) for hour in range(24 * 70 + 1)]
     assert (bounds[0], bounds[-1]) == (0, lists)
     per_hour = np.diff(bounds).reshape(70, 24)
     assert per_hour.min() >= 0
@@ -90,12 +90,12 @@ def test_a_log_that_was_interrupted_goes_on_with_the_missing_hours(log: Path, tm
 def test_days_do_not_depend_on_the_days_before_and_seeds_differ() -> None:
     config = PortalLogConfig(days=4, lists=4000)
     late = config.replace(first_day=datetime.date(2026, 1, 7), days=2, lists=2000)
-    assert hour_of(config, 48 + 5)[0].equals(hour_of(late, 5)[0])
-    assert not hour_of(config, 5)[0].equals(hour_of(config.replace(seed=1), 5)[0])
+    assert _hour_of(config, 48 + 5)[0].equals(_hour_of(late, 5)[0])
+    assert not _hour_of(config, 5)[0].equals(_hour_of(config.replace(seed=1), 5)[0])
 
 
 def test_lists_have_4_to_20_articles_of_two_decimals() -> None:
-    table, account = hour_of(PortalLogConfig(days=1, lists=24_000, broken=0), 12)
+    table, account = _hour_of(PortalLogConfig(days=1, lists=24_000, broken=0), 12)
     ids = table["impression_id"].to_numpy()
     lengths = np.diff(np.r_[0, np.flatnonzero(ids[1:] != ids[:-1]) + 1, len(ids)])
     assert len(lengths) == account["lists"] == account["lists_kept"]
@@ -110,7 +110,7 @@ def test_lists_have_4_to_20_articles_of_two_decimals() -> None:
 
 def test_clicks_can_be_learnt_and_not_by_a_line() -> None:
     config = PortalLogConfig(days=2, lists=8000, broken=0, labelled=1)
-    train, test = ([hour_of(config, 24 * day + h)[0] for h in range(24)] for day in (0, 1))
+    train, test = ([_hour_of(config, 24 * day + h)[0] for h in range(24)] for day in (0, 1))
 
     def arrays(tables: list[pa.Table]) -> tuple[np.ndarray, np.ndarray]:
         names = [*(f"f_{j}" for j in range(10)), "c_section"]

@@ -20,9 +20,9 @@ from ltrscale.pretext.augment import ComposeConfig, Draw, GaussianConfig, Margin
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import scarf, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.reconstruct import vime, vime_corrupt
+from ltrscale.pretext.reconstruct import _vime_corrupt, vime
 from ltrscale.pretext.siamese import simsiam
-from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
+from ltrscale.pretext.subtab import _feature_subsets, _subtab_views, subtab
 from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])
@@ -89,14 +89,14 @@ def simsiam_of(parts: Parts) -> Tensor:
 
 
 def vime_of(parts: Parts) -> Tensor:
-    corrupted_NF, changed_NF = vime_corrupt(parts.x_NF, rate=0.8, generator=parts.draw)
+    corrupted_NF, changed_NF = _vime_corrupt(parts.x_NF, rate=0.8, generator=parts.draw)
     decoded_NO, mask_logits_NF = parts.model.decoder(parts.model.encoder(corrupted_NF))
     return vime(decoded_NO, mask_logits_NF, parts.x_NF, changed_NF, parts.numeric_F, parts.cardinalities, alpha=3.0)
 
 
 def subtab_of(parts: Parts, offsets_Q1: Tensor) -> Tensor:
-    subsets_KF = feature_subsets(5, subsets=3, overlap=0.5)
-    views = subtab_views(
+    subsets_KF = _feature_subsets(5, subsets=3, overlap=0.5)
+    views = _subtab_views(
         parts.x_NF, parts.numeric_F, subsets_KF, rate=0.6, noise="gaussian", scale=0.7, generator=parts.draw
     )
     decoded_KNO = torch.stack([parts.model.decoder(parts.model.encoder(view_NF)) for view_NF in views])
