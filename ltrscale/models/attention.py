@@ -19,9 +19,7 @@ from ltrscale.models.context import (
     Contextual,
     ListContext,
     Lists,
-    check_feature,
-    check_order,
-    initial_order,
+    RankedSettings,
     inverse,
     map_slots,
 )
@@ -222,7 +220,7 @@ class RankFormer(ListContext):
         return x_SD
 
 
-class SetRankConfig(ContextSettings):
+class SetRankConfig(RankedSettings):
     """SetRank: stacked attention blocks over the list, with or without an initial ranking (Pang et al. 2020).
 
     Source: Pang et al. 2020.
@@ -243,8 +241,6 @@ class SetRankConfig(ContextSettings):
     """Dropout of attention weights, and of the outputs of attention and feed-forward network."""
     initial_rank: Literal["none", "positions", "feature"] = "none"
     """Source of an initial ranking: positions at which documents were shown, or falling values of a feature."""
-    feature: int | None = Field(None, ge=0)
-    """Index of that feature, from 0 in the order of the data set."""
     ranks: Size = 256
     """Initial ranks with their own embedding; all documents further down the list share the last one."""
 
@@ -252,13 +248,7 @@ class SetRankConfig(ContextSettings):
     def _fits(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
-        check_order(self.initial_rank, self.feature)
         return self
-
-    @property
-    def reads_positions(self) -> bool:
-        """Whether shown positions are the initial ranking."""
-        return self.initial_rank == "positions"
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A `SetRank` with fresh weights."""
@@ -322,7 +312,7 @@ class SetRank(ListContext):
 
     def __init__(self, config: SetRankConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
         super().__init__()
-        check_feature(config.feature, numeric_F)
+        config.check_feature(numeric_F)
         self.config: SetRankConfig = config
         self.width = config.width
         self.input = nn.Linear(width, config.width)
@@ -343,8 +333,7 @@ class SetRank(ListContext):
 
     def _ranks(self, groups: QueryGroups) -> Tensor:
         """Rank of each document in the initial ranking, from 0."""
-        assert self.config.initial_rank != "none"
-        order_N = initial_order(groups, source=self.config.initial_rank, feature=self.config.feature)
+        order_N = self.config.order(groups)
         first_N = groups.offsets_Q1[group_index(groups.offsets_Q1, order_N.shape[0])]
         ranks_N = torch.empty_like(order_N)
         ranks_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device) - first_N

@@ -7,12 +7,12 @@ A state of the recurrent network, U units; W windows (`size` documents scored to
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index
@@ -21,9 +21,7 @@ from ltrscale.models.context import (
     ContextSettings,
     Contextual,
     ListContext,
-    check_feature,
-    check_order,
-    initial_order,
+    RankedSettings,
     inverse,
     map_lists,
     order_within_lists,
@@ -35,7 +33,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xD6E8FEB86659FD93 - 2**64
 
 
-class DLCMConfig(ContextSettings):
+class DLCMConfig(RankedSettings):
     """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018).
 
     Source: Ai et al. 2018.
@@ -54,18 +52,6 @@ class DLCMConfig(ContextSettings):
     """Dimensions of the embedding of each categorical feature among these."""
     initial_rank: Literal["positions", "feature"] = "positions"
     """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
-    feature: int | None = Field(None, ge=0)
-    """Index of that feature, from 0 in the order of the data set."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        check_order(self.initial_rank, self.feature)
-        return self
-
-    @property
-    def reads_positions(self) -> bool:
-        """Whether shown positions are the initial ranking."""
-        return self.initial_rank == "positions"
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A `DLCM` with fresh weights."""
@@ -87,7 +73,7 @@ class DLCM(ListContext):
 
     def __init__(self, config: DLCMConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
-        check_feature(config.feature, numeric_F)
+        config.check_feature(numeric_F)
         self.config: DLCMConfig = config
         self.width = config.units
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding) if config.features else None
@@ -97,10 +83,9 @@ class DLCM(ListContext):
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
         """Embeddings of documents in their lists."""
-        config = self.config
         if self.features is not None:
             h_ND = torch.cat([self.features(x_NF), h_ND], dim=1)
-        order_N = initial_order(groups, source=config.initial_rank, feature=config.feature)
+        order_N = self.config.order(groups)
         # Reverse each list: in a list [first, end), the document at first + end - 1 - p moves to place p.
         turn_Q = groups.offsets_Q1[:-1] + groups.offsets_Q1[1:] - 1
         places_N = torch.arange(order_N.shape[0], device=order_N.device)

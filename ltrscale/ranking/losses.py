@@ -27,8 +27,8 @@ from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import exponential_gain
 from ltrscale.ranking.pairwise import RankedLists, most, over_ideal, over_lists, row_blocks
 
-SLOTS_PER_CHUNK = 1 << 16
-"""Padded documents handled at once by losses of linear cost."""
+SORTED_PER_CHUNK = 1 << 16
+"""Padded documents that ListMLE sorts at once."""
 
 
 def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """
     scores_N = at_least_float32(scores_N)
     groups, losses = [offsets_Q1.new_zeros(0)], [scores_N[:0]]
-    for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
+    for chunk in length_chunks(offsets_Q1, budget=SORTED_PER_CHUNK, quadratic=False):
         groups.append(chunk.groups_M)
         losses.append(_list_mle(scores_N, labels_N, chunk))
     return scores_N.new_zeros(len(offsets_Q1) - 1).index_copy(0, torch.cat(groups), torch.cat(losses))

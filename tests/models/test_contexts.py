@@ -173,7 +173,7 @@ def test_how_lists_are_put_into_chunks_changes_neither_value_nor_gradient(
     torch.manual_seed(0)  # GSF shuffles
     out, gradients = value_and_gradients(module, groups, h_ND)
     monkeypatch.setattr(context_module, "PAIRS_PER_CHUNK", budget)
-    monkeypatch.setattr(context_module, "SLOTS_PER_CHUNK", budget)
+    monkeypatch.setattr(context_module, "DOCUMENTS_PER_CHUNK", budget)
     torch.manual_seed(0)
     other, other_gradients = value_and_gradients(module, groups, h_ND)
     torch.testing.assert_close(other, out, rtol=1e-10, atol=1e-10)
@@ -186,7 +186,7 @@ def test_float32_chunks_agree(config: ContextConfig, monkeypatch: pytest.MonkeyP
     groups, h_ND = make_lists(LENGTHS, dtype=torch.float32)
     out = apply(module, groups, h_ND)
     monkeypatch.setattr(context_module, "PAIRS_PER_CHUNK", 10**9)
-    monkeypatch.setattr(context_module, "SLOTS_PER_CHUNK", 1)
+    monkeypatch.setattr(context_module, "DOCUMENTS_PER_CHUNK", 1)
     torch.testing.assert_close(apply(module, groups, h_ND), out, rtol=1e-5, atol=1e-5)
 
 

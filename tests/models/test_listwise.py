@@ -12,7 +12,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import SetRankConfig
 from ltrscale.models.choices import ContextConfig
-from ltrscale.models.context import initial_order, map_lists
+from ltrscale.models.context import map_lists
 from ltrscale.models.listwise import DLCM, DLCMConfig, GSFConfig, _content_keys, _stride_numbers
 
 # initial order
@@ -56,9 +56,9 @@ def test_missing_values_go_last_and_ties_keep_the_order_of_the_input() -> None:
     inf, nan = torch.inf, torch.nan
     values = torch.tensor([nan, 1.0, -inf, 1.0, nan, 2.0, 0.0, -0.0])[:, None]
     groups = QueryGroups(values, torch.tensor([0, 6, 6, 8]))
-    assert initial_order(groups, source="feature", feature=0).tolist() == [5, 1, 3, 2, 0, 4, 6, 7]
+    assert DLCMConfig(initial_rank="feature", feature=0).order(groups).tolist() == [5, 1, 3, 2, 0, 4, 6, 7]
     groups = with_positions(groups, [nan, 3, 1, 3, nan, inf, 2, 2])
-    assert initial_order(groups, source="positions", feature=None).tolist() == [2, 1, 3, 5, 0, 4, 6, 7]
+    assert DLCMConfig().order(groups).tolist() == [2, 1, 3, 5, 0, 4, 6, 7]
 
 
 @ordered

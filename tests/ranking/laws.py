@@ -252,7 +252,7 @@ def blocks_of(size: int) -> Iterator[None]:
     """Within the context, losses handle at most this many pairs or slots at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairwise, "PAIRS_PER_BLOCK", size)
-        patch.setattr(losses, "SLOTS_PER_CHUNK", size)
+        patch.setattr(losses, "SORTED_PER_CHUNK", size)
         patch.setattr(neuralsort, "CHOICES_PER_BLOCK", size)
         yield
 
