@@ -18,7 +18,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.models.bert import Bert, BertConfig
-from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Size, Sizes, TokenFields, hidden_layers
+from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with the batch."""
@@ -69,8 +69,6 @@ class CrossEncoderConfig(EncoderSettings):
     last field, then of the field before it, and of the query last; the special tokens stay."""
     features: Sizes | None = (64,)
     """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
     vocabulary: TokenNumbers | None = None
     """The vocabulary of the tokens; empty takes that of the training data."""
 

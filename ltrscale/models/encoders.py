@@ -32,8 +32,6 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An `Identity` for these features."""
@@ -55,7 +53,26 @@ class Identity(Encoder):
         return h_ND
 
 
-class MLPConfig(EncoderSettings):
+class LayeredSettings(EncoderSettings):
+    """The base of the configs of encoders with hidden layers."""
+
+    hidden: Sizes
+    """Sizes of the hidden layers; the last is the size of the embedding."""
+    activation: Activation = "relu"
+    """The non-linearity."""
+    dropout: float
+    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
+    batch_norm: bool = False
+    """BatchNorm before each activation."""
+
+    def layers(self, width: int) -> nn.Sequential:
+        """The hidden layers, for inputs of this width."""
+        return hidden_layers(
+            width, self.hidden, activate=self.activation, dropout=self.dropout, batch_norm=self.batch_norm
+        )
+
+
+class MLPConfig(LayeredSettings):
     """Hidden layers, each of linear, optional norm, activation, dropout.
 
     Source: QIN21, BUYL23.
@@ -65,14 +82,8 @@ class MLPConfig(EncoderSettings):
     kind: Literal["mlp"] = "mlp"
     hidden: Sizes = (512, 256, 128)
     """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
-    activation: Activation = "relu"
-    """The non-linearity."""
     dropout: float = Field(0.25, ge=0, lt=1)
     """Dropout after each hidden layer (BUYL23: 0.25); a multiple of 1/256 on a CPU."""
-    batch_norm: bool = False
-    """BatchNorm before each activation."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An `MLP` with fresh weights."""
@@ -87,13 +98,7 @@ class MLP(Encoder):
         self.config = config
         self.width = config.hidden[-1]
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.layers = hidden_layers(
-            self.features.width,
-            config.hidden,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=config.batch_norm,
-        )
+        self.layers = config.layers(self.features.width)
 
     def forward(self, x_NF: Tensor) -> Tensor:
         """Transformed features [N, F] to embeddings [N, D]."""
@@ -119,8 +124,6 @@ class IndustrialMLPConfig(EncoderSettings):
     """Dropout on the normalised inputs; HOU24 does not state it."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An `IndustrialMLP` with fresh weights."""
@@ -177,8 +180,6 @@ class ResNetConfig(EncoderSettings):
     """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
     input_bias: bool = True
     """Whether the first linear layer has a bias; the public code of HOU24 has none."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """A `ResNet` with fresh weights."""

@@ -12,19 +12,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.models.layers import (
-    Activation,
-    Encoder,
-    EncoderSettings,
-    FeatureEmbedding,
-    Layers,
-    Size,
-    Sizes,
-    hidden_layers,
-)
+from ltrscale.models.encoders import LayeredSettings
+from ltrscale.models.layers import Encoder, FeatureEmbedding, Layers, Size, Sizes
 
 
-class DeepFMConfig(EncoderSettings):
+class DeepFMConfig(LayeredSettings):
     """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features.
 
     Source: Guo et al. 2017.
@@ -34,12 +26,8 @@ class DeepFMConfig(EncoderSettings):
     kind: Literal["deepfm"] = "deepfm"
     hidden: Sizes = (400, 400, 400)
     """Sizes of the MLP's hidden layers, by default those of Guo et al."""
-    activation: Activation = "relu"
-    """The non-linearity of the MLP."""
     dropout: float = Field(0.5, ge=0, lt=1)
     """Dropout after each hidden layer (Guo et al.: 0.5); a multiple of 1/256 on a CPU."""
-    batch_norm: bool = False
-    """BatchNorm before each activation."""
     embedding: Size = 8
     """Dimensions of each feature's vector (HOU24: 8)."""
     numeric_fields: bool = True
@@ -92,13 +80,7 @@ class DeepFM(Encoder):
         self.weights_P = nn.Parameter(torch.empty(numeric).uniform_(-first_bound, first_bound))
         vectors_PE = torch.empty(numeric if config.numeric_fields else 0, dimensions)
         self.vectors_PE = nn.Parameter(vectors_PE.uniform_(-bound, bound))
-        first, *further = hidden_layers(
-            fields * dimensions if config.numeric_fields else self.features.width,
-            config.hidden,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=config.batch_norm,
-        )
+        first, *further = config.layers(fields * dimensions if config.numeric_fields else self.features.width)
         assert isinstance(first, nn.Linear)
         self.first, self.rest = first, nn.Sequential(*further)
 
@@ -122,7 +104,7 @@ class DeepFM(Encoder):
         return torch.cat([(weight_HPE * self.vectors_PE).sum(2), self.first.weight[:, numeric:]], dim=1)
 
 
-class DCNv2Config(EncoderSettings):
+class DCNv2Config(LayeredSettings):
     """DCN V2 of Wang et al. 2021: layers that multiply with the input, followed by an MLP or in parallel with it.
 
     Source: Wang et al. 2021.
@@ -138,14 +120,8 @@ class DCNv2Config(EncoderSettings):
     """`stacked`: the MLP reads the output of the cross layers; `parallel`: it reads the input, as they do."""
     hidden: Sizes = (400, 400)
     """Sizes of the MLP's hidden layers; HOU24 does not state them."""
-    activation: Activation = "relu"
-    """The non-linearity of the MLP."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
-    batch_norm: bool = False
-    """BatchNorm before each activation."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature (HOU24: 8)."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """A `DCNv2` with fresh weights."""
@@ -181,13 +157,7 @@ class DCNv2(Encoder):
         width = self.features.width
         self.width = config.hidden[-1] + (width if config.structure == "parallel" else 0)
         self.cross = nn.ModuleList(_CrossLayer(width, config.rank) for _ in range(config.cross_layers))
-        self.mlp = hidden_layers(
-            width,
-            config.hidden,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=config.batch_norm,
-        )
+        self.mlp = config.layers(width)
 
     def forward(self, x_NF: Tensor) -> Tensor:
         """Transformed features [N, F] to embeddings [N, D]."""

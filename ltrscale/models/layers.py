@@ -78,6 +78,8 @@ class EncoderSettings(Config):
     """The base of the configs of encoders."""
 
     kind: str
+    embedding: Size = 8
+    """Dimensions of the embedding of each categorical feature."""
 
     @property
     def reads_tokens(self) -> TokenFields:

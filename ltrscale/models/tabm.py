@@ -11,21 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.models.layers import (
-    Activation,
-    Dropout,
-    Encoder,
-    EncoderSettings,
-    FeatureEmbedding,
-    InputLayer,
-    MicroBatchNorm,
-    Size,
-    Sizes,
-    activation,
-)
+from ltrscale.models.encoders import LayeredSettings
+from ltrscale.models.layers import Dropout, Encoder, FeatureEmbedding, InputLayer, MicroBatchNorm, Sizes, activation
 
 
-class TabMConfig(EncoderSettings):
+class TabMConfig(LayeredSettings):
     """TabM: members of one MLP that share its weights, and differ in factors of inputs and outputs of its layers.
 
     Source: Gorishniy et al. 2025.
@@ -41,14 +31,10 @@ class TabMConfig(EncoderSettings):
     layer, `mini` factors of the first inputs only."""
     hidden: Sizes = (512, 512, 512)
     """Sizes of the hidden layers; the last is the size of a member's embedding."""
-    activation: Activation = "relu"
-    """The non-linearity."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation, with statistics, scale and shift of each member; not in the paper."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """A `TabM` with fresh weights."""
