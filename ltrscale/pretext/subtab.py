@@ -24,41 +24,6 @@ from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 Noise = Literal["swap", "gaussian", "zero"]
 
 
-def _feature_subsets(n_features: int, *, subsets: int, overlap: float, device: torch.device | str = "cpu") -> Tensor:
-    """Masks [K, F] of K evenly spaced blocks of `ceil(F / K)` features, with `round(overlap * block)` before each."""
-    if n_features < 1 or subsets < 1 or not 0 <= overlap < 1:
-        raise ValueError(f"{n_features} features cannot be cut into {subsets} subsets with an overlap of {overlap}")
-    block = -(-n_features // subsets)
-    shared = round(overlap * block)
-    first_K1 = torch.arange(subsets, device=device)[:, None] * n_features // subsets - shared
-    return (torch.arange(n_features, device=device) - first_K1) % n_features < block + shared
-
-
-def _subtab_views(
-    x_NF: Tensor,
-    numeric_F: Tensor,
-    subsets_KF: Tensor,
-    *,
-    rate: float,
-    noise: Noise,
-    scale: float,
-    generator: torch.Generator,
-) -> Tensor:
-    """The noisy subsets, shape [K, N, F]: features outside a subset are 0, and each subset has its own noise."""
-    views = []
-    for subset_F in subsets_KF:
-        hit_NF = random_entries(x_NF, rate, generator)
-        match noise:
-            case "swap":
-                noisy_NF = permute_columns(x_NF, generator=generator)
-            case "gaussian":
-                noisy_NF = add_noise(x_NF, numeric_F, scale=scale, generator=generator)
-            case "zero":
-                noisy_NF = torch.zeros_like(x_NF)
-        views.append(torch.where(hit_NF, noisy_NF, x_NF).masked_fill(~subset_F, 0.0))
-    return torch.stack(views)
-
-
 def subtab(
     decoded_KNO: Tensor,
     z_KNP: Tensor,
@@ -91,16 +56,11 @@ def subtab(
         contrast: weight of InfoNCE; at 0 it is not computed.
         distance: weight of the distance.
 
-    Raises:
-        ValueError: there are fewer than two subsets.
-
     Example:
         >>> x, numeric, z = torch.zeros(1, 2), torch.tensor([True, True]), torch.tensor([[[1.0, 0.0]], [[0.0, 3.0]]])
         >>> subtab(torch.ones(2, 1, 2), z, x, torch.tensor([0, 1]), numeric, [], temperature=0.1)  # 2 + 0 + 2
         tensor([4.])
     """
-    if len(z_KNP) < 2:
-        raise ValueError(f"SubTab compares pairs of subsets and needs two of them, not {len(z_KNP)}")
     loss_N = feature_errors(decoded_KNO, x_NF, numeric_F, cardinalities).sum(2).mean(0)
     pairs = list(combinations(unit_vectors(z_KNP), 2))
     at_once = 1 if z_KNP.device.type == "cpu" else len(pairs)  # one pair stays in a CPU's cache
@@ -164,19 +124,31 @@ class SubTabConfig(Objective):
             projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities)
         )
 
+    def masks(self, n_features: int, device: torch.device | None = None) -> Tensor:
+        """The subsets, shape [K, F]: blocks of `ceil(F / K)` features with `round(overlap * block)` before each."""
+        block = -(-n_features // self.subsets)
+        shared = round(self.overlap * block)
+        first_K1 = torch.arange(self.subsets, device=device)[:, None] * n_features // self.subsets - shared
+        return (torch.arange(n_features, device=device) - first_K1) % n_features < block + shared
+
+    def views(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """The noisy subsets, shape [K, N, F]: features outside a subset are 0, and each subset has its own noise."""
+        views = []
+        for subset_F in self.masks(x_NF.shape[1], x_NF.device):
+            hit_NF = random_entries(x_NF, self.rate, draw.generator)
+            match self.noise:
+                case "swap":
+                    noisy_NF = permute_columns(x_NF, generator=draw.generator)
+                case "gaussian":
+                    noisy_NF = add_noise(x_NF, draw.numeric_F, scale=self.scale, generator=draw.generator)
+                case "zero":
+                    noisy_NF = torch.zeros_like(x_NF)
+            views.append(torch.where(hit_NF, noisy_NF, x_NF).masked_fill(~subset_F, 0.0))
+        return torch.stack(views)
+
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """The SubTab loss of each document."""
-        subsets_KF = _feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
-        views_KNF = _subtab_views(
-            x_NF,
-            draw.numeric_F,
-            subsets_KF,
-            rate=self.rate,
-            noise=self.noise,
-            scale=self.scale,
-            generator=draw.generator,
-        )
-        h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(views_KNF)]
+        h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(self.views(x_NF, draw))]
         z_KNP = torch.stack([net.projected(h_ND) for h_ND in h_KND])
         among_Q1 = draw.offsets_Q1 if self.within_groups else one_list(draw.offsets_Q1)
         losses_N = subtab(

@@ -11,7 +11,7 @@ from ranking.laws import random_lists
 from reference import losses as reference
 from torch import Tensor
 
-from ltrscale.ranking.loss import _has_relevance, sigmoid_cross_entropy, squared_error
+from ltrscale.ranking.loss import sigmoid_cross_entropy, squared_error
 from ltrscale.ranking.losses import (
     approx_ndcg,
     attention_allocation,
@@ -23,12 +23,6 @@ from ltrscale.ranking.losses import (
 )
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.sorting import pirank
-
-
-def test_groups_with_relevance() -> None:
-    labels_N = torch.tensor([0.0, 0.5, 0.0, 0.0, 3.0])
-    assert _has_relevance(labels_N, torch.tensor([0, 2, 2, 4, 5])).tolist() == [True, False, False, True]
-    assert _has_relevance(torch.zeros(0), torch.tensor([0, 0])).tolist() == [False]
 
 
 def test_the_best_score_of_the_sigmoid_loss_is_the_logit_of_the_share_of_the_highest_label() -> None:

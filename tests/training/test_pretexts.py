@@ -22,7 +22,7 @@ from ltrscale.pretext.contrast import scarf, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.reconstruct import _vime_corrupt, vime
 from ltrscale.pretext.siamese import simsiam
-from ltrscale.pretext.subtab import _feature_subsets, _subtab_views, subtab
+from ltrscale.pretext.subtab import SubTabConfig, subtab
 from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])
@@ -95,10 +95,8 @@ def vime_of(parts: Parts) -> Tensor:
 
 
 def subtab_of(parts: Parts, offsets_Q1: Tensor) -> Tensor:
-    subsets_KF = _feature_subsets(5, subsets=3, overlap=0.5)
-    views = _subtab_views(
-        parts.x_NF, parts.numeric_F, subsets_KF, rate=0.6, noise="gaussian", scale=0.7, generator=parts.draw
-    )
+    config = SubTabConfig.model_validate(SUBTAB)
+    views = config.views(parts.x_NF, Draw(parts.numeric_F, OFFSETS, parts.draw))
     decoded_KNO = torch.stack([parts.model.decoder(parts.model.encoder(view_NF)) for view_NF in views])
     z_KNP = torch.stack([parts.z(view_NF) for view_NF in views])
     kinds = parts.numeric_F, parts.cardinalities
