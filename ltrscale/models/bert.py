@@ -59,7 +59,7 @@ class BertConfig(Config):
 
 
 @dataclass(frozen=True)
-class Sequences:
+class _Sequences:
     """The offsets of a batch's sequences, and their buckets for attention, computed once for all layers."""
 
     offsets_S1: Tensor
@@ -93,7 +93,7 @@ class Sequences:
         return torch.arange(len(sequence_T), device=sequence_T.device) - self.offsets_S1[sequence_T]
 
 
-def _ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
+def _ragged_attention(qkv_T3HE: Tensor, sequences: _Sequences) -> Tensor:
     """`softmax(Q_h K_h' / sqrt(E)) V_h` over the tokens of each sequence, shape [T, H, E]."""
     if not len(qkv_T3HE):
         return qkv_T3HE[:, 2]
@@ -108,7 +108,7 @@ def _ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
     return chunks.ragged(parts)
 
 
-def _on_gpu(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: Sequences) -> Tensor:
+def _on_gpu(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: _Sequences) -> Tensor:
     """Torch's attention over ragged sequences; a sequence's output has the same bits whatever else is in the batch."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -137,7 +137,7 @@ class BertLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width, eps=config.epsilon)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x_TD: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x_TD: Tensor, sequences: _Sequences) -> Tensor:
         """Apply the layer to the tokens of all sequences."""
         bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
         qkv = F.linear(x_TD, self.qkv.weight, bias)
@@ -183,7 +183,7 @@ class Bert(Stack):
             types_T: 0 or 1, the part of the sequence that each token belongs to.
             offsets_S1: offsets of the sequences, none longer than `positions`.
         """
-        sequences = Sequences(offsets_S1)
+        sequences = _Sequences(offsets_S1)
         x_TD = self.tokens(ids_T) + self.positions(sequences.positions_T) + self.types(types_T)
         x_TD = self.dropout(self.norm(x_TD))
         for layer in self.layers:

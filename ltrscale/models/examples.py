@@ -71,7 +71,7 @@ class InContextRanker:
 
     def __init__(self, network: InContextNetwork, samples: Sequence[QueryGroups]) -> None:
         self.network = network.eval()
-        self.learned = [learn(network, examples) for examples in samples]
+        self.learned = [_learn(network, examples) for examples in samples]
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores [N], float64."""
@@ -87,12 +87,8 @@ class InContextRanker:
         return total_N / len(self.learned)
 
 
-def learn(network: InContextNetwork, examples: QueryGroups) -> _Learned:
-    """Let the network read all examples at once.
-
-    Raises:
-        InputError: no example has a relevant document, or no numeric feature varies among the examples.
-    """
+def _learn(network: InContextNetwork, examples: QueryGroups) -> _Learned:
+    """Let the network read all examples at once."""
     _check(examples)
     assert examples.labels_N is not None
     x_NF = examples.features_NF

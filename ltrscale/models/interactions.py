@@ -39,17 +39,8 @@ class DeepFMConfig(LayeredSettings):
         return DeepFM(self, numeric_F, cardinalities)
 
 
-def factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:
-    """Second-order term of a factorization machine, shape [N]: the sum over pairs of fields of `<v_i, v_j> x_i x_j`.
-
-    Guo et al. 2017, equation 2 (Rendle 2010), as `((sum_i v_i x_i)^2 - sum_i (v_i x_i)^2) / 2` summed over dimensions,
-    which is linear in the number of fields. A field is a numeric feature, or a categorical one with x = 1.
-
-    Example:
-        >>> x_NP, vectors_PE = torch.tensor([[3.0]]), torch.tensor([[1.0, 2.0]])
-        >>> factorization(x_NP, vectors_PE, torch.tensor([[[1.0, 1.0], [0.0, 1.0]]])).tolist()
-        [16.0]
-    """
+def _factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:
+    """The sum over pairs of fields of `<v_i, v_j> x_i x_j`, shape [N], in linear time (Guo et al. 2017, equation 2)."""
     sum_NE = x_NP @ vectors_PE + embedded_NCE.sum(1)
     squares_NE = x_NP.square() @ vectors_PE.square() + embedded_NCE.square().sum(1)
     return (sum_NE.square() - squares_NE).sum(1) / 2
@@ -92,7 +83,7 @@ class DeepFM(Encoder):
             # a matrix, not a vector: onnxruntime 1.32 fuses the sum with a product by a vector, and gets it wrong
             linear_N1 = x_NP @ self.weights_P[:, None]
             first_N = linear_N1.squeeze(1) + self.weights.split(x_NF)[1].sum((1, 2))
-            second_N = factorization(in_fields_NP, self.vectors_PE, embedded_NCE)
+            second_N = _factorization(in_fields_NP, self.vectors_PE, embedded_NCE)
         inputs_ND = torch.cat([x_NP, embedded_NCE.flatten(1)], dim=1)
         h_NH = self.rest(F.linear(inputs_ND, self._first_weight(), self.first.bias))
         return torch.cat([first_N[:, None], second_N[:, None], h_NH], dim=1)

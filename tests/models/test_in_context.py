@@ -6,13 +6,13 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples, learn
+from ltrscale.models.examples import InContextRanker, ReadingConfig, _learn, drawn_samples
 from ltrscale.models.in_context import (
     InContextNetwork,
     InContextSizes,
-    Scale,
     _ExampleAttention,
     _functions_of,
+    _Scale,
     loss_of_layers,
 )
 from ltrscale.simulate.problems import ProblemsConfig, problems
@@ -149,7 +149,7 @@ def test_examples_that_teach_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="no labelled group has a relevant document"):
         scores(zeros)
     with pytest.raises(InputError, match="no labelled group has a relevant document"):
-        learn(network(), zeros)
+        _learn(network(), zeros)
     with pytest.raises(InputError, match="no numeric feature has two different values"):
         scores(with_features(EXAMPLES, torch.ones(18, 5)))
 
@@ -157,7 +157,7 @@ def test_examples_that_teach_nothing_are_refused() -> None:
 def test_functions_of_a_feature_match_their_definition() -> None:
     examples, lists = groups(7, 4, features=1), groups(6, features=1, seed=5)
     x_M, x_N = examples.features_NF[:, 0].double(), lists.features_NF[:, 0].double()
-    scale = Scale.from_examples(x_M[None, :, None], examples.offsets_Q1)
+    scale = _Scale.from_examples(x_M[None, :, None], examples.offsets_Q1)
     got_NK = _functions_of(x_N[None, :, None], lists.offsets_Q1, scale)[0, :, 0]
 
     def plain(x: Tensor, own_L: Tensor) -> list[Tensor]:
