@@ -23,9 +23,9 @@ from ltrscale.batch import (
     sum_by_group,
 )
 from ltrscale.layout import Chunk
+from ltrscale.ranking.lists import RankedLists, most, over_ideal, over_lists, row_blocks
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import exponential_gain
-from ltrscale.ranking.pairwise import RankedLists, most, over_ideal, over_lists, row_blocks
 
 SORTED_PER_CHUNK = 1 << 16
 """Padded documents that ListMLE sorts at once."""
