@@ -154,13 +154,6 @@ class Bert(Stack):
 
     A sequence's output depends on that sequence only. All layers except attention work on single tokens, so their cost
     does not depend on how lengths differ.
-
-    Example:
-        >>> bert = Bert(BertConfig(layers=1, width=8, heads=2), vocabulary=30)
-        >>> ids_T, types_T = torch.tensor([2, 7, 3, 2, 3]), torch.zeros(5, dtype=torch.int64)
-        >>> h_TD = bert(ids_T, types_T, torch.tensor([0, 3, 5]))
-        >>> h_TD.shape, bert.pool(h_TD, torch.tensor([0, 3, 5])).shape
-        (torch.Size([5, 8]), torch.Size([2, 8]))
     """
 
     def __init__(self, config: BertConfig, vocabulary: int) -> None:

@@ -172,14 +172,6 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
 
     A GPU gets all chunks in one call, so that what a layer does slot by slot is one operation. A CPU gets one chunk per
     call, which stays in the cache.
-
-    Example:
-        >>> def less_the_sum(x_SD, lists):
-        ...     sums = [x_MLD.sum(1, keepdim=True).expand_as(x_MLD) for x_MLD in lists.split(x_SD)]
-        ...     return x_SD - torch.cat([sums_MLD.flatten(0, 1) for sums_MLD in sums])
-        >>> x_ND, offsets = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 1, 4])
-        >>> map_slots(less_the_sum, x_ND, offsets, quadratic=True).flatten().tolist()
-        [0.0, -7.0, -6.0, -5.0]
     """
     if x_ND.device.type != "cpu" and len(offsets_Q1) != 2:
         chunks = _chunks(offsets_Q1, quadratic=quadratic)
@@ -195,12 +187,7 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
 
 
 def inverse(order_N: Tensor) -> Tensor:
-    """The inverse of a permutation.
-
-    Example:
-        >>> inverse(torch.tensor([2, 0, 1])).tolist()
-        [1, 2, 0]
-    """
+    """The inverse of a permutation."""
     inverse_N = torch.empty_like(order_N)
     inverse_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device)
     return inverse_N

@@ -59,14 +59,6 @@ class InContextRanker:
 
     Raises:
         InputError: no example has a relevant document, or no numeric feature varies among the examples.
-
-    Example:
-        >>> from ltrscale.models.in_context import InContextSizes
-        >>> features_NF, offsets_Q1 = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 3])
-        >>> examples = QueryGroups(features_NF, offsets_Q1, torch.tensor([0.0, 0.0, 1.0]))
-        >>> ranker = InContextRanker(InContextNetwork(InContextSizes()), [examples])
-        >>> ranker(QueryGroups(torch.rand(5, 1), torch.tensor([0, 2, 5]))).shape
-        torch.Size([5])
     """
 
     def __init__(self, network: InContextNetwork, samples: Sequence[QueryGroups]) -> None:

@@ -147,13 +147,6 @@ class Sample:
         size: documents to keep.
         documents: number of documents in all parts together, if known: a part then keeps little more than its share.
             Otherwise memory holds at most twice the size, plus the documents being added.
-
-    Example:
-        >>> sample = Sample(3)
-        >>> for first in range(0, 100, 10):
-        ...     sample.add(np.arange(first, first + 10), np.full((10, 2), first, np.float32))
-        >>> sample.rows_MF().shape
-        (3, 2)
     """
 
     def __init__(self, size: int, documents: int | None = None) -> None:

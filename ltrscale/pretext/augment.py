@@ -316,12 +316,7 @@ class ComposeConfig(Augmentation):
 
     @property
     def needs_marginals(self) -> bool:
-        """Whether any step draws from the training marginals.
-
-        Example:
-            >>> ComposeConfig(steps=(GaussianConfig(), MarginalConfig())).needs_marginals
-            True
-        """
+        """Whether any step draws from the training marginals."""
         return any(step.needs_marginals for step in self.steps)
 
 

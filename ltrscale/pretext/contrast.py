@@ -215,7 +215,7 @@ class DaclConfig(Contrastive):
     """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Two mixtures of each document, see `mixup`."""
+        """Two mixtures of each document, see `MixupConfig.view`."""
         mixture = MixupConfig(amount=self.amount, forms=self.forms)
         first_NF = draw.masked(mixture.view(x_NF, draw))
         return first_NF, draw.masked(mixture.view(x_NF, draw))

@@ -30,11 +30,6 @@ class PropensityModel(nn.Module):
 
     Raises:
         ValueError: fewer than 2 positions, which leave nothing to learn.
-
-    Example:
-        >>> model = PropensityModel(3)
-        >>> model(torch.tensor([1.0, 3.0, 8.0, torch.nan])).tolist()
-        [0.0, 0.0, 0.0, 0.0]
     """
 
     def __init__(self, positions: int) -> None:
