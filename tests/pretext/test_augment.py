@@ -362,26 +362,24 @@ def test_a_composition_applies_its_steps_in_order() -> None:
     assert zeros == [True, False]  # noise on a zero leaves none
 
 
-def test_permuted_columns_keep_their_values_and_are_permuted_apart() -> None:
-    x_NF = addresses(500)
-    permuted_NF = permute_columns(x_NF, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(permuted_NF.sort(0).values, x_NF)
+def assert_permuted_apart(permuted_NF: Tensor) -> None:
+    assert torch.equal(permuted_NF.sort(0).values, addresses(500))
     source_NF = permuted_NF.long() // 10
     assert all((source_NF[:, a] == source_NF[:, b]).sum() < 10 for a in range(8) for b in range(a))
     assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
+
+
+def test_permuted_columns_keep_their_values_and_are_permuted_apart() -> None:
+    assert_permuted_apart(permute_columns(addresses(500), generator=torch.Generator().manual_seed(0)))
 
 
 def test_a_gpu_permutes_all_columns_at_once() -> None:
-    x_NF = addresses(500)
     with pretending() as device:
-        there_NF = x_NF.to(device)
+        there_NF = addresses(500).to(device)
         with counting() as counted:
             permuted_NF = permute_columns(there_NF, generator=torch.Generator().manual_seed(0)).cpu()
     assert counted.counts.launches <= 4
-    assert torch.equal(permuted_NF.sort(0).values, x_NF)
-    source_NF = permuted_NF.long() // 10
-    assert all((source_NF[:, a] == source_NF[:, b]).sum() < 10 for a in range(8) for b in range(a))
-    assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
+    assert_permuted_apart(permuted_NF)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
