@@ -187,15 +187,15 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 @pytest.fixture(scope="session")
 def synthetic_dataset(made_once: MadeOnce) -> str:
     """A small data set, made like a user makes one: a synthetic log of four weeks, prepared."""
-    from synthetic_columns import COLUMN_MAPPING
+    from synthetic_columns import COLUMN_MAPPING, write_synthetic
 
     from ltrscale.ingest.inputs import PrepareConfig
     from ltrscale.ingest.prepare import prepare
-    from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
+    from ltrscale.simulate.synthetic import SyntheticLogConfig
 
     def make(folder: Path) -> None:
         config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
-        files = write_log(config, str(folder / "log"), report=lambda _: None)
+        files = write_synthetic(config, folder / "log")
         source = {"kind": "items", "columns": COLUMN_MAPPING}
         prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
 

@@ -1,4 +1,8 @@
-"""The columns of the synthetic log, as a config of `jobs.prepare` names them."""
+"""A synthetic log for tests, and its columns as a config of `jobs.prepare` names them."""
+
+from pathlib import Path
+
+from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 
 COLUMN_MAPPING = {
     "query": "query_id",
@@ -8,3 +12,9 @@ COLUMN_MAPPING = {
     "features": ["f_*"],
     "categorical": ["c_*"],
 }
+
+
+def write_synthetic(config: SyntheticLogConfig, out: Path | str) -> list[str]:
+    """Make the log; returns its files, week by week."""
+    SyntheticLog(out=str(out), log=config).run()
+    return sorted(map(str, Path(out).glob("week=*/*.parquet")))

@@ -13,7 +13,6 @@ SAME = {
     "document": "the report of an analysis, as data",
     "boost": "grows trees with the library of its module",
     "load": "reads a config, and opens a bundle",
-    "SLOTS_PER_CHUNK": "bounds the memory of a computation over padded lists",
     "Ranker": "scores documents: the network, and the class that users import",
 }
 """Names that several modules may define, with what all of them mean."""

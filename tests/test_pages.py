@@ -22,9 +22,10 @@ from made_once import MadeOnce
 from nightly import nightly
 from pages import PAGES, ROOT, blocks, configs, lines, link_data, short
 from shopping_log import shopping_log
+from synthetic_columns import write_synthetic
 
 from jobs.s3 import free_ports
-from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
+from ltrscale.simulate.synthetic import SyntheticLogConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3, pytest.mark.timeout(1800)]
 
@@ -148,7 +149,7 @@ def write_logs(home: Path, shared_data: Path) -> None:
     (home / "train_data" / "part-00001.gz").write_bytes(gzip.compress(session.encode()))
     synthetic = SyntheticLogConfig(weeks=9, groups_per_week=150)
     rng = np.random.default_rng(0)
-    for week, file in enumerate(write_log(synthetic, str(home.parent / "synthetic"), report=lambda _: None), 1):
+    for week, file in enumerate(write_synthetic(synthetic, home.parent / "synthetic"), 1):
         rows = pd.read_parquet(file).rename(
             columns={"query_id": "search_id", "item_id": "product_id", "label": "purchased"}
         )

@@ -26,7 +26,7 @@ from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.progress import progress
 
-NEEDED = {
+_NEEDED = {
     "positions": "prepare the log with columns.positions",
     "clicks": "prepare the log with columns.clicks",
     "doc_ids": "prepare the log with columns.item (or columns.docs): without ids no document is known at two positions",
@@ -164,12 +164,12 @@ class _Reader:
 
     def lacking(self) -> str:
         """Why no group can be used."""
-        absent = [f"no group has {name}; {remedy}" for name, remedy in NEEDED.items() if name not in self.present]
+        absent = [f"no group has {name}; {remedy}" for name, remedy in _NEEDED.items() if name not in self.present]
         return absent[0] if absent else "no group has all of positions, clicks and document ids; prepare it with them"
 
     def parts(self, plan: list[tuple[RowGroup, bool]]) -> Iterator[_Part]:
         """The sampled sessions of each row group; counts those of the log."""
-        names = [*dict.fromkeys(("query_id", self.settings.query)), *NEEDED, "labels", "relevance"]
+        names = [*dict.fromkeys(("query_id", self.settings.query)), *_NEEDED, "labels", "relevance"]
         tables = read_direct([row_group for row_group, _ in plan], names)
         with progress("clicks", sum(row_group.documents for row_group, _ in plan)) as advance:
             for (row_group, held_out), table in zip(plan, tables, strict=True):
@@ -177,10 +177,10 @@ class _Reader:
                 advance(row_group.documents)
 
     def _part(self, row_group: RowGroup, table: pa.Table, held_out: bool) -> _Part:
-        for name, remedy in {self.settings.query: "name a column that is there", **NEEDED}.items():
+        for name, remedy in {self.settings.query: "name a column that is there", **_NEEDED}.items():
             if name not in table.column_names:
                 raise InputError(f"{row_group.url}: no column {name!r}; {remedy}")
-        valid = {name: np.asarray(table.column(name).is_valid(), np.bool_) for name in NEEDED}
+        valid = {name: np.asarray(table.column(name).is_valid(), np.bool_) for name in _NEEDED}
         self.present |= {name for name, valid_Q in valid.items() if valid_Q.any()}
         usable_Q = np.logical_and.reduce(list(valid.values()))
         groups, in_log = len(table), id(row_group) in self.of_log
@@ -252,7 +252,7 @@ class _Lists:
     def from_table(table: pa.Table, row_group: RowGroup, depth: int) -> "_Lists":
         lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
         columns = {}
-        for name in (*NEEDED, "labels", "relevance"):
+        for name in (*_NEEDED, "labels", "relevance"):
             if name in table.column_names and table.column(name).null_count < max(len(table), 1):
                 column = table.column(name).combine_chunks()
                 if not is_per_document(column, lengths_Q):

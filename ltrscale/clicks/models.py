@@ -46,7 +46,7 @@ class Sessions:
     @property
     def last_S(self) -> Ints:
         """The position of the last click, from 1; 0 without a click."""
-        return last_click(self.clicks_SP)[:, -1]
+        return _last_click(self.clicks_SP)[:, -1]
 
     def take(self, keep_S: Bools) -> "Sessions":
         """Some of the sessions; pairs keep their numbers."""
@@ -70,13 +70,8 @@ def sums(index_N: Ints, values_N: Doubles | Bools, size: int) -> Doubles:
     return np.asarray(np.bincount(index_N, values_N, size), np.float64)
 
 
-def last_click(clicks_SP: Bools) -> Ints:
-    """The position of the last click at or above each position, from 1; 0 for none, shape [S, P].
-
-    Example:
-        >>> last_click(np.array([[False, True, False]])).tolist()
-        [[0, 2, 2]]
-    """
+def _last_click(clicks_SP: Bools) -> Ints:
+    """The position of the last click at or above each position, from 1; 0 for none, shape [S, P]."""
     places_P = np.arange(1, clicks_SP.shape[1] + 1)
     return np.asarray(np.maximum.accumulate(np.where(clicks_SP, places_P, 0), axis=1))
 
@@ -138,14 +133,14 @@ class ClickModel(Protocol):
         ...
 
 
-class Product(NamedTuple):
+class _Product(NamedTuple):
     """A click has the probability `attraction of the pair x examination of the place`."""
 
     attraction_D1: Doubles
     examination_K: Doubles
 
 
-def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> Product:
+def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> _Product:
     """Fit a product model by EM; the examination of a place and the attraction of a pair are hidden.
 
     With `w = (shown - clicked) / (1 - a e)` misses, `x = clicked + w e (1 - a)` is the expected number of examinations;
@@ -173,7 +168,7 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> P
         before_K, examination_K = examination_K, _ratio(sums(place_M, examined_M, places), shown_K)
         if np.abs(examination_K - before_K).max(initial=0) < _TOLERANCE * examination_K.max(initial=0):
             break
-    return Product(attraction_D1, examination_K)
+    return _Product(attraction_D1, examination_K)
 
 
 def _smoothed(clicked_D1: Doubles, examined_D1: Doubles, smoothing: float) -> Doubles:
@@ -278,7 +273,7 @@ class UserBrowsing:
 
 def _last_above(sessions: Sessions) -> Ints:
     """The position of the last click above each position, from 1; 0 for none, shape [S, P]."""
-    last_SP = last_click(sessions.clicks_SP)
+    last_SP = _last_click(sessions.clicks_SP)
     return np.concatenate([np.zeros_like(last_SP[:, :1]), last_SP[:, :-1]], axis=1)
 
 

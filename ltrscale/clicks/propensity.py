@@ -71,7 +71,7 @@ def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
         (2, 1, [[1, 2], [3]])
     """
     shown_M, several_M = cells.shown_M, cells.several_M
-    shown_DP, rate_DP = dense(cells.keep(several_M), positions)
+    shown_DP, rate_DP = _dense(cells.keep(several_M), positions)
     seen_DP = (shown_DP > 0).astype(np.float64)
     links_PP = (seen_DP.T @ seen_DP).astype(np.int64)
     np.fill_diagonal(links_PP, 0)
@@ -86,11 +86,8 @@ def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
     )
 
 
-def dense(cells: Cells, positions: int) -> tuple[Doubles, Doubles]:
-    """How often each pair was shown at each position, and the share of clicks, 0 where it was not; shapes [D, P].
-
-    Only pairs that have a cell get a row.
-    """
+def _dense(cells: Cells, positions: int) -> tuple[Doubles, Doubles]:
+    """How often each pair was shown at each position, and the share of clicks, 0 if never shown; shapes [D, P]."""
     pairs_D, row_M = np.unique(cells.pair_M, return_inverse=True)
     shown_DP, rate_DP = np.zeros((2, len(pairs_D), positions))
     shown_DP[row_M, cells.place_M] = cells.shown_M
@@ -134,7 +131,7 @@ def harvest(cells: Cells, positions: int) -> Doubles:
         >>> harvest(cells, 2).round(4).tolist()
         [1.0, 0.2]
     """
-    shown_DP, rate_DP = dense(cells.keep(cells.several_M), positions)
+    shown_DP, rate_DP = _dense(cells.keep(cells.several_M), positions)
     total_PP, clicked_PP = np.zeros((2, positions, positions))
     for p in range(positions):
         both_DP = shown_DP[:, p : p + 1] * shown_DP
@@ -253,20 +250,12 @@ def without(cells: Cells, folds_D: Ints, fold: int | None) -> Cells:
     return cells if fold is None else cells.keep(folds_D[cells.pair_M] != fold)
 
 
-CellCurve = Callable[[Cells, int], Doubles]
+_CellCurve = Callable[[Cells, int], Doubles]
 """Propensities relative to the first position, from cells and the number of positions."""
 
 
-def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
-    """How much faster clicks on poor documents fall, as a power of the position; NaN from fewer than two positions.
-
-    The slope of `log(poor_p / good_p)` over `log p` by weighted least squares: 0 for position bias alone, below 0 with
-    trust. Positions where either curve is 0 or NaN are ignored; weights say how well the curves are known at each.
-
-    Example:
-        >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625]), np.ones(3)), 3)
-        -1.234
-    """
+def _slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
+    """The slope of `log(poor_p / good_p)` over `log p` by weighted least squares; NaN with fewer than two positions."""
     usable_P = (good_P > 0) & (poor_P > 0) & (weights_P > 0)
     if usable_P.sum() < 2:
         return float("nan")
@@ -277,8 +266,8 @@ def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
     return float((w_P * from_mean_P) @ y_P / ((w_P * from_mean_P) @ from_mean_P))
 
 
-def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: CellCurve) -> Estimate:
-    """`slope` with its interval over queries, from the curves of good and of poor documents.
+def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: _CellCurve) -> Estimate:
+    """`_slope` with its interval over queries, from the curves of good and of poor documents.
 
     A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there. A pair
     may be neither good nor poor.
@@ -289,7 +278,7 @@ def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D
         good_cells, poor_cells = (kept.keep(chosen_D[kept.pair_M]) for chosen_D in (good_D, poor_D))
         good_P, poor_P = (part.by_place(positions)[1] for part in (good_cells, poor_cells))
         weights_P = good_P * poor_P / np.maximum(good_P + poor_P, 1)
-        return np.array([slope(curve(good_cells, positions), curve(poor_cells, positions), weights_P)])
+        return np.array([_slope(curve(good_cells, positions), curve(poor_cells, positions), weights_P)])
 
     return jackknife(estimate, int(folds_D.max(initial=1)) + 1, log=False)
 

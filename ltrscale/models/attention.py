@@ -19,9 +19,7 @@ from ltrscale.models.context import (
     Contextual,
     ListContext,
     Lists,
-    check_feature,
-    check_order,
-    initial_order,
+    RankedSettings,
     inverse,
     map_slots,
 )
@@ -32,12 +30,6 @@ class Attention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017): `concat_h(softmax(Q_h K_h' / sqrt(head_width)) V_h) W + b`.
 
     Keys have no bias: it would shift all scores of a query equally, which does not change their softmax.
-
-    Example:
-        >>> attention = Attention(4, 6, heads=2, head_width=8)
-        >>> x_SD, lists = torch.zeros(3, 4), Lists([(1, 3)], [torch.tensor([[True, True, False]])])
-        >>> attention(x_SD, x_SD, lists, lists).shape
-        torch.Size([3, 6])
     """
 
     def __init__(
@@ -105,12 +97,6 @@ class DASALC(ListContext):
     `[h_i, a_i]`, as in Pasumarthi et al. 2020.
 
     A head of one linear layer on top is the paper's score; its noise and log1p belong to the inputs.
-
-    Example:
-        >>> context = DASALC(DASALCConfig(width=8), 5, torch.tensor([True, True]), [])
-        >>> groups = QueryGroups(torch.zeros(3, 2), torch.tensor([0, 1, 3]))
-        >>> context(groups.features_NF, torch.zeros(3, 5), groups).documents_ND.shape
-        torch.Size([3, 5])
     """
 
     def __init__(self, config: DASALCConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
@@ -173,12 +159,8 @@ class RankFormerConfig(ContextSettings):
         return RankFormer(self, width, numeric_F, cardinalities)
 
 
-class TransformerLayer(nn.Module):
-    """A pre-norm layer: `x = x + drop(attention(norm(x)))`, then `x = x + drop(linear(drop(gelu(linear(norm(x))))))`.
-
-    This is `torch.nn.TransformerEncoderLayer(norm_first=True)`, which BUYL23 used; the paper's equation 13 does not
-    spell out the sum of the two residual branches.
-    """
+class _TransformerLayer(nn.Module):
+    """`torch.nn.TransformerEncoderLayer(norm_first=True)`, which BUYL23 used: two residual branches behind norms."""
 
     def __init__(self, config: RankFormerConfig, width: int) -> None:
         super().__init__()
@@ -190,7 +172,6 @@ class TransformerLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
-        """Apply the layer to the slots of padded lists."""
         normed_SD = self.attention_norm(x_SD)
         x_SD = x_SD + self.dropout(self.attention(normed_SD, normed_SD, lists, lists))
         hidden = self.dropout(F.gelu(self.first(self.feedforward_norm(x_SD))))
@@ -203,13 +184,6 @@ class RankFormer(ListContext):
 
     `z = Transformer(x_1 .. x_L, x_cls)`, where x_cls is learned and the same for all lists; there are no positional
     embeddings (equations 7 and 8). For an empty list, the Transformer sees only the token.
-
-    Example:
-        >>> context = RankFormer(RankFormerConfig(feedforward=8), 4, torch.tensor([True]), [])
-        >>> groups = QueryGroups(torch.zeros(3, 1), torch.tensor([0, 1, 1, 3]))
-        >>> out = context(groups.features_NF, torch.zeros(3, 4), groups)
-        >>> out.documents_ND.shape, out.lists_QD.shape
-        (torch.Size([3, 8]), torch.Size([3, 4]))
     """
 
     def __init__(self, config: RankFormerConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
@@ -224,7 +198,7 @@ class RankFormer(ListContext):
         self.width, self.list_width = 2 * inner, inner
         self.input = nn.Identity() if inner == width else nn.Linear(width, inner)
         self.token = nn.Parameter(torch.randn(inner))  # at the scale of standardised features
-        self.layers = nn.ModuleList(TransformerLayer(config, inner) for _ in range(config.layers))
+        self.layers = nn.ModuleList(_TransformerLayer(config, inner) for _ in range(config.layers))
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
         """Embeddings of documents in their lists, and of the lists."""
@@ -246,7 +220,7 @@ class RankFormer(ListContext):
         return x_SD
 
 
-class SetRankConfig(ContextSettings):
+class SetRankConfig(RankedSettings):
     """SetRank: stacked attention blocks over the list, with or without an initial ranking (Pang et al. 2020).
 
     Source: Pang et al. 2020.
@@ -267,8 +241,6 @@ class SetRankConfig(ContextSettings):
     """Dropout of attention weights, and of the outputs of attention and feed-forward network."""
     initial_rank: Literal["none", "positions", "feature"] = "none"
     """Source of an initial ranking: positions at which documents were shown, or falling values of a feature."""
-    feature: int | None = Field(None, ge=0)
-    """Index of that feature, from 0 in the order of the data set."""
     ranks: Size = 256
     """Initial ranks with their own embedding; all documents further down the list share the last one."""
 
@@ -276,25 +248,15 @@ class SetRankConfig(ContextSettings):
     def _fits(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
-        check_order(self.initial_rank, self.feature)
         return self
-
-    @property
-    def reads_positions(self) -> bool:
-        """Whether shown positions are the initial ranking."""
-        return self.initial_rank == "positions"
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A `SetRank` with fresh weights."""
         return SetRank(self, width, numeric_F, cardinalities)
 
 
-class AttentionBlock(nn.Module):
-    """MAB(X, Y): `H = LayerNorm(X + attention(X, Y))`, then `LayerNorm(H + rFF(H))`.
-
-    The row-wise feed-forward network rFF is two linear layers of the block's width with ReLU between them; the paper
-    does not state its depth.
-    """
+class _AttentionBlock(nn.Module):
+    """MAB(X, Y): `H = LayerNorm(X + attention(X, Y))`, then `LayerNorm(H + rFF(H))` with a network rFF."""
 
     def __init__(self, config: SetRankConfig) -> None:
         super().__init__()
@@ -305,35 +267,32 @@ class AttentionBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_RD: Tensor, y_SD: Tensor, of_x: Lists, of_y: Lists) -> Tensor:
-        """Rows of x attend to the rows of y in their list."""
         h_RD = self.attention_norm(x_RD + self.dropout(self.attention(x_RD, y_SD, of_x, of_y)))
         out_RD: Tensor = self.feedforward_norm(h_RD + self.dropout(self.feedforward(h_RD)))
         return out_RD
 
 
-class SelfAttentionBlock(nn.Module):
+class _SelfAttentionBlock(nn.Module):
     """MSAB(X) = MAB(X, X)."""
 
     def __init__(self, config: SetRankConfig) -> None:
         super().__init__()
-        self.block = AttentionBlock(config)
+        self.block = _AttentionBlock(config)
 
     def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
-        """Apply the block to the slots of padded lists."""
         out_SD: Tensor = self.block(x_SD, x_SD, lists, lists)
         return out_SD
 
 
-class InducedBlock(nn.Module):
+class _InducedBlock(nn.Module):
     """IMSAB(X) = MAB(X, MAB(I, X)), with learned points I that are the same for all lists."""
 
     def __init__(self, config: SetRankConfig, points: int) -> None:
         super().__init__()
         self.points_PD = nn.Parameter(nn.init.xavier_uniform_(torch.empty(points, config.width)))
-        self.collect, self.spread = AttentionBlock(config), AttentionBlock(config)
+        self.collect, self.spread = _AttentionBlock(config), _AttentionBlock(config)
 
     def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
-        """Apply the block to the slots of padded lists."""
         of_points = Lists([(m, len(self.points_PD)) for m, _ in lists.shapes], [None] * len(lists.shapes))
         points_RD = self.points_PD.to(x_SD.dtype).repeat(sum(m for m, _ in lists.shapes), 1)
         out_SD: Tensor = self.spread(x_SD, self.collect(points_RD, x_SD, of_points, lists), lists, of_points)
@@ -349,18 +308,11 @@ class SetRank(ListContext):
 
     Raises:
         InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
-
-    Example:
-        >>> config = SetRankConfig(width=8, heads=2, blocks=1, initial_rank="feature", feature=1)
-        >>> context = SetRank(config, 5, torch.tensor([True, True]), [])
-        >>> groups = QueryGroups(torch.rand(3, 2), torch.tensor([0, 1, 3]))
-        >>> context(groups.features_NF, torch.zeros(3, 5), groups).documents_ND.shape
-        torch.Size([3, 8])
     """
 
     def __init__(self, config: SetRankConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
         super().__init__()
-        check_feature(config.feature, numeric_F)
+        config.check_feature(numeric_F)
         self.config: SetRankConfig = config
         self.width = config.width
         self.input = nn.Linear(width, config.width)
@@ -368,7 +320,7 @@ class SetRank(ListContext):
         if self.ranks is not None:
             nn.init.normal_(self.ranks.weight, std=config.width**-0.5)
         self.blocks = nn.ModuleList(
-            InducedBlock(config, config.inducing) if config.inducing else SelfAttentionBlock(config)
+            _InducedBlock(config, config.inducing) if config.inducing else _SelfAttentionBlock(config)
             for _ in range(config.blocks)
         )
 
@@ -381,8 +333,7 @@ class SetRank(ListContext):
 
     def _ranks(self, groups: QueryGroups) -> Tensor:
         """Rank of each document in the initial ranking, from 0."""
-        assert self.config.initial_rank != "none"
-        order_N = initial_order(groups, source=self.config.initial_rank, feature=self.config.feature)
+        order_N = self.config.order(groups)
         first_N = groups.offsets_Q1[group_index(groups.offsets_Q1, order_N.shape[0])]
         ranks_N = torch.empty_like(order_N)
         ranks_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device) - first_N

@@ -59,7 +59,7 @@ class BertConfig(Config):
 
 
 @dataclass(frozen=True)
-class Sequences:
+class _Sequences:
     """The offsets of a batch's sequences, and their buckets for attention, computed once for all layers."""
 
     offsets_S1: Tensor
@@ -93,17 +93,8 @@ class Sequences:
         return torch.arange(len(sequence_T), device=sequence_T.device) - self.offsets_S1[sequence_T]
 
 
-def ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
-    """Attention of each token over the tokens of its sequence, shape [T, H, E], from queries, keys and values.
-
-    `softmax(Q_h K_h' / sqrt(E)) V_h` for each head and each sequence, without dropout. In half precision on a GPU this
-    is torch's kernel for ragged sequences; elsewhere sequences of similar length share a padded call.
-
-    Example:
-        >>> qkv_T3HE = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 3.0], [0.0, 0.0, 5.0]]).view(3, 3, 1, 1)
-        >>> ragged_attention(qkv_T3HE, Sequences(torch.tensor([0, 2, 3]))).flatten().tolist()
-        [2.0, 2.0, 5.0]
-    """
+def _ragged_attention(qkv_T3HE: Tensor, sequences: _Sequences) -> Tensor:
+    """`softmax(Q_h K_h' / sqrt(E)) V_h` over the tokens of each sequence, shape [T, H, E]."""
     if not len(qkv_T3HE):
         return qkv_T3HE[:, 2]
     if VARLEN and qkv_T3HE.is_cuda and qkv_T3HE.dtype in (torch.float16, torch.bfloat16):
@@ -117,7 +108,7 @@ def ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
     return chunks.ragged(parts)
 
 
-def _on_gpu(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: Sequences) -> Tensor:
+def _on_gpu(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: _Sequences) -> Tensor:
     """Torch's attention over ragged sequences; a sequence's output has the same bits whatever else is in the batch."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -146,12 +137,12 @@ class BertLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width, eps=config.epsilon)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x_TD: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x_TD: Tensor, sequences: _Sequences) -> Tensor:
         """Apply the layer to the tokens of all sequences."""
         bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
         qkv = F.linear(x_TD, self.qkv.weight, bias)
         qkv_T3HE = qkv.view(len(x_TD), 3, self.heads, x_TD.shape[1] // self.heads)
-        attended_TD = self.output(ragged_attention(qkv_T3HE, sequences).flatten(1))
+        attended_TD = self.output(_ragged_attention(qkv_T3HE, sequences).flatten(1))
         x_TD = self.attention_norm(x_TD + self.dropout(attended_TD))
         added_TD = self.dropout(self.second(F.gelu(self.first(x_TD))))
         y_TD: Tensor = self.feedforward_norm(x_TD + added_TD)
@@ -163,13 +154,6 @@ class Bert(Stack):
 
     A sequence's output depends on that sequence only. All layers except attention work on single tokens, so their cost
     does not depend on how lengths differ.
-
-    Example:
-        >>> bert = Bert(BertConfig(layers=1, width=8, heads=2), vocabulary=30)
-        >>> ids_T, types_T = torch.tensor([2, 7, 3, 2, 3]), torch.zeros(5, dtype=torch.int64)
-        >>> h_TD = bert(ids_T, types_T, torch.tensor([0, 3, 5]))
-        >>> h_TD.shape, bert.pool(h_TD, torch.tensor([0, 3, 5])).shape
-        (torch.Size([5, 8]), torch.Size([2, 8]))
     """
 
     def __init__(self, config: BertConfig, vocabulary: int) -> None:
@@ -192,7 +176,7 @@ class Bert(Stack):
             types_T: 0 or 1, the part of the sequence that each token belongs to.
             offsets_S1: offsets of the sequences, none longer than `positions`.
         """
-        sequences = Sequences(offsets_S1)
+        sequences = _Sequences(offsets_S1)
         x_TD = self.tokens(ids_T) + self.positions(sequences.positions_T) + self.types(types_T)
         x_TD = self.dropout(self.norm(x_TD))
         for layer in self.layers:

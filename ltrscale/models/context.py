@@ -4,9 +4,10 @@ Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L sl
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index, length_chunks
@@ -15,7 +16,7 @@ from ltrscale.errors import InputError
 from ltrscale.layout import Chunks, split_slots
 
 PAIRS_PER_CHUNK = 2**18  # entries of one attention matrix: about 2,000 documents in lists of 128
-SLOTS_PER_CHUNK = 2**12  # documents, for layers whose work is linear in the length of a list
+DOCUMENTS_PER_CHUNK = 2**12  # documents, for layers whose work is linear in the length of a list
 
 
 class Contextual(NamedTuple):
@@ -64,6 +65,60 @@ class ContextSettings(Config):
         raise NotImplementedError
 
 
+class RankedSettings(ContextSettings):
+    """The base of the configs of contexts that may read an initial ranking."""
+
+    initial_rank: Literal["none", "positions", "feature"]
+    feature: int | None = Field(None, ge=0)
+    """Index of that feature, from 0 in the order of the data set."""
+
+    @model_validator(mode="after")
+    def _has_its_feature(self) -> Self:
+        if self.initial_rank == "feature" and self.feature is None:
+            raise ValueError("feature: give the number, from 0, of the feature by which documents are ranked")
+        if self.initial_rank != "feature" and self.feature is not None:
+            remedy = "set initial_rank to feature or leave it out"
+            raise ValueError(f"feature: is not used with initial_rank {self.initial_rank}; {remedy}")
+        return self
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether shown positions are the initial ranking."""
+        return self.initial_rank == "positions"
+
+    def check_feature(self, numeric_F: Tensor) -> None:
+        """Check that the data set has the feature that ranks documents.
+
+        Raises:
+            InputError: the data set does not have it, or it is a category.
+        """
+        if self.feature is None:
+            return
+        where = f"context.feature: {self.feature}"
+        if self.feature >= len(numeric_F):
+            raise InputError(f"{where}: the data set has {len(numeric_F)} features; give a number below that")
+        if not numeric_F[self.feature]:
+            raise InputError(f"{where}: this feature is a category, which has no order; name a number")
+
+    def order(self, groups: QueryGroups) -> Tensor:
+        """Document indices list by list, by rising position or by falling raw value of the feature.
+
+        A document without a value comes last; ties keep the order of the input.
+
+        Raises:
+            InputError: positions rank documents, and a list has none.
+        """
+        if self.initial_rank == "feature":
+            return order_within_lists(-groups.features_NF[:, self.feature], groups.offsets_Q1)
+        remedy = "prepare the data with a column of positions, or set context.initial_rank to feature"
+        if groups.positions_N is None:
+            raise InputError(f"the model ranks documents by position, and this data set has none: {remedy}")
+        if (first := groups.first_unplaced()) is not None:
+            name = f"query group {first if groups.ids_Q is None else int(groups.ids_Q[first])}"
+            raise InputError(f"the model ranks documents by position, and {name} has no positions: {remedy}")
+        return order_within_lists(groups.positions_N, groups.offsets_Q1)
+
+
 def map_lists(
     layer: Callable[[Tensor, Tensor], Tensor], x_ND: Tensor, offsets_Q1: Tensor, *, quadratic: bool
 ) -> Tensor:
@@ -76,7 +131,7 @@ def map_lists(
         offsets_Q1: offsets of their lists. Empty lists are skipped; if there are no documents at all, the function is
             called once, with no list.
         quadratic: whether the work grows with the square of a list's length. If so, `PAIRS_PER_CHUNK` bounds a chunk,
-            otherwise `SLOTS_PER_CHUNK` does. A list above the bound is its own chunk.
+            otherwise `DOCUMENTS_PER_CHUNK` does. A list above the bound is its own chunk.
 
     Returns:
         The documents' outputs [N, D'].
@@ -95,7 +150,7 @@ def map_lists(
 
 
 def _chunks(offsets_Q1: Tensor, *, quadratic: bool) -> Chunks:
-    budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
+    budget = PAIRS_PER_CHUNK if quadratic else DOCUMENTS_PER_CHUNK
     return length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
 
 
@@ -117,14 +172,6 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
 
     A GPU gets all chunks in one call, so that what a layer does slot by slot is one operation. A CPU gets one chunk per
     call, which stays in the cache.
-
-    Example:
-        >>> def less_the_sum(x_SD, lists):
-        ...     sums = [x_MLD.sum(1, keepdim=True).expand_as(x_MLD) for x_MLD in lists.split(x_SD)]
-        ...     return x_SD - torch.cat([sums_MLD.flatten(0, 1) for sums_MLD in sums])
-        >>> x_ND, offsets = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 1, 4])
-        >>> map_slots(less_the_sum, x_ND, offsets, quadratic=True).flatten().tolist()
-        [0.0, -7.0, -6.0, -5.0]
     """
     if x_ND.device.type != "cpu" and len(offsets_Q1) != 2:
         chunks = _chunks(offsets_Q1, quadratic=quadratic)
@@ -140,12 +187,7 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
 
 
 def inverse(order_N: Tensor) -> Tensor:
-    """The inverse of a permutation.
-
-    Example:
-        >>> inverse(torch.tensor([2, 0, 1])).tolist()
-        [1, 2, 0]
-    """
+    """The inverse of a permutation."""
     inverse_N = torch.empty_like(order_N)
     inverse_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device)
     return inverse_N
@@ -160,67 +202,3 @@ def order_within_lists(keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """
     order_N = keys_N.argsort(stable=True)
     return order_N if len(offsets_Q1) == 2 else order_N[group_index(offsets_Q1)[order_N].argsort(stable=True)]
-
-
-def initial_order(groups: QueryGroups, *, source: Literal["positions", "feature"], feature: int | None) -> Tensor:
-    """Document indices list by list, each list in the order of the initial ranking.
-
-    Args:
-        groups: with positions, or with a feature that an earlier ranker computed.
-        source: rank by rising position or by falling raw value of a feature. A document without a value comes last;
-            ties keep the order of the input.
-        feature: index of that feature, from 0.
-
-    Raises:
-        InputError: the source is positions, and a list has none.
-
-    Example:
-        >>> groups = QueryGroups(torch.tensor([[0.1], [0.9], [0.3], [0.4]]), torch.tensor([0, 3, 4]))
-        >>> initial_order(groups, source="feature", feature=0).tolist()
-        [1, 2, 0, 3]
-    """
-    if source == "feature":
-        assert feature is not None
-        return order_within_lists(-groups.features_NF[:, feature], groups.offsets_Q1)
-    _check_positions(groups)
-    assert groups.positions_N is not None
-    return order_within_lists(groups.positions_N, groups.offsets_Q1)
-
-
-def check_order(source: str, feature: int | None) -> None:
-    """Check the keys of a config that define an initial ranking.
-
-    Raises:
-        ValueError: `feature` is missing, or would be ignored.
-    """
-    if source == "feature" and feature is None:
-        raise ValueError("feature: give the number, from 0, of the feature by which documents are ranked")
-    if source != "feature" and feature is not None:
-        raise ValueError(
-            f"feature: is not used with initial_rank {source}; set initial_rank to feature or leave it out"
-        )
-
-
-def check_feature(feature: int | None, numeric_F: Tensor) -> None:
-    """Check that the data set has the feature that ranks documents.
-
-    Raises:
-        InputError: the data set does not have it, or it is a category.
-    """
-    if feature is None:
-        return
-    if feature >= len(numeric_F):
-        raise InputError(
-            f"context.feature: {feature}: the data set has {len(numeric_F)} features; give a number below that"
-        )
-    if not numeric_F[feature]:
-        raise InputError(f"context.feature: {feature}: this feature is a category, which has no order; name a number")
-
-
-def _check_positions(groups: QueryGroups) -> None:
-    remedy = "prepare the data with a column of positions, or set context.initial_rank to feature"
-    if groups.positions_N is None:
-        raise InputError(f"the model ranks documents by position, and this data set has none: {remedy}")
-    if (first := groups.first_unplaced()) is not None:
-        name = f"query group {first if groups.ids_Q is None else int(groups.ids_Q[first])}"
-        raise InputError(f"the model ranks documents by position, and {name} has no positions: {remedy}")

@@ -96,18 +96,6 @@ def along_path(ranker: AnyRanker, groups: QueryGroups, pairs_P2: Tensor) -> Cont
         ranker: in inference mode; gradients of its parameters are switched off.
         groups: with the features that it reads.
         pairs_P2: rows of A and B, which are in the same list.
-
-    Example:
-        >>> from ltrscale.models.encoders import IdentityConfig
-        >>> from ltrscale.models.features import FeatureTransform, TransformConfig
-        >>> from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-        >>> config = TransformConfig(numeric="none")
-        >>> architecture = Architecture(transform=config, encoder=IdentityConfig(), head=HeadConfig(layers=1))
-        >>> ranker = Ranker(architecture, FeatureTransform(config, ["numeric"] * 2, [])).eval()
-        >>> _ = ranker.head[0].weight.data.copy_(torch.tensor([[2.0, -1.0]]))
-        >>> groups = QueryGroups(torch.tensor([[3.0, 1.0], [1.0, 5.0]]), torch.tensor([0, 2]))
-        >>> along_path(ranker, groups, torch.tensor([[0, 1]])).features_PF.round(decimals=4).tolist()
-        [[4.0, 4.0]]
     """
     ranker.requires_grad_(False)  # only inputs have a gradient here
     lists = _lists(groups, pairs_P2, whole=any(part.architecture.reads_lists for part in rankers_in(ranker)))

@@ -18,7 +18,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.models.bert import Bert, BertConfig
-from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Size, Sizes, TokenFields, hidden_layers
+from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with the batch."""
@@ -69,8 +69,6 @@ class CrossEncoderConfig(EncoderSettings):
     last field, then of the field before it, and of the query last; the special tokens stay."""
     features: Sizes | None = (64,)
     """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
     vocabulary: TokenNumbers | None = None
     """The vocabulary of the tokens; empty takes that of the training data."""
 
@@ -106,27 +104,8 @@ class Pairs(NamedTuple):
     offsets_N1: Tensor
 
 
-def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
-    """The sequences `[CLS] query [SEP] title [SEP] body [SEP]` of all documents, one [SEP] after each field.
-
-    Text above `max_tokens` is cut from the end of the last field first. An empty field keeps its [SEP].
-
-    Raises:
-        InputError: the batch lacks a token field.
-
-    Example:
-        >>> from ltrscale.batch import to_offsets
-        >>> def tokens(*lists):
-        ...     return Tokens(torch.tensor(sum(lists, [])), to_offsets(torch.tensor([len(x) for x in lists])))
-        >>> groups = QueryGroups(
-        ...     torch.zeros(2, 0), torch.tensor([0, 2]), query_tokens={"query": tokens([7])},
-        ...     document_tokens={"title": tokens([8, 9], [])},
-        ... )  # fmt: skip
-        >>> vocabulary = TokenNumbers(size=10, cls=1, sep=2, mask=3)
-        >>> pairs = pairs_of(groups, CrossEncoderConfig(document=("title",), vocabulary=vocabulary))
-        >>> pairs.ids_T.tolist(), pairs.types_T.tolist(), pairs.offsets_N1.tolist()
-        ([1, 7, 2, 8, 9, 2, 1, 7, 2, 2], [0, 0, 0, 1, 1, 1, 0, 0, 0, 1], [0, 6, 10])
-    """
+def _pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
+    """The sequences `[CLS] query [SEP] title [SEP] body [SEP]` of all documents; an empty field keeps its [SEP]."""
     assert config.vocabulary is not None
     n, device = groups.n_documents, groups.offsets_Q1.device
     # The pieces are laid out on the CPU, which knows all lengths, so a GPU need not synchronise.
@@ -208,7 +187,7 @@ class CrossEncoder(Encoder):
 
     def pairs(self, groups: QueryGroups) -> Pairs:
         """The token sequences of all documents."""
-        return pairs_of(groups, self.config)
+        return _pairs_of(groups, self.config)
 
     def _embed_text(self, pairs: Pairs) -> Tensor:
         values_N1, parts = layout(pairs.offsets_N1).offsets_Q1, []
@@ -221,12 +200,7 @@ class CrossEncoder(Encoder):
 
 
 def _cuts(offsets_N1: NDArray[np.int64]) -> list[int]:
-    """Bounds of runs of documents, each of at most `TOKENS_AT_ONCE` tokens or a single document.
-
-    Example:
-        >>> _cuts(np.array([0, 40_000, 80_000, 90_000])), _cuts(np.array([0]))
-        ([0, 1, 3], [0, 0])
-    """
+    """Bounds of runs of documents, each of at most `TOKENS_AT_ONCE` tokens or a single document."""
     last, cuts = len(offsets_N1) - 1, [0]
     while cuts[-1] < last:
         limit = offsets_N1[cuts[-1]] + TOKENS_AT_ONCE

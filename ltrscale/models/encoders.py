@@ -1,11 +1,14 @@
 """Encoders: they map the transformed features of each document to an embedding that depends on that document only.
 
-Shapes: N documents, F features, C categorical features, D embedding, H hidden layer of a block.
+Shapes: N documents, F features, C categorical features, D embedding, H hidden layer of a block; M members of a TabM, A
+and B inputs and outputs of a layer.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -15,6 +18,7 @@ from ltrscale.models.layers import (
     Encoder,
     EncoderSettings,
     FeatureEmbedding,
+    InputLayer,
     Layers,
     MicroBatchNorm,
     Size,
@@ -32,8 +36,6 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An `Identity` for these features."""
@@ -41,14 +43,7 @@ class IdentityConfig(EncoderSettings):
 
 
 class Identity(Encoder):
-    """The features themselves; with a head of one layer, RankSVM's linear model.
-
-    Example:
-        >>> import torch
-        >>> encoder = Identity(IdentityConfig(), torch.tensor([True, True]), [])
-        >>> encoder(torch.tensor([[0.5, -1.0]])).tolist()
-        [[0.5, -1.0]]
-    """
+    """The features themselves; with a head of one layer, RankSVM's linear model."""
 
     def __init__(self, config: IdentityConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
@@ -62,7 +57,26 @@ class Identity(Encoder):
         return h_ND
 
 
-class MLPConfig(EncoderSettings):
+class LayeredSettings(EncoderSettings):
+    """The base of the configs of encoders with hidden layers."""
+
+    hidden: Sizes
+    """Sizes of the hidden layers; the last is the size of the embedding."""
+    activation: Activation = "relu"
+    """The non-linearity."""
+    dropout: float
+    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
+    batch_norm: bool = False
+    """BatchNorm before each activation."""
+
+    def layers(self, width: int) -> nn.Sequential:
+        """The hidden layers, for inputs of this width."""
+        return hidden_layers(
+            width, self.hidden, activate=self.activation, dropout=self.dropout, batch_norm=self.batch_norm
+        )
+
+
+class MLPConfig(LayeredSettings):
     """Hidden layers, each of linear, optional norm, activation, dropout.
 
     Source: QIN21, BUYL23.
@@ -72,14 +86,8 @@ class MLPConfig(EncoderSettings):
     kind: Literal["mlp"] = "mlp"
     hidden: Sizes = (512, 256, 128)
     """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
-    activation: Activation = "relu"
-    """The non-linearity."""
     dropout: float = Field(0.25, ge=0, lt=1)
     """Dropout after each hidden layer (BUYL23: 0.25); a multiple of 1/256 on a CPU."""
-    batch_norm: bool = False
-    """BatchNorm before each activation."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An `MLP` with fresh weights."""
@@ -87,27 +95,14 @@ class MLPConfig(EncoderSettings):
 
 
 class MLP(Encoder):
-    """Multilayer perceptron without its last linear layer.
-
-    Example:
-        >>> import torch
-        >>> encoder = MLP(MLPConfig(hidden=(16, 4)), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 4])
-    """
+    """Multilayer perceptron without its last linear layer."""
 
     def __init__(self, config: MLPConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.width = config.hidden[-1]
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.layers = hidden_layers(
-            self.features.width,
-            config.hidden,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=config.batch_norm,
-        )
+        self.layers = config.layers(self.features.width)
 
     def forward(self, x_NF: Tensor) -> Tensor:
         """Transformed features [N, F] to embeddings [N, D]."""
@@ -133,8 +128,6 @@ class IndustrialMLPConfig(EncoderSettings):
     """Dropout on the normalised inputs; HOU24 does not state it."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An `IndustrialMLP` with fresh weights."""
@@ -146,12 +139,6 @@ class IndustrialMLP(Encoder):
 
     `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The paper names featurizers without
     details; here they are the feature transform for numeric features and an embedding for each categorical one.
-
-    Example:
-        >>> import torch
-        >>> encoder = IndustrialMLP(IndustrialMLPConfig(width=16), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 16])
     """
 
     def __init__(self, config: IndustrialMLPConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
@@ -197,15 +184,13 @@ class ResNetConfig(EncoderSettings):
     """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
     input_bias: bool = True
     """Whether the first linear layer has a bias; the public code of HOU24 has none."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """A `ResNet` with fresh weights."""
         return ResNet(self, numeric_F, cardinalities)
 
 
-class ResNetBlock(nn.Module):
+class _ResNetBlock(nn.Module):
     """`x + drop(linear(drop(act(linear(norm(x))))))` (Gorishniy et al. 2021, section 3.2)."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -218,21 +203,13 @@ class ResNetBlock(nn.Module):
         self.activate = activation(config.activation)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Apply the block."""
         hidden_NH = self.dropout(self.activate(self.first(self.norm(x_ND))))
         added_ND: Tensor = self.dropout(self.second(hidden_NH))
         return x_ND + added_ND
 
 
 class ResNet(Encoder):
-    """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation.
-
-    Example:
-        >>> import torch
-        >>> encoder = ResNet(ResNetConfig(width=16), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 16])
-    """
+    """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation."""
 
     def __init__(self, config: ResNetConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
@@ -240,7 +217,7 @@ class ResNet(Encoder):
         self.width = config.width
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
         self.linear = nn.Linear(self.features.width, config.width, bias=config.input_bias)
-        self.blocks = nn.Sequential(*(ResNetBlock(config) for _ in range(config.blocks)))
+        self.blocks = nn.Sequential(*(_ResNetBlock(config) for _ in range(config.blocks)))
         self.norm = MicroBatchNorm(config.width)
         self.activate = activation(config.last_activation or config.activation)
 
@@ -248,3 +225,94 @@ class ResNet(Encoder):
         """Transformed features [N, F] to embeddings [N, D]."""
         h_ND: Tensor = self.activate(self.norm(self.blocks(self.linear(self.features(x_NF)))))
         return h_ND
+
+
+class TabMConfig(LayeredSettings):
+    """TabM: members of one MLP that share its weights, and differ in factors of inputs and outputs of its layers.
+
+    Source: Gorishniy et al. 2025.
+    Proof: equals `tabm`; one member equals `mlp`.
+    """
+
+    kind: Literal["tabm"] = "tabm"
+    members: int = Field(16, ge=1, le=1000)
+    """Networks in one, each with its own head and loss; 32 in the paper. Time and memory of a step grow with their
+    number, the size of the weights hardly does."""
+    structure: Literal["full", "mini"] = "full"
+    """Which parts of the MLP each member has for itself: `full` factors of inputs and outputs and the bias of every
+    layer, `mini` factors of the first inputs only."""
+    hidden: Sizes = (512, 512, 512)
+    """Sizes of the hidden layers; the last is the size of a member's embedding."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
+    batch_norm: bool = False
+    """BatchNorm before each activation, with statistics, scale and shift of each member; not in the paper."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """A `TabM` with fresh weights."""
+        return TabM(self, numeric_F, cardinalities)
+
+
+class TabM(Encoder):
+    """TabM (Gorishniy et al. 2025, section 3) before its last linear layers: `[h_1, .., h_M]` of M members.
+
+    A layer of member m is `s_m * (W (r_m * x)) + b_m`, where W is shared. The factors r of the first layer start as
+    random signs, and all others as 1: at first members differ in their inputs only. `mini` has only the factors of the
+    first inputs; all layers are shared.
+    """
+
+    config: TabMConfig
+
+    def __init__(self, config: TabMConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        self.config, self.members = config, config.members
+        self.width = config.members * config.hidden[-1]
+        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
+        self.signs = _Signs(config.members, self.features.width)
+        layers: list[nn.Module] = []
+        for number, (a, b) in enumerate(pairwise([self.features.width, *config.hidden])):
+            full = (
+                _AdaptedLinear(config.members, a, b, scales_inputs=number > 0) if config.structure == "full" else None
+            )
+            norm = [_MemberNorm(config.members * b)] if config.batch_norm else []
+            layers += [full or nn.Linear(a, b), *norm, activation(config.activation), Dropout(config.dropout)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        """Transformed features [N, F] to embeddings [N, D]."""
+        h_ND: Tensor = self.layers(self.signs(self.features(x_NF))).flatten(1)
+        return h_ND
+
+
+class _Signs(InputLayer):
+    """The inputs [N, A] of each member, [N, M, A]: multiplied by learnt factors, which start as random signs."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.r_MA = nn.Parameter(torch.randint(0, 2, (members, width)) * 2.0 - 1)
+
+    def forward(self, x_NA: Tensor) -> Tensor:
+        return x_NA[:, None] * self.r_MA
+
+
+class _AdaptedLinear(nn.Module):
+    """A linear layer that members share, with factors of each (BatchEnsemble): `s_m * (W (r_m * x)) + b_m`."""
+
+    def __init__(self, members: int, inputs: int, outputs: int, *, scales_inputs: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias=False)
+        self.r_MA = nn.Parameter(torch.ones(members, inputs)) if scales_inputs else None
+        self.s_MB = nn.Parameter(torch.ones(members, outputs))
+        bias_B = torch.empty(outputs).uniform_(-(inputs**-0.5), inputs**-0.5)
+        self.bias_MB = nn.Parameter(bias_B.repeat(members, 1))
+
+    def forward(self, x_NMA: Tensor) -> Tensor:
+        x_NMA = x_NMA if self.r_MA is None else x_NMA * self.r_MA
+        return torch.addcmul(self.bias_MB, self.linear(x_NMA), self.s_MB)
+
+
+class _MemberNorm(MicroBatchNorm):
+    """BatchNorm of members [N, M, B], with statistics of each."""
+
+    def forward(self, x_NMB: Tensor) -> Tensor:
+        return super().forward(x_NMB.flatten(1)).view_as(x_NMB)

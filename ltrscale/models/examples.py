@@ -34,7 +34,7 @@ class ReadingConfig(Config):
     """Seed of the samples."""
 
 
-class Learned(NamedTuple):
+class _Learned(NamedTuple):
     """One reading of a data set's examples: indices of the features used, their medians, the network's reading."""
 
     columns_X: Tensor
@@ -59,19 +59,11 @@ class InContextRanker:
 
     Raises:
         InputError: no example has a relevant document, or no numeric feature varies among the examples.
-
-    Example:
-        >>> from ltrscale.models.in_context import InContextSizes
-        >>> features_NF, offsets_Q1 = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 3])
-        >>> examples = QueryGroups(features_NF, offsets_Q1, torch.tensor([0.0, 0.0, 1.0]))
-        >>> ranker = InContextRanker(InContextNetwork(InContextSizes()), [examples])
-        >>> ranker(QueryGroups(torch.rand(5, 1), torch.tensor([0, 2, 5]))).shape
-        torch.Size([5])
     """
 
     def __init__(self, network: InContextNetwork, samples: Sequence[QueryGroups]) -> None:
         self.network = network.eval()
-        self.learned = [learn(network, examples) for examples in samples]
+        self.learned = [_learn(network, examples) for examples in samples]
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores [N], float64."""
@@ -87,12 +79,8 @@ class InContextRanker:
         return total_N / len(self.learned)
 
 
-def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
-    """Let the network read all examples at once.
-
-    Raises:
-        InputError: no example has a relevant document, or no numeric feature varies among the examples.
-    """
+def _learn(network: InContextNetwork, examples: QueryGroups) -> _Learned:
+    """Let the network read all examples at once."""
     _check(examples)
     assert examples.labels_N is not None
     x_NF = examples.features_NF
@@ -105,7 +93,7 @@ def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
     x_NX = x_NF.index_select(1, columns_X)
     with torch.no_grad():
         reading = network.read(x_NX[None], examples.labels_N[None], examples.offsets_Q1)
-    return Learned(columns_X, median_F[columns_X], reading)
+    return _Learned(columns_X, median_F[columns_X], reading)
 
 
 def drawn_samples(examples: QueryGroups, config: ReadingConfig) -> list[QueryGroups]:

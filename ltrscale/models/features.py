@@ -56,13 +56,8 @@ class TransformConfig(Config):
     the other documents of its group too."""
 
 
-def signed_log1p(x: Tensor) -> Tensor:
-    """`sign(x) log(1 + |x|)` (QIN21, section 4.1); NaN stays NaN.
-
-    Example:
-        >>> signed_log1p(torch.tensor([-(math.e - 1), 0.0])).tolist()
-        [-1.0, 0.0]
-    """
+def _signed_log1p(x: Tensor) -> Tensor:
+    """`sign(x) log(1 + |x|)` (QIN21, section 4.1); NaN stays NaN."""
     return x.abs().log1p().copysign(x)
 
 
@@ -71,7 +66,7 @@ class FeatureTransform(nn.Module):
 
     A missing numeric value becomes the training mean after log1p (0 once standardised), or the median (0) under
     `quantile_normal`. A feature that is constant or always missing in training is not scaled. A categorical value
-    becomes its index in the sorted vocabulary plus 1, or its `hashed_row`; 0 stands for unknown and missing. Outputs
+    becomes its index in the sorted vocabulary plus 1, or its `_hashed_row`; 0 stands for unknown and missing. Outputs
     are finite for every finite or missing float32 input. With `per_query`, the numeric outputs, imputed values
     included, are then standardised within each group.
 
@@ -184,12 +179,12 @@ class FeatureTransform(nn.Module):
             if not self.hashed:
                 return indices_NC
             hashed_C = self.hashed_F.index_select(0, self.categorical_C)
-            return torch.where(hashed_C, hashed_row(codes_NC, self.config.hash_rows), indices_NC)
+            return torch.where(hashed_C, _hashed_row(codes_NC, self.config.hash_rows), indices_NC)
         vocabularies = torch.split(self.codes_V, list(self.known))
         columns = zip(self.categorical, codes_NC.unbind(1), vocabularies, strict=True)
         return torch.stack(
             [
-                hashed_row(codes_N, self.config.hash_rows) if column in self.hashed else _index(codes_N, codes_V)
+                _hashed_row(codes_N, self.config.hash_rows) if column in self.hashed else _index(codes_N, codes_V)
                 for column, codes_N, codes_V in columns
             ],
             1,
@@ -201,7 +196,7 @@ class FeatureTransform(nn.Module):
         if config.numeric == "quantile_normal":
             return _to_normal(x_NF, self.quantiles_FK)
         if config.numeric in ("log1p", "log1p_standard"):
-            x_NF = signed_log1p(x_NF)
+            x_NF = _signed_log1p(x_NF)
         x_NF = torch.where(x_NF.isnan(), self.mean_F, x_NF)
         if config.numeric in ("standard", "log1p_standard"):
             x_NF = ((x_NF - self.mean_F) / self.scale_F).clamp(-config.clip, config.clip)
@@ -274,16 +269,8 @@ def fit_transform(
     return make_transform(statistics, config, bins=bins)
 
 
-def hashed_row(codes: Tensor, rows: int) -> Tensor:
-    """The row of each category's code, from 1 to `rows`; 0 if the code is missing, negative or too large.
-
-    A code is mixed twice by `(x + b)^3 mod p`, which is one-to-one, so codes share a row only through the remainder by
-    `rows`. All integers are below 2^53: every machine, device and exported graph computes the same.
-
-    Example:
-        >>> hashed_row(torch.tensor([0.0, 7.0, 16777215.0, float("nan")]), 1000).tolist()
-        [998.0, 904.0, 762.0, 0.0]
-    """
+def _hashed_row(codes: Tensor, rows: int) -> Tensor:
+    """The row of each code, from 1 to `rows`, on every machine the same; 0 if a code is missing or out of range."""
     is_code = (codes >= 0) & (codes < N_CODES)
     mixed = torch.where(is_code, codes, 0.0).long()
     for shift in _SHIFTS:
@@ -310,7 +297,7 @@ def expected_sharing(codes: int, rows: int) -> float:
 
 def sharing(codes_V: Tensor, rows: int) -> float:
     """The measured share of these different codes that share their row with another one."""
-    row_V = hashed_row(codes_V, rows).long()
+    row_V = _hashed_row(codes_V, rows).long()
     return float((torch.bincount(row_V)[row_V] > 1).float().mean())
 
 

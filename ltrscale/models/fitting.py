@@ -109,17 +109,8 @@ def merged_counts(values: NDArray[ScalarT], counts: NDArray[np.int64]) -> tuple[
     return values[first_V], np.add.reduceat(counts, first_V)
 
 
-class SeenCodes:
-    """The set of a category's codes, as a bitmap of 2 MiB.
-
-    Example:
-        >>> seen, more = SeenCodes(), SeenCodes()
-        >>> seen.add(np.array([5, 2, 5, np.nan], np.float32))
-        >>> more.add(np.array([9], np.float32))
-        >>> seen.merge(more)
-        >>> seen.codes().tolist()
-        [2.0, 5.0, 9.0]
-    """
+class _SeenCodes:
+    """The set of a category's codes, as a bitmap of 2 MiB."""
 
     def __init__(self) -> None:
         self._bits = np.zeros(N_CODES // 8, np.uint8)
@@ -130,11 +121,9 @@ class SeenCodes:
         np.bitwise_or.at(self._bits, codes_V >> 3, np.left_shift(1, codes_V & 7).astype(np.uint8))
 
     def merge(self, other: Self) -> None:
-        """Add the codes of another set."""
         self._bits |= other._bits
 
     def codes(self) -> NDArray[np.float32]:
-        """The codes, sorted."""
         places = np.flatnonzero(self._bits)
         bits = np.unpackbits(self._bits[places, None], axis=1, bitorder="little")
         of_eight = bits.nonzero()
@@ -158,13 +147,6 @@ class Sample:
         size: documents to keep.
         documents: number of documents in all parts together, if known: a part then keeps little more than its share.
             Otherwise memory holds at most twice the size, plus the documents being added.
-
-    Example:
-        >>> sample = Sample(3)
-        >>> for first in range(0, 100, 10):
-        ...     sample.add(np.arange(first, first + 10), np.full((10, 2), first, np.float32))
-        >>> sample.rows_MF().shape
-        (3, 2)
     """
 
     def __init__(self, size: int, documents: int | None = None) -> None:
@@ -309,7 +291,7 @@ class FeatureStatistics:
             if wanted.discrete_up_to or not numeric
         }
         limited = wanted.most_codes is not None
-        self.seen = {column: SeenCodes() for column, numeric in enumerate(wanted.numeric) if limited and not numeric}
+        self.seen = {column: _SeenCodes() for column, numeric in enumerate(wanted.numeric) if limited and not numeric}
 
     def add(self, first: int, features_NF: NDArray[np.float32]) -> None:
         """Add documents numbered from `first`."""

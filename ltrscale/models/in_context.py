@@ -10,7 +10,7 @@ The network is pretrained on synthetic problems (`ltrscale/simulate/problems.py`
     a document looks at its list       the mean of h and the softmax of s there; for an example, how far this is
                                        from its labels                                                            (5)
 
-where p_k are functions of a feature's value (`functions_of`). Examples never read the lists to rank, so `read` takes
+where p_k are functions of a feature's value (`_functions_of`). Examples never read the lists to rank, so `read` takes
 the examples once, and a score depends only on them and on the document's own list.
 
 Shapes: B problems whose lists have the same lengths, Q lists, N documents, M documents of the examples, F features, K
@@ -32,11 +32,11 @@ from ltrscale.models.layers import Layers, Size
 from ltrscale.ranking.losses import softmax
 from ltrscale.ranking.metrics import exponential_gain
 
-FUNCTIONS = 7
+_FUNCTIONS = 7
 """Functions of a feature: four hats on its quantiles, its value, its value and its rank within the list."""
 
 
-class Scale(NamedTuple):
+class _Scale(NamedTuple):
     """What functions of features need: the examples' sorted values, their moments, and the functions' means."""
 
     sorted_BFM: Tensor
@@ -45,26 +45,15 @@ class Scale(NamedTuple):
     centre_B1FK: Tensor | float
 
     @staticmethod
-    def from_examples(x_BMF: Tensor, offsets_Q1: Tensor) -> "Scale":
-        """The scale of examples."""
+    def from_examples(x_BMF: Tensor, offsets_Q1: Tensor) -> "_Scale":
         x_BMF = x_BMF.double()
         sorted_BFM = x_BMF.transpose(1, 2).contiguous().sort(-1).values
-        scale = Scale(sorted_BFM, x_BMF.mean(1, keepdim=True), x_BMF.std(1, correction=0, keepdim=True), 0.0)
-        return scale._replace(centre_B1FK=functions_of(x_BMF, offsets_Q1, scale).mean(1, keepdim=True))
+        scale = _Scale(sorted_BFM, x_BMF.mean(1, keepdim=True), x_BMF.std(1, correction=0, keepdim=True), 0.0)
+        return scale._replace(centre_B1FK=_functions_of(x_BMF, offsets_Q1, scale).mean(1, keepdim=True))
 
 
-def functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
-    """Functions of each feature's value, [B, N, F, K]: their mean over the examples is 0.
-
-    Four hats of width 1/3 on the share u of the examples' values below it, the standardised value, the value
-    standardised within its list, and the rank of u within its list, from -1.7 to 1.7. A feature that is constant among
-    the examples has only zeros. They do not change if a feature is multiplied by a positive number or shifted.
-
-    Example:
-        >>> x_BNF, offsets = torch.tensor([[[0.0], [2.0], [7.0]]]), torch.tensor([0, 3])
-        >>> functions_of(x_BNF, offsets, Scale.from_examples(x_BNF, offsets))[0, :, 0, 6].round(decimals=2).tolist()
-        [-1.15, 0.0, 1.15]
-    """
+def _functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: _Scale) -> Tensor:
+    """The functions of each feature, [B, N, F, K], which no shift or scale changes; over the examples they sum to 0."""
     x_BNF, values_BFN = x_BNF.double(), x_BNF.double().transpose(1, 2).contiguous()
     n_values = 2 * scale.sorted_BFM.shape[2]
     below_BFN = _twice_the_rank(scale.sorted_BFM, values_BFN)
@@ -73,10 +62,10 @@ def functions_of(x_BNF: Tensor, offsets_Q1: Tensor, scale: Scale) -> Tensor:
     group_N = group_index(offsets_Q1)
     keys_BFN = below_BFN + group_N * (n_values + 1)
     rank_BFN = _twice_the_rank(keys_BFN.sort(-1).values, keys_BFN) / 2 - offsets_Q1[group_N]
-    rank_BNF = 2 * math.sqrt(3) * (rank_BFN / lengths_N(offsets_Q1) - 0.5).transpose(1, 2)
+    rank_BNF = 2 * math.sqrt(3) * (rank_BFN / _lengths_N(offsets_Q1) - 0.5).transpose(1, 2)
     z_BNF = ((x_BNF - scale.mean_B1F) / scale.std_B1F.clamp(min=1e-300)).clamp(-4, 4)
-    centred_BNF = x_BNF - list_means(x_BNF, offsets_Q1)
-    std_BNF = list_means(centred_BNF.square(), offsets_Q1).sqrt()
+    centred_BNF = x_BNF - _list_means(x_BNF, offsets_Q1)
+    std_BNF = _list_means(centred_BNF.square(), offsets_Q1).sqrt()
     within_BNF = (centred_BNF / std_BNF.clamp(min=1e-300)).clamp(-3, 3) * (std_BNF > 1e-6 * scale.std_B1F)
     knots_4 = torch.linspace(0, 1, 4, dtype=x_BNF.dtype, device=x_BNF.device)
     hats_BNF4 = (1 - 3 * (u_BNF[..., None] - knots_4).abs()).clamp(min=0)
@@ -90,21 +79,21 @@ def _twice_the_rank(sorted_BFM: Tensor, values_BFN: Tensor) -> Tensor:
     return torch.searchsorted(sorted_BFM, values_BFN) + torch.searchsorted(sorted_BFM, values_BFN, right=True)
 
 
-def rank_correlations(functions_BMFK: Tensor) -> Tensor:
+def _rank_correlations(functions_BMFK: Tensor) -> Tensor:
     """Correlations [B, F, F] of the examples' ranks within their lists."""
     ranks_BMF = functions_BMFK[..., -1]
     ranks_BMF = ranks_BMF / (ranks_BMF.square().mean(1, keepdim=True).sqrt() + 1e-3)
     return ranks_BMF.transpose(1, 2) @ ranks_BMF / ranks_BMF.shape[1]
 
 
-def list_means(values_BN_: Tensor, offsets_Q1: Tensor) -> Tensor:
+def _list_means(values_BN_: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The mean of each document's list, in the shape of the values, [B, N, ...]."""
     group_N, shape = group_index(offsets_Q1), values_BN_.shape
     sums_BQ_ = values_BN_.new_zeros(shape[0], len(offsets_Q1) - 1, *shape[2:]).index_add(1, group_N, values_BN_)
-    return sums_BQ_[:, group_N] / lengths_N(offsets_Q1).to(values_BN_.dtype).view(-1, *[1] * (len(shape) - 2))
+    return sums_BQ_[:, group_N] / _lengths_N(offsets_Q1).to(values_BN_.dtype).view(-1, *[1] * (len(shape) - 2))
 
 
-def lengths_N(offsets_Q1: Tensor) -> Tensor:
+def _lengths_N(offsets_Q1: Tensor) -> Tensor:
     """The length of each document's list."""
     return offsets_Q1.diff()[group_index(offsets_Q1)]
 
@@ -143,12 +132,8 @@ def _list_softmax(scores_BN: Tensor, offsets_Q1: Tensor) -> Tensor:
     return exp_BN / torch.zeros_like(lowest_BQ).scatter_add(1, group_BN, exp_BN).gather(1, group_BN)
 
 
-class Documents(NamedTuple):
-    """The inputs of a network: functions of documents' features, their lists, and labels if they are examples.
-
-    `grades_BN` are 0 to 1, `targets_BN` shares of the list's gain, `judged_BN` is 1 in a list with a relevant document
-    and 0 elsewhere. All three are 0 for lists to rank.
-    """
+class _Documents(NamedTuple):
+    """Functions of documents and their lists; for examples also grades, shares of gain, and 1 in judged lists."""
 
     functions_BNX: Tensor
     offsets_Q1: Tensor
@@ -157,32 +142,30 @@ class Documents(NamedTuple):
     judged_BN: Tensor
 
     @staticmethod
-    def from_functions(functions_BNFK: Tensor, offsets_Q1: Tensor, labels_BN: Tensor | None = None) -> "Documents":
-        """Documents with these functions, and with labels if they are examples."""
+    def from_functions(functions_BNFK: Tensor, offsets_Q1: Tensor, labels_BN: Tensor | None = None) -> "_Documents":
         functions_BNX = functions_BNFK.flatten(2).float()
         if labels_BN is None:
             nothing_BN = functions_BNX.new_zeros(functions_BNX.shape[:2])
-            return Documents(functions_BNX, offsets_Q1, nothing_BN, nothing_BN, nothing_BN)
+            return _Documents(functions_BNX, offsets_Q1, nothing_BN, nothing_BN, nothing_BN)
         gains_BN = exponential_gain(labels_BN.clamp(max=_HIGHEST), waits=False).float()
-        totals_BN = list_means(gains_BN, offsets_Q1) * lengths_N(offsets_Q1)
+        totals_BN = _list_means(gains_BN, offsets_Q1) * _lengths_N(offsets_Q1)
         grades_BN = labels_BN.float() / labels_BN.float().amax(1, keepdim=True).clamp(min=1)
         targets_BN = gains_BN / totals_BN.clamp(min=1e-6)
-        return Documents(functions_BNX, offsets_Q1, grades_BN, targets_BN, (totals_BN > 0).float())
+        return _Documents(functions_BNX, offsets_Q1, grades_BN, targets_BN, (totals_BN > 0).float())
 
     @property
     def root_lengths_N(self) -> Tensor:
-        """The square root of the length of each document's list, a scale for probabilities within lists."""
-        return lengths_N(self.offsets_Q1).float().sqrt()
+        return _lengths_N(self.offsets_Q1).float().sqrt()
 
 
-class DocumentState(NamedTuple):
+class _DocumentState(NamedTuple):
     """Documents in the network: embeddings and scores."""
 
     h_BND: Tensor
     scores_BN: Tensor
 
 
-class LayerMemory(NamedTuple):
+class _LayerMemory(NamedTuple):
     """What a layer keeps of examples: weights of the functions, and keys and values of documents if it reads them."""
 
     writes_BXd: Tensor
@@ -193,12 +176,12 @@ class LayerMemory(NamedTuple):
 class Reading(NamedTuple):
     """All that a network keeps of the examples of B problems; `rate_B1` is their mean grade."""
 
-    scale: Scale
+    scale: _Scale
     rate_B1: Tensor
-    memories: tuple[LayerMemory, ...]
+    memories: tuple[_LayerMemory, ...]
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     """Formulas (1) to (5)."""
 
     def __init__(self, sizes: InContextSizes, *, reads_documents: bool) -> None:
@@ -207,23 +190,23 @@ class Layer(nn.Module):
         self.heads = sizes.heads
         self.norm_state = nn.LayerNorm(state)
         self.shown = nn.Linear(state, shown)
-        self.read_examples = nn.Linear(2 * FUNCTIONS * shown, token)
+        self.read_examples = nn.Linear(2 * _FUNCTIONS * shown, token)
         self.norm_attention, self.norm_mlp = nn.LayerNorm(token), nn.LayerNorm(token)
         self.queries_keys_values = nn.Linear(token, 3 * token)
         self.of_correlation_2H = nn.Parameter(0.5 * torch.randn(2, sizes.heads))
         self.correlated = nn.Linear(token, token)
         self.read_features = nn.Linear(2 * token, token)
         self.token_mlp = _mlp(token, 2 * token, token)
-        self.write = nn.Linear(token, FUNCTIONS * (state + 1))
+        self.write = nn.Linear(token, _FUNCTIONS * (state + 1))
         with torch.no_grad():
             self.write.weight.mul_(0.3)
             self.write.bias.zero_()
         self.written = nn.Linear(state, state)
-        self.attention = ExampleAttention(state) if reads_documents else None
+        self.attention = _ExampleAttention(state) if reads_documents else None
         self.state_mlp = _mlp(2 * state + 5, 2 * state, state)
         self.score = nn.Linear(state, 1)
 
-    def tokens(self, token_BFT: Tensor, state: DocumentState, examples: Documents, correlation_BFF: Tensor) -> Tensor:
+    def tokens(self, token_BFT: Tensor, state: _DocumentState, examples: _Documents, correlation_BFF: Tensor) -> Tensor:
         """Features read the examples and each other: formulas (1) and (2)."""
         n_features, n_examples = token_BFT.shape[1], state.h_BND.shape[1]
         shown_BMV = self.shown(self.norm_state(state.h_BND))
@@ -252,21 +235,21 @@ class Layer(nn.Module):
         """Weights [B, X, D + 1] of the features' functions, for a document's state and for its score."""
         n_problems, n_features, _ = token_BFT.shape
         writes_BFx: Tensor = self.write(token_BFT)
-        return writes_BFx.reshape(n_problems, n_features * FUNCTIONS, -1) / math.sqrt(n_features)
+        return writes_BFx.reshape(n_problems, n_features * _FUNCTIONS, -1) / math.sqrt(n_features)
 
-    def memory(self, state: DocumentState, writes_BXd: Tensor) -> LayerMemory:
+    def memory(self, state: _DocumentState, writes_BXd: Tensor) -> _LayerMemory:
         """What documents will read from the features and the examples."""
         if self.attention is None:
-            return LayerMemory(writes_BXd, None, None)
+            return _LayerMemory(writes_BXd, None, None)
         normal_BMD = self.norm_state(state.h_BND)
-        return LayerMemory(writes_BXd, self.attention.key(normal_BMD), self.attention.value(normal_BMD))
+        return _LayerMemory(writes_BXd, self.attention.key(normal_BMD), self.attention.value(normal_BMD))
 
-    def documents(self, state: DocumentState, documents: Documents, writes_BXd: Tensor) -> DocumentState:
+    def documents(self, state: _DocumentState, documents: _Documents, writes_BXd: Tensor) -> _DocumentState:
         """Documents take what features write: formula (3)."""
         written_BNd = documents.functions_BNX @ writes_BXd
-        return DocumentState(state.h_BND + self.written(written_BNd[..., 1:]), state.scores_BN + written_BNd[..., 0])
+        return _DocumentState(state.h_BND + self.written(written_BNd[..., 1:]), state.scores_BN + written_BNd[..., 0])
 
-    def examples(self, state: DocumentState, memory: LayerMemory, own_NM: Tensor | None) -> DocumentState:
+    def examples(self, state: _DocumentState, memory: _LayerMemory, own_NM: Tensor | None) -> _DocumentState:
         """Documents read examples, if this layer does that: formula (4)."""
         if self.attention is None:
             return state
@@ -275,21 +258,21 @@ class Layer(nn.Module):
         added_BND = self.attention(self.norm_state(state.h_BND), memory.keys_BMA, memory.values_BMD, own_NM)
         return state._replace(h_BND=state.h_BND + added_BND)
 
-    def lists(self, state: DocumentState, documents: Documents) -> DocumentState:
+    def lists(self, state: _DocumentState, documents: _Documents) -> _DocumentState:
         """Documents look at their list: formula (5)."""
         (h_BND, scores_BN), offsets_Q1, root_N = state, documents.offsets_Q1, documents.root_lengths_N
-        scores_BN = scores_BN - list_means(scores_BN, offsets_Q1)
+        scores_BN = scores_BN - _list_means(scores_BN, offsets_Q1)
         share_BN = _list_softmax(scores_BN, offsets_Q1)
         missed_BN = (documents.targets_BN - share_BN) * documents.judged_BN
         values_BN5 = torch.stack(
             [scores_BN, share_BN * root_N, missed_BN * root_N, documents.grades_BN, documents.judged_BN], -1
         )
         normal_BND = self.norm_state(h_BND)
-        h_BND = h_BND + self.state_mlp(torch.cat([normal_BND, list_means(normal_BND, offsets_Q1), values_BN5], -1))
-        return DocumentState(h_BND, scores_BN + self.score(h_BND)[..., 0])
+        h_BND = h_BND + self.state_mlp(torch.cat([normal_BND, _list_means(normal_BND, offsets_Q1), values_BN5], -1))
+        return _DocumentState(h_BND, scores_BN + self.score(h_BND)[..., 0])
 
 
-class ExampleAttention(nn.Module):
+class _ExampleAttention(nn.Module):
     """Formula (4): documents read the states of examples."""
 
     def __init__(self, state: int) -> None:
@@ -313,21 +296,14 @@ def _mlp(width: int, hidden: int, out: int) -> nn.Sequential:
 
 
 class InContextNetwork(nn.Module):
-    """The network of this module's formulas; B problems at once, whose lists have the same lengths.
-
-    Example:
-        >>> network, offsets_Q1 = InContextNetwork(InContextSizes(layers=2)), torch.tensor([0, 3, 5])
-        >>> reading = network.read(torch.rand(1, 5, 9), torch.tensor([[2.0, 0, 0, 0, 1]]), offsets_Q1)
-        >>> [scores_BN.shape for scores_BN in network(reading, torch.rand(1, 4, 9), torch.tensor([0, 4]))]
-        [torch.Size([1, 4]), torch.Size([1, 4])]
-    """
+    """The network of this module's formulas; B problems at once, whose lists have the same lengths."""
 
     def __init__(self, sizes: InContextSizes) -> None:
         super().__init__()
         self.sizes = sizes
-        self.first_token = nn.Linear(FUNCTIONS + 3, sizes.token)
+        self.first_token = nn.Linear(_FUNCTIONS + 3, sizes.token)
         self.first_state = nn.Linear(6, sizes.state)
-        self.layers = nn.ModuleList(Layer(sizes, reads_documents=i % 2 == 1) for i in range(sizes.layers))
+        self.layers = nn.ModuleList(_Layer(sizes, reads_documents=i % 2 == 1) for i in range(sizes.layers))
 
     def read(self, x_BMF: Tensor, labels_BM: Tensor, offsets_Q1: Tensor) -> Reading:
         """Read labelled lists.
@@ -337,10 +313,10 @@ class InContextNetwork(nn.Module):
             labels_BM: grades, at least one of them above 0; those above 4 count as 4 in gains.
             offsets_Q1: offsets of the lists in each problem.
         """
-        scale = Scale.from_examples(x_BMF, offsets_Q1)
-        functions_BMFK = functions_of(x_BMF, offsets_Q1, scale)
-        examples = Documents.from_functions(functions_BMFK, offsets_Q1, labels_BM)
-        correlation_BFF = rank_correlations(functions_BMFK).float()
+        scale = _Scale.from_examples(x_BMF, offsets_Q1)
+        functions_BMFK = _functions_of(x_BMF, offsets_Q1, scale)
+        examples = _Documents.from_functions(functions_BMFK, offsets_Q1, labels_BM)
+        correlation_BFF = _rank_correlations(functions_BMFK).float()
         rate_B1, group_M = examples.grades_BN.mean(1, keepdim=True), group_index(offsets_Q1)
         own_MM = group_M[:, None] == group_M
         state, token_BFT = self._state(examples, rate_B1, is_example=True), self._token(functions_BMFK, rate_B1)
@@ -354,7 +330,7 @@ class InContextNetwork(nn.Module):
 
     def forward(self, reading: Reading, x_BNF: Tensor, offsets_Q1: Tensor) -> list[Tensor]:
         """Scores [B, N] of lists after each layer; the last ones rank, the others are for the loss."""
-        documents = Documents.from_functions(functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
+        documents = _Documents.from_functions(_functions_of(x_BNF, offsets_Q1, reading.scale), offsets_Q1)
         state, scores = self._state(documents, reading.rate_B1, is_example=False), []
         for layer, memory in zip(self._layers(), reading.memories, strict=True):
             state = layer.documents(state, documents, memory.writes_BXd)
@@ -362,9 +338,9 @@ class InContextNetwork(nn.Module):
             scores.append(state.scores_BN)
         return scores
 
-    def _layers(self) -> Iterator[Layer]:
+    def _layers(self) -> Iterator[_Layer]:
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, _Layer)
             yield layer
 
     def _token(self, functions_BMFK: Tensor, rate_B1: Tensor) -> Tensor:
@@ -377,7 +353,7 @@ class InContextNetwork(nn.Module):
         token_BFT: Tensor = self.first_token(torch.cat([std_BFK, known_BF3.expand(-1, n_features, -1)], -1))
         return token_BFT
 
-    def _state(self, documents: Documents, rate_B1: Tensor, *, is_example: bool) -> DocumentState:
+    def _state(self, documents: _Documents, rate_B1: Tensor, *, is_example: bool) -> _DocumentState:
         """The first states, from the labels of examples and the lengths of lists; scores are 0."""
         root_N, zeros_BN = documents.root_lengths_N, torch.zeros_like(documents.grades_BN)
         known = float(is_example)
@@ -392,7 +368,7 @@ class InContextNetwork(nn.Module):
             ],
             -1,
         )
-        return DocumentState(self.first_state(values_BN6), zeros_BN)
+        return _DocumentState(self.first_state(values_BN6), zeros_BN)
 
 
 def loss_of_layers(scores: Sequence[Tensor], labels_BN: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -401,8 +377,8 @@ def loss_of_layers(scores: Sequence[Tensor], labels_BN: Tensor, offsets_Q1: Tens
     The mean is over lists with a relevant document. Equal scores give the value 0.
     """
     offsets_R1 = repeated(offsets_Q1, len(labels_BN))
-    documents = Documents.from_functions(labels_BN.new_zeros(*labels_BN.shape, 0, 0), offsets_Q1, labels_BN)
-    n_judged = (documents.judged_BN / lengths_N(offsets_Q1)).sum().clamp(min=1)
+    documents = _Documents.from_functions(labels_BN.new_zeros(*labels_BN.shape, 0, 0), offsets_Q1, labels_BN)
+    n_judged = (documents.judged_BN / _lengths_N(offsets_Q1)).sum().clamp(min=1)
 
     def loss(scores_BN: Tensor) -> Tensor:
         return softmax(scores_BN.flatten(), documents.targets_BN.flatten(), offsets_R1).sum() / n_judged

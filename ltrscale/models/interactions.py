@@ -12,19 +12,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.models.layers import (
-    Activation,
-    Encoder,
-    EncoderSettings,
-    FeatureEmbedding,
-    Layers,
-    Size,
-    Sizes,
-    hidden_layers,
-)
+from ltrscale.models.encoders import LayeredSettings
+from ltrscale.models.layers import Encoder, FeatureEmbedding, Layers, Size, Sizes
 
 
-class DeepFMConfig(EncoderSettings):
+class DeepFMConfig(LayeredSettings):
     """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features.
 
     Source: Guo et al. 2017.
@@ -34,12 +26,8 @@ class DeepFMConfig(EncoderSettings):
     kind: Literal["deepfm"] = "deepfm"
     hidden: Sizes = (400, 400, 400)
     """Sizes of the MLP's hidden layers, by default those of Guo et al."""
-    activation: Activation = "relu"
-    """The non-linearity of the MLP."""
     dropout: float = Field(0.5, ge=0, lt=1)
     """Dropout after each hidden layer (Guo et al.: 0.5); a multiple of 1/256 on a CPU."""
-    batch_norm: bool = False
-    """BatchNorm before each activation."""
     embedding: Size = 8
     """Dimensions of each feature's vector (HOU24: 8)."""
     numeric_fields: bool = True
@@ -51,17 +39,8 @@ class DeepFMConfig(EncoderSettings):
         return DeepFM(self, numeric_F, cardinalities)
 
 
-def factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:
-    """Second-order term of a factorization machine, shape [N]: the sum over pairs of fields of `<v_i, v_j> x_i x_j`.
-
-    Guo et al. 2017, equation 2 (Rendle 2010), as `((sum_i v_i x_i)^2 - sum_i (v_i x_i)^2) / 2` summed over dimensions,
-    which is linear in the number of fields. A field is a numeric feature, or a categorical one with x = 1.
-
-    Example:
-        >>> x_NP, vectors_PE = torch.tensor([[3.0]]), torch.tensor([[1.0, 2.0]])
-        >>> factorization(x_NP, vectors_PE, torch.tensor([[[1.0, 1.0], [0.0, 1.0]]])).tolist()
-        [16.0]
-    """
+def _factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:
+    """The sum over pairs of fields of `<v_i, v_j> x_i x_j`, shape [N], in linear time (Guo et al. 2017, equation 2)."""
     sum_NE = x_NP @ vectors_PE + embedded_NCE.sum(1)
     squares_NE = x_NP.square() @ vectors_PE.square() + embedded_NCE.square().sum(1)
     return (sum_NE.square() - squares_NE).sum(1) / 2
@@ -74,11 +53,6 @@ class DeepFM(Encoder):
     (1, 1, w) the score is the paper's `y_FM + y_DNN`. A head with learned weights may also weigh the terms. The MLP
     reads the fields' vectors; that of a numeric field is its value times the learned vector. Initial vectors are so
     small that the second-order term has a deviation of about 1 on standardised features.
-
-    Example:
-        >>> encoder = DeepFM(DeepFMConfig(hidden=(16, 4)), torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 6])
     """
 
     config: DeepFMConfig
@@ -97,13 +71,7 @@ class DeepFM(Encoder):
         self.weights_P = nn.Parameter(torch.empty(numeric).uniform_(-first_bound, first_bound))
         vectors_PE = torch.empty(numeric if config.numeric_fields else 0, dimensions)
         self.vectors_PE = nn.Parameter(vectors_PE.uniform_(-bound, bound))
-        first, *further = hidden_layers(
-            fields * dimensions if config.numeric_fields else self.features.width,
-            config.hidden,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=config.batch_norm,
-        )
+        first, *further = config.layers(fields * dimensions if config.numeric_fields else self.features.width)
         assert isinstance(first, nn.Linear)
         self.first, self.rest = first, nn.Sequential(*further)
 
@@ -115,7 +83,7 @@ class DeepFM(Encoder):
             # a matrix, not a vector: onnxruntime 1.32 fuses the sum with a product by a vector, and gets it wrong
             linear_N1 = x_NP @ self.weights_P[:, None]
             first_N = linear_N1.squeeze(1) + self.weights.split(x_NF)[1].sum((1, 2))
-            second_N = factorization(in_fields_NP, self.vectors_PE, embedded_NCE)
+            second_N = _factorization(in_fields_NP, self.vectors_PE, embedded_NCE)
         inputs_ND = torch.cat([x_NP, embedded_NCE.flatten(1)], dim=1)
         h_NH = self.rest(F.linear(inputs_ND, self._first_weight(), self.first.bias))
         return torch.cat([first_N[:, None], second_N[:, None], h_NH], dim=1)
@@ -127,7 +95,7 @@ class DeepFM(Encoder):
         return torch.cat([(weight_HPE * self.vectors_PE).sum(2), self.first.weight[:, numeric:]], dim=1)
 
 
-class DCNv2Config(EncoderSettings):
+class DCNv2Config(LayeredSettings):
     """DCN V2 of Wang et al. 2021: layers that multiply with the input, followed by an MLP or in parallel with it.
 
     Source: Wang et al. 2021.
@@ -143,27 +111,16 @@ class DCNv2Config(EncoderSettings):
     """`stacked`: the MLP reads the output of the cross layers; `parallel`: it reads the input, as they do."""
     hidden: Sizes = (400, 400)
     """Sizes of the MLP's hidden layers; HOU24 does not state them."""
-    activation: Activation = "relu"
-    """The non-linearity of the MLP."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
-    batch_norm: bool = False
-    """BatchNorm before each activation."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature (HOU24: 8)."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """A `DCNv2` with fresh weights."""
         return DCNv2(self, numeric_F, cardinalities)
 
 
-class CrossLayer(nn.Module):
-    """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W = U V^T of a low rank (equation 2).
-
-    Example:
-        >>> CrossLayer(6, rank=2)(torch.ones(3, 6), torch.zeros(3, 6)).shape
-        torch.Size([3, 6])
-    """
+class _CrossLayer(nn.Module):
+    """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W of a low rank (equation 2)."""
 
     def __init__(self, width: int, rank: int | None = None) -> None:
         super().__init__()
@@ -171,7 +128,6 @@ class CrossLayer(nn.Module):
         self.linear = nn.Linear(rank or width, width)
 
     def forward(self, x0_ND: Tensor, x_ND: Tensor) -> Tensor:
-        """Multiply the network's input x_0 with a linear map of this layer's input x, and add x."""
         crossed_ND: Tensor = x0_ND * self.linear(self.down(x_ND)) + x_ND
         return crossed_ND
 
@@ -181,12 +137,6 @@ class DCNv2(Encoder):
 
     The input x_0 is the numeric features followed by the embeddings of the categories. The embedding is the MLP's last
     hidden layer (`stacked`), or `[cross layers' output, last hidden layer]` (`parallel`).
-
-    Example:
-        >>> config = DCNv2Config(hidden=(16, 4), structure="parallel")
-        >>> encoder = DCNv2(config, torch.tensor([True, True, False]), [5])
-        >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
-        torch.Size([1, 14])
     """
 
     config: DCNv2Config
@@ -197,14 +147,8 @@ class DCNv2(Encoder):
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
         width = self.features.width
         self.width = config.hidden[-1] + (width if config.structure == "parallel" else 0)
-        self.cross = nn.ModuleList(CrossLayer(width, config.rank) for _ in range(config.cross_layers))
-        self.mlp = hidden_layers(
-            width,
-            config.hidden,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=config.batch_norm,
-        )
+        self.cross = nn.ModuleList(_CrossLayer(width, config.rank) for _ in range(config.cross_layers))
+        self.mlp = config.layers(width)
 
     def forward(self, x_NF: Tensor) -> Tensor:
         """Transformed features [N, F] to embeddings [N, D]."""

@@ -78,6 +78,8 @@ class EncoderSettings(Config):
     """The base of the configs of encoders."""
 
     kind: str
+    embedding: Size = 8
+    """Dimensions of the embedding of each categorical feature."""
 
     @property
     def reads_tokens(self) -> TokenFields:
@@ -333,12 +335,7 @@ class FeatureEmbedding(InputLayer):
 
 
 class SeparateLinear(nn.Module):
-    """A separate linear layer for each of S parts (features, members), [N, S, A] to [N, S, B].
-
-    Example:
-        >>> SeparateLinear(3, 4, 2)(torch.zeros(5, 3, 4)).shape
-        torch.Size([5, 3, 2])
-    """
+    """A separate linear layer for each of S parts (features, members), [N, S, A] to [N, S, B]."""
 
     def __init__(self, parts: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -354,12 +351,7 @@ class SeparateLinear(nn.Module):
 def hidden_layers(
     width: int, hidden: Sequence[int], *, activate: Activation, dropout: float = 0.0, batch_norm: bool = False
 ) -> nn.Sequential:
-    """Layers `dropout(activation(norm(linear(x))))` of the given sizes, on inputs [N, width].
-
-    Example:
-        >>> hidden_layers(6, [5, 4], activate="relu", batch_norm=True)(torch.zeros(3, 6)).shape
-        torch.Size([3, 4])
-    """
+    """Layers `dropout(activation(norm(linear(x))))` of the given sizes, on inputs [N, width]."""
     layers: list[nn.Module] = []
     for a, b in pairwise([width, *hidden]):
         norm = [MicroBatchNorm(b)] if batch_norm else []

@@ -7,12 +7,12 @@ A state of the recurrent network, U units; W windows (`size` documents scored to
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index
@@ -21,9 +21,7 @@ from ltrscale.models.context import (
     ContextSettings,
     Contextual,
     ListContext,
-    check_feature,
-    check_order,
-    initial_order,
+    RankedSettings,
     inverse,
     map_lists,
     order_within_lists,
@@ -35,7 +33,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xD6E8FEB86659FD93 - 2**64
 
 
-class DLCMConfig(ContextSettings):
+class DLCMConfig(RankedSettings):
     """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018).
 
     Source: Ai et al. 2018.
@@ -54,18 +52,6 @@ class DLCMConfig(ContextSettings):
     """Dimensions of the embedding of each categorical feature among these."""
     initial_rank: Literal["positions", "feature"] = "positions"
     """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
-    feature: int | None = Field(None, ge=0)
-    """Index of that feature, from 0 in the order of the data set."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        check_order(self.initial_rank, self.feature)
-        return self
-
-    @property
-    def reads_positions(self) -> bool:
-        """Whether shown positions are the initial ranking."""
-        return self.initial_rank == "positions"
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A `DLCM` with fresh weights."""
@@ -83,17 +69,11 @@ class DLCM(ListContext):
 
     Raises:
         InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
-
-    Example:
-        >>> context = DLCM(DLCMConfig(state=8, initial_rank="feature", feature=0), 5, torch.tensor([True, True]), [])
-        >>> groups = QueryGroups(torch.rand(3, 2), torch.tensor([0, 1, 3]))
-        >>> context(groups.features_NF, torch.zeros(3, 5), groups).documents_ND.shape
-        torch.Size([3, 3])
     """
 
     def __init__(self, config: DLCMConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
-        check_feature(config.feature, numeric_F)
+        config.check_feature(numeric_F)
         self.config: DLCMConfig = config
         self.width = config.units
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding) if config.features else None
@@ -103,10 +83,9 @@ class DLCM(ListContext):
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
         """Embeddings of documents in their lists."""
-        config = self.config
         if self.features is not None:
             h_ND = torch.cat([self.features(x_NF), h_ND], dim=1)
-        order_N = initial_order(groups, source=config.initial_rank, feature=config.feature)
+        order_N = self.config.order(groups)
         # Reverse each list: in a list [first, end), the document at first + end - 1 - p moves to place p.
         turn_Q = groups.offsets_Q1[:-1] + groups.offsets_Q1[1:] - 1
         places_N = torch.arange(order_N.shape[0], device=order_N.device)
@@ -161,15 +140,9 @@ class GSF(ListContext):
     A sample of groups stands in for all groups in all orders, as in the paper. In training, each list is shuffled
     (torch's default generator), and every document starts one group with the documents that follow it, wrapping around
     the end of the list: each document takes each place once. At inference, a hash of the raw features orders each list;
-    groups take documents at several strides (`stride_numbers`), and documents with equal features share their mean. So
+    groups take documents at several strides (`_stride_numbers`), and documents with equal features share their mean. So
     scores are deterministic and do not depend on the order of the input. A list shorter than `size` repeats its
     documents within a group.
-
-    Example:
-        >>> context = GSF(GSFConfig(width=8), 5, torch.tensor([True, True]), [])
-        >>> groups = QueryGroups(torch.zeros(3, 2), torch.tensor([0, 1, 3]))
-        >>> context(groups.features_NF, torch.zeros(3, 5), groups).documents_ND.shape
-        torch.Size([3, 8])
     """
 
     def __init__(self, config: GSFConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
@@ -192,7 +165,7 @@ class GSF(ListContext):
             keys_N = torch.rand(len(h_ND), device=h_ND.device)
             strides_QR = np.ones((groups.n_groups, 1), np.int64)
         else:
-            keys_N = content_keys(groups.features_NF)
+            keys_N = _content_keys(groups.features_NF)
             rounds = config.strides if config.size > 1 else 1
             strides_QR = _strides(layout(offsets_Q1).lengths_Q, config.size, rounds)
         order_N = order_within_lists(keys_N, offsets_Q1)
@@ -243,22 +216,8 @@ class _Windows(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # testing all strides is slow, and lengths repeat from batch to batch
-def stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...]:
-    """Evenly spread strides for lists of one length, chosen so that no group repeats a document.
-
-    A stride s gives the groups (p, p + s, p + 2 s, ..) for every p, wrapping around the end of the list. With a `size`
-    of 2, all strides together are all ordered pairs. In a list shorter than `size`, a group must repeat documents, but
-    contains each of them before it repeats one.
-
-    Args:
-        length: number of documents in the list.
-        size: number of documents in a group.
-        rounds: largest number of strides; None for all.
-
-    Example:
-        >>> stride_numbers(6, 2, None), stride_numbers(6, 3, None), stride_numbers(101, 3, 4)
-        ((1, 2, 3, 4, 5), (1, 2, 4, 5), (1, 26, 51, 76))
-    """
+def _stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...]:
+    """At most `rounds` strides s such that no group (p, p + s, p + 2 s, ..) of a list repeats a document."""
     distinct = min(size, length)
     valid = [s for s in range(1, length) if all(s * k % length for k in range(1, distinct))] or [1]
     if rounds is None or len(valid) <= rounds:
@@ -266,16 +225,8 @@ def stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...
     return tuple(valid[i * len(valid) // rounds] for i in range(rounds))
 
 
-def content_keys(features_NF: Tensor) -> Tensor:
-    """Hash of each document's features, int64 [N]; equal rows have equal hashes in any batch and on any device.
-
-    -0 counts as 0, and all missing values are equal.
-
-    Example:
-        >>> keys_N = content_keys(torch.tensor([[0.0, 1.0], [1.0, 0.0], [-0.0, 1.0]]))
-        >>> (keys_N == keys_N[0]).tolist()
-        [True, False, True]
-    """
+def _content_keys(features_NF: Tensor) -> Tensor:
+    """Hash of each document's features, int64 [N], the same in any batch and on any device."""
     features_NF = features_NF.double() + 0.0  # -0 + 0 is 0
     bits_NF = features_NF.masked_fill(features_NF.isnan(), torch.inf).view(torch.int64)
     columns_F = torch.arange(1, bits_NF.shape[1] + 1, device=bits_NF.device) * _GOLDEN
@@ -287,7 +238,7 @@ def content_keys(features_NF: Tensor) -> Tensor:
 def _strides(lengths_Q: NDArray[np.int64], size: int, rounds: int | None) -> NDArray[np.int64]:
     """Strides of each list [Q, R]; 0 fills the rows of lists with fewer strides."""
     lengths, place_Q = np.unique(lengths_Q, return_inverse=True)
-    numbers = [stride_numbers(length, size, rounds) for length in lengths.tolist()]
+    numbers = [_stride_numbers(length, size, rounds) for length in lengths.tolist()]
     return np.array(list(zip_longest(*numbers, fillvalue=0)) or [()], np.int64).T[place_Q]
 
 

@@ -17,7 +17,7 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Encoder, InputLayer, SeparateLinear, Size
 
 
-class NumberSettings(Config):
+class _NumberSettings(Config):
     """The base of the configs of embeddings of numbers."""
 
     kind: str
@@ -30,26 +30,18 @@ class NumberSettings(Config):
         """Bins of each feature whose edges the feature transform has to fit."""
         return 0
 
-    def build(self, transform: FeatureTransform) -> "NumberEmbedding | None":
+    def build(self, transform: FeatureTransform) -> "_NumberEmbedding | None":
         """The embedding, with fresh weights; None if numbers enter the encoder as they are."""
         raise NotImplementedError
 
 
-class NumberEmbedding(InputLayer):
-    """The inputs of an encoder: embeddings of the numeric features, then the categorical ones as they are.
-
-    With `within_lists`, the numeric features standardised within each list come between them.
-
-    Args:
-        config: the settings.
-        transform: the transform whose outputs it reads.
-        dimensions: size of the embedding of each numeric feature.
-    """
+class _NumberEmbedding(InputLayer):
+    """The inputs of an encoder: embedded numbers, numbers standardised within lists if asked for, and categories."""
 
     numeric: Tensor
     categorical: Tensor
 
-    def __init__(self, config: NumberSettings, transform: FeatureTransform, *, dimensions: int = 1) -> None:
+    def __init__(self, config: _NumberSettings, transform: FeatureTransform, *, dimensions: int = 1) -> None:
         super().__init__()
         self.within_lists = config.within_lists
         numeric_F = transform.numeric_F
@@ -61,7 +53,6 @@ class NumberEmbedding(InputLayer):
         """True where an output is a number, False where it is an index of a category."""
 
     def forward(self, x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Transformed features [N, F], or a view of them, to the inputs of the encoder."""
         x_NP = x_NF.index_select(1, self.numeric)
         within = [standardise_groups(x_NP, offsets_Q1)] if self.within_lists else []
         return torch.cat([self.embed(x_NP).flatten(1), *within, x_NF.index_select(1, self.categorical)], 1)
@@ -71,17 +62,17 @@ class NumberEmbedding(InputLayer):
         return x_NP
 
 
-class PlainConfig(NumberSettings):
+class PlainConfig(_NumberSettings):
     """Numbers as they are."""
 
     kind: Literal["plain"] = "plain"
 
-    def build(self, transform: FeatureTransform) -> NumberEmbedding | None:
-        """A `NumberEmbedding` if the config sets `within_lists`, otherwise None."""
-        return NumberEmbedding(self, transform) if self.within_lists else None
+    def build(self, transform: FeatureTransform) -> _NumberEmbedding | None:
+        """A `_NumberEmbedding` if the config sets `within_lists`, otherwise None."""
+        return _NumberEmbedding(self, transform) if self.within_lists else None
 
 
-class PLEConfig(NumberSettings):
+class PLEConfig(_NumberSettings):
     """Piecewise-linear encoding: which bins of its feature a value is above, and how far it is into its own one.
 
     Source: Gorishniy et al. 2022, section 3.2.
@@ -101,30 +92,13 @@ class PLEConfig(NumberSettings):
         """The bins of each feature."""
         return self.bins
 
-    def build(self, transform: FeatureTransform) -> NumberEmbedding:
-        """A `PiecewiseLinear` with fresh weights."""
-        return PiecewiseLinear(self, transform)
+    def build(self, transform: FeatureTransform) -> _NumberEmbedding:
+        """A `_PiecewiseLinear` with fresh weights."""
+        return _PiecewiseLinear(self, transform)
 
 
-class PiecewiseLinear(NumberEmbedding):
-    """Piecewise-linear encoding of numbers (Gorishniy et al. 2022, equation 1), and a linear layer with ReLU.
-
-    With the edges b_0 < .. < b_B, component t of x is `(x - b_(t-1)) / (b_t - b_(t-1))`, at least 0 except in the first
-    bin and at most 1 except in the last. There the paper sets no bound; here it is the transform's `clip`, as for plain
-    numbers, because the last bin may be so narrow that a new value is a million widths away. The edges come from the
-    transform, for transformed values. A bin between equal edges has component 0, so a constant feature has only zeros.
-
-    Raises:
-        ValueError: the transform has edges for another number of bins.
-
-    Example:
-        >>> from ltrscale.models.features import TransformConfig, fit_transform
-        >>> x_NF = torch.tensor([[0.0], [0.0], [1.0], [3.0], [5.0]])
-        >>> transform = fit_transform([x_NF], ["numeric"], TransformConfig(numeric="none"), bins=4)
-        >>> numbers = PiecewiseLinear(PLEConfig(bins=4, embedding=0), transform)  # edges 0, 0, 1, 3, 5
-        >>> numbers(torch.tensor([[0.5], [2.0], [6.0]]), torch.tensor([0, 3])).tolist()
-        [[0.0, 0.5, 0.0, 0.0], [0.0, 1.0, 0.5, 0.0], [0.0, 1.0, 1.0, 1.5]]
-    """
+class _PiecewiseLinear(_NumberEmbedding):
+    """Piecewise-linear encoding of numbers (Gorishniy et al. 2022, equation 1), and a linear layer with ReLU."""
 
     left_PB: Tensor
     scale_PB: Tensor
@@ -141,7 +115,7 @@ class PiecewiseLinear(NumberEmbedding):
         places_PB = open_PB.cumsum(1)
         first_PB, last_PB = open_PB & (places_PB == 1), open_PB & (places_PB == places_PB[:, -1:])
         low_PB, high_PB = torch.zeros_like(width_PB), open_PB.to(width_PB.dtype)
-        bound = transform.config.clip
+        bound = transform.config.clip  # the paper has none: a value may be a million widths of a narrow last bin away
         self.register_buffer("left_PB", edges_PB1[:, :-1], persistent=False)
         self.register_buffer("scale_PB", open_PB / width_PB.masked_fill(~open_PB, 1.0), persistent=False)
         self.register_buffer("low_PB", low_PB.masked_fill(first_PB, -bound), persistent=False)
@@ -154,7 +128,7 @@ class PiecewiseLinear(NumberEmbedding):
         return inside_NPB if self.linear is None else self.linear(inside_NPB).relu()
 
 
-class PLRConfig(NumberSettings):
+class PLRConfig(_NumberSettings):
     """Periodic embedding: sines and cosines of learnt frequencies, a linear layer for each feature, ReLU.
 
     Source: Gorishniy et al. 2022, section 3.3.
@@ -170,23 +144,13 @@ class PLRConfig(NumberSettings):
     embedding: Size = 8
     """Dimensions of the embedding of each feature."""
 
-    def build(self, transform: FeatureTransform) -> NumberEmbedding:
-        """A `Periodic` with fresh weights."""
-        return Periodic(self, transform)
+    def build(self, transform: FeatureTransform) -> _NumberEmbedding:
+        """A `_Periodic` with fresh weights."""
+        return _Periodic(self, transform)
 
 
-class Periodic(NumberEmbedding):
-    """Periodic embedding of numbers (Gorishniy et al. 2022, equation 2): `relu(linear([cos(v), sin(v)]))`.
-
-    `v = 2 pi c x` with a vector c of learnt frequencies for each feature.
-
-    Example:
-        >>> from ltrscale.models.features import TransformConfig
-        >>> transform = FeatureTransform(TransformConfig(), ["numeric", "categorical"], [5])
-        >>> numbers = Periodic(PLRConfig(), transform)
-        >>> numbers(torch.zeros(3, 2), torch.tensor([0, 3])).shape
-        torch.Size([3, 9])
-    """
+class _Periodic(_NumberEmbedding):
+    """`relu(linear([cos(v), sin(v)]))`, `v = 2 pi c x`, learnt c (Gorishniy et al. 2022, equation 2)."""
 
     def __init__(self, config: PLRConfig, transform: FeatureTransform) -> None:
         super().__init__(config, transform, dimensions=config.embedding)
@@ -195,7 +159,6 @@ class Periodic(NumberEmbedding):
         self.linear = SeparateLinear(features, 2 * config.frequencies, config.embedding)
 
     def embed(self, x_NP: Tensor) -> Tensor:
-        """Numbers [N, P] to embeddings [N, P, E]."""
         v_NPK = 2 * math.pi * self.frequencies_PK * x_NP[..., None]
         embedded_NPE: Tensor = self.linear(torch.cat([v_NPK.cos(), v_NPK.sin()], -1)).relu()
         return embedded_NPE
@@ -204,7 +167,7 @@ class Periodic(NumberEmbedding):
 class InFront(Encoder):
     """An encoder behind an embedding of numbers."""
 
-    def __init__(self, numbers: NumberEmbedding, encoder: Encoder) -> None:
+    def __init__(self, numbers: _NumberEmbedding, encoder: Encoder) -> None:
         super().__init__()
         self.numbers, self.encoder = numbers, encoder
         self.config, self.width, self.members = encoder.config, encoder.width, encoder.members

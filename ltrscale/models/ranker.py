@@ -45,11 +45,6 @@ def mlp_head(
         outputs: scores of a document.
         hidden: size of the hidden layers if the config sets none; `width` by default.
         members: networks that share an encoder; each has its own head.
-
-    Example:
-        >>> import torch
-        >>> mlp_head(HeadConfig(layers=1), 4)(torch.zeros(3, 4)).shape
-        torch.Size([3, 1])
     """
     sizes = [width, *[config.width or hidden or width] * (config.layers - 1)]
     layers: list[nn.Module] = [] if members == 1 else [nn.Unflatten(1, (members, width))]
@@ -82,13 +77,7 @@ class ProjectorConfig(Config):
 
 
 class Projector(nn.Module):
-    """Linear layers, by default without bias, ReLU after the hidden ones, optional BatchNorm (HOU24, A.2.5).
-
-    Example:
-        >>> import torch
-        >>> Projector(136, ProjectorConfig(output=64))(torch.zeros(3, 136)).shape
-        torch.Size([3, 64])
-    """
+    """Linear layers, by default without bias, ReLU after the hidden ones, optional BatchNorm (HOU24, A.2.5)."""
 
     def __init__(self, width: int, config: ProjectorConfig) -> None:
         super().__init__()

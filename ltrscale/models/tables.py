@@ -72,19 +72,19 @@ class HostTable(nn.Module):
             ids_U, place_NC = torch.unique(ids_NC.cpu(), return_inverse=True)
             return F.embedding(place_NC.to(ids_NC.device), self._copy(ids_U, ids_NC.device))
         if self._planned is None:  # several views of a batch share the rows
-            self._planned = sent(self._plan, ids_NC.device), self._copy(self._plan, ids_NC.device)
+            self._planned = _sent(self._plan, ids_NC.device), self._copy(self._plan, ids_NC.device)
         there_U, rows_UE = self._planned
         place_NC = torch.searchsorted(there_U, ids_NC).clamp(max=len(there_U) - 1)
         found_NC = there_U[place_NC] == ids_NC
         return F.embedding(place_NC, rows_UE).where(found_NC[..., None], torch.nan)
 
     def _copy(self, ids_U: Tensor, device: torch.device) -> Tensor:
-        rows_UE = sent(self.weight.detach()[ids_U], device).requires_grad_()
+        rows_UE = _sent(self.weight.detach()[ids_U], device).requires_grad_()
         self.lent.append(Lent(ids_U, rows_UE))
         return rows_UE
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
+def _sent(values: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device without waiting."""
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 

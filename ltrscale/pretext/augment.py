@@ -170,7 +170,7 @@ def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, gener
     place_N1 = torch.arange(len(x_NF), device=x_NF.device)[:, None] - first_N1
     hit_NF = random_entries(x_NF, probability, generator)
     # in place: with many features, this is the largest tensor of a step
-    source_NF = random_below((length_N1 - 1).clamp(min=1), x_NF.shape, generator)
+    source_NF = _random_below((length_N1 - 1).clamp(min=1), x_NF.shape, generator)
     source_NF.add_(place_N1 + 1).remainder_(length_N1).add_(first_N1)
     return torch.where(hit_NF, x_NF.gather(0, source_NF), x_NF)
 
@@ -185,57 +185,36 @@ class MarginalConfig(Augmentation):
     """Corrupt the same number of features of every document, as SCARF does, instead of drawing each independently."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with values drawn from the training marginals."""
-        if draw.marginals_SF is None:
+        """The documents with values drawn from the training marginals, each entry on its own (Bahri et al. 2022).
+
+        SCARF's Algorithm 1 corrupts floor(rate F) features of every document (`fixed_count`); HOU24 uses a probability,
+        which is an independent draw for each entry.
+
+        Example:
+            >>> marginals = torch.tensor([[1.0, 10.0, 100.0], [2.0, 20.0, 200.0]])
+            >>> numeric, generator = torch.ones(3, dtype=torch.bool), torch.Generator().manual_seed(0)
+            >>> draw = Draw(numeric, torch.tensor([0, 2]), generator, marginals)
+            >>> MarginalConfig(probability=0.7, fixed_count=True).view(torch.zeros(2, 3), draw)
+            tensor([[  2.,   0., 200.],
+                    [  2.,  20.,   0.]])
+        """
+        marginals_SF, generator = draw.marginals_SF, draw.generator
+        if marginals_SF is None:
             raise ValueError("the marginal augmentation needs marginals_SF, a sample of the training documents")
-        return corrupt_from_marginals(
-            x_NF, draw.marginals_SF, rate=self.probability, fixed_count=self.fixed_count, generator=draw.generator
-        )
+        if self.fixed_count:
+            # in floating point, .29 * 100 is slightly less than 29
+            count = math.floor(self.probability * x_NF.shape[1] + 1e-9)
+            order_NF = torch.rand(x_NF.shape, generator=generator, device=x_NF.device).argsort(1)
+            hit_NF = torch.zeros_like(order_NF, dtype=torch.bool).scatter_(1, order_NF[:, :count], True)
+        else:
+            hit_NF = random_entries(x_NF, self.probability, generator)
+        source_NF = torch.randint(len(marginals_SF), x_NF.shape, generator=generator, device=x_NF.device)
+        return torch.where(hit_NF, marginals_SF.gather(0, source_NF).to(x_NF.dtype), x_NF)
 
     @property
     def needs_marginals(self) -> bool:
         """Always True."""
         return True
-
-
-def corrupt_from_marginals(
-    x_NF: Tensor, marginals_SF: Tensor, *, rate: float, generator: torch.Generator, fixed_count: bool = False
-) -> Tensor:
-    """Replace values by draws from the empirical marginal of their feature over the training split (Bahri et al. 2022).
-
-    Each corrupted entry draws its own value, uniformly from its feature's column of the sample. SCARF's Algorithm 1
-    corrupts floor(rate F) features of every document (`fixed_count`); HOU24 uses a probability, which is an
-    independent draw for each entry.
-
-    Args:
-        x_NF: normalised features.
-        marginals_SF: a uniform sample of the training split's documents, normalised in the same way.
-        rate: share of the entries that are replaced.
-        generator: source of randomness, on the device of x_NF.
-        fixed_count: corrupt the same number of features of every document.
-
-    Raises:
-        ValueError: the sample is empty or has other features.
-
-    Example:
-        >>> x, marginals = torch.zeros(2, 3), torch.tensor([[1.0, 10.0, 100.0], [2.0, 20.0, 200.0]])
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> corrupt_from_marginals(x, marginals, rate=0.7, generator=generator, fixed_count=True)
-        tensor([[  2.,   0., 200.],
-                [  2.,  20.,   0.]])
-    """
-    if len(marginals_SF) == 0 or marginals_SF.shape[1] != x_NF.shape[1]:
-        raise ValueError(
-            f"marginals must hold documents of {x_NF.shape[1]} features, not be of shape {list(marginals_SF.shape)}"
-        )
-    if fixed_count:
-        count = math.floor(rate * x_NF.shape[1] + 1e-9)  # in floating point, .29 * 100 is slightly less than 29
-        order_NF = torch.rand(x_NF.shape, generator=generator, device=x_NF.device).argsort(1)
-        hit_NF = torch.zeros_like(order_NF, dtype=torch.bool).scatter_(1, order_NF[:, :count], True)
-    else:
-        hit_NF = random_entries(x_NF, rate, generator)
-    source_NF = torch.randint(len(marginals_SF), x_NF.shape, generator=generator, device=x_NF.device)
-    return torch.where(hit_NF, marginals_SF.gather(0, source_NF).to(x_NF.dtype), x_NF)
 
 
 Mixup = Literal["linear", "geometric", "binary"]
@@ -252,61 +231,36 @@ class MixupConfig(Augmentation):
     """Ways to mix, one drawn for each document: all three are DACL+, `linear` alone is DACL."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents mixed with others of the micro-batch."""
-        return mixup(x_NF, draw.numeric_F, amount=self.amount, forms=self.forms, generator=draw.generator)
+        """The documents x, each with a share of another document x' of the batch.
 
+        With `lambda ~ U(1 - amount, 1)` and one of the forms drawn for each document (Verma et al. 2021, section 3;
+        their alpha is 1 - amount):
 
-def mixup(
-    x_NF: Tensor, numeric_F: Tensor, *, amount: float, generator: torch.Generator, forms: Sequence[Mixup] = MIXUPS
-) -> Tensor:
-    """A view of each document x that mixes in a share of another document x' of the batch, shape [N, F].
+        - linear: `lambda x + (1 - lambda) x'`
+        - geometric: `x^lambda x'^(1 - lambda)` where both are positive; linear elsewhere, where a real power is not
+          defined. Normalised features are negative about half of the time.
+        - binary: each feature comes from x with probability lambda, otherwise from x'.
 
-    With `lambda ~ U(1 - amount, 1)` and one of the forms drawn for each document (Verma et al. 2021, section 3;
-    their alpha is 1 - amount):
+        A category is never averaged: in every form it comes from x with probability lambda, otherwise from x'. All
+        other documents of the batch are equally likely as the partner x'; a document alone in the batch does not
+        change. A form listed twice is drawn twice as often.
 
-    - linear: `lambda x + (1 - lambda) x'`
-    - geometric: `x^lambda x'^(1 - lambda)` where both are positive; linear elsewhere, where a real power is not
-      defined. Normalised features are negative about half of the time.
-    - binary: each feature comes from x with probability lambda, otherwise from x'.
-
-    A category is never averaged: in every form it comes from x with probability lambda, otherwise from x'. All other
-    documents of the batch are equally likely as the partner x'; a document alone in the batch does not change.
-
-    The paper gives each form its own strength; here one lambda serves all forms, so the share of x' has the same mean
-    in each. We read HOU24's "mixup amount" as a bound on the share of x'.
-
-    Args:
-        x_NF: normalised features.
-        numeric_F: True where a feature is numeric, False where it is a vocabulary index.
-        amount: the largest share of the other document, in [0, 1].
-        generator: source of randomness, on the device of x_NF.
-        forms: the forms to draw from; a form listed twice is drawn twice as often.
-
-    Raises:
-        ValueError: the amount is not in [0, 1], or forms is empty.
-
-    Example:
-        >>> x, numeric = torch.tensor([[1.0, 4.0, 5.0], [4.0, 1.0, 6.0]]), torch.tensor([True, True, False])
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> mixup(x, numeric, amount=0.9, generator=generator, forms=["geometric"])
-        tensor([[1.4675, 2.7257, 5.0000],
-                [1.8134, 2.2059, 6.0000]])
-    """
-    if not 0 <= amount <= 1 or not forms:
-        raise ValueError(f"mixup needs an amount between 0 and 1 and at least one form, not {amount} and {forms}")
-    n, device = len(x_NF), x_NF.device
-    ahead_N = 1 + random_below(torch.full((), max(1, n - 1), device=device), (n,), generator)
-    other_NF = x_NF[(torch.arange(n, device=device) + ahead_N) % max(1, n)]
-    share_N1 = 1 - amount * torch.rand(n, 1, generator=generator, device=device)
-    form_N1 = torch.randint(len(forms), (n, 1), generator=generator, device=device)
-    keep_NF = torch.rand(x_NF.shape, generator=generator, device=device) < share_N1
-    binary_NF = torch.where(keep_NF, x_NF, other_NF)
-    mixed_NF = binary_NF
-    for number, form in enumerate(forms):
-        if form != "binary":
-            smooth_NF = _smooth(form, x_NF, other_NF, share_N1.to(x_NF.dtype))
-            mixed_NF = torch.where(numeric_F & (form_N1 == number), smooth_NF, mixed_NF)
-    return mixed_NF
+        The paper gives each form its own strength; here one lambda serves all forms, so the share of x' has the same
+        mean in each. We read HOU24's "mixup amount" as a bound on the share of x'.
+        """
+        n, device, generator = len(x_NF), x_NF.device, draw.generator
+        ahead_N = 1 + _random_below(torch.full((), max(1, n - 1), device=device), (n,), generator)
+        other_NF = x_NF[(torch.arange(n, device=device) + ahead_N) % max(1, n)]
+        share_N1 = 1 - self.amount * torch.rand(n, 1, generator=generator, device=device)
+        form_N1 = torch.randint(len(self.forms), (n, 1), generator=generator, device=device)
+        keep_NF = torch.rand(x_NF.shape, generator=generator, device=device) < share_N1
+        binary_NF = torch.where(keep_NF, x_NF, other_NF)
+        mixed_NF = binary_NF
+        for number, form in enumerate(self.forms):
+            if form != "binary":
+                smooth_NF = _smooth(form, x_NF, other_NF, share_N1.to(x_NF.dtype))
+                mixed_NF = torch.where(draw.numeric_F & (form_N1 == number), smooth_NF, mixed_NF)
+        return mixed_NF
 
 
 def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor, share_N1: Tensor) -> Tensor:
@@ -317,11 +271,8 @@ def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor
     return torch.where((x_NF > 0) & (other_NF > 0), product_NF, linear_NF)
 
 
-def random_below(bound: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Uniform random integers from 0 to `bound - 1`; `bound` is at least 1 and broadcasts to the shape.
-
-    They are remainders of 62 random bits: for bounds below 2^31, probabilities differ by at most one part in 2^31.
-    """
+def _random_below(bound: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Random integers from 0 to `bound - 1`, remainders of 62 bits: their chances differ by a part in 2^31."""
     return torch.randint(1 << 62, tuple(shape), generator=generator, device=bound.device).remainder_(bound)
 
 
@@ -365,12 +316,7 @@ class ComposeConfig(Augmentation):
 
     @property
     def needs_marginals(self) -> bool:
-        """Whether any step draws from the training marginals.
-
-        Example:
-            >>> ComposeConfig(steps=(GaussianConfig(), MarginalConfig())).needs_marginals
-            True
-        """
+        """Whether any step draws from the training marginals."""
         return any(step.needs_marginals for step in self.steps)
 
 

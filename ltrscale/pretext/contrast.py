@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -17,9 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import length_chunks
 from ltrscale.devices import block_entries
-from ltrscale.layout import Chunks, registered_offsets
+from ltrscale.layout import Chunks
 from ltrscale.models.layers import Encoder
-from ltrscale.models.ranker import Projector, ProjectorConfig
+from ltrscale.models.ranker import Projector
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import AddedModules, Pretrainer
 from ltrscale.pretext.siamese import Siamese
@@ -34,14 +33,10 @@ _LARGEST_EXPONENT = 80
 class Contrastive(Siamese):
     """The base of the objectives with an InfoNCE loss."""
 
+    with_positive: ClassVar[bool]
+    """Whether the sum over other views includes the document's own second view."""
     temperature: float = Field(0.1, gt=0)
     """Divides the cosine similarities."""
-    projector: ProjectorConfig = ProjectorConfig()
-
-    @property
-    def projector_layers(self) -> int:
-        """Hidden layers of the projector."""
-        return self.projector.layers
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A projector."""
@@ -49,21 +44,6 @@ class Contrastive(Siamese):
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """The InfoNCE loss of each document."""
-        return simclr_rank(z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature)
-
-    def uninformed(self, negatives_N: Tensor) -> Tensor:
-        """`2 log(2L - 1)` for L documents: both views choose among 2L - 1 others."""
-        return 2 * torch.log1p(2 * negatives_N)
-
-
-class _TwoViews(Contrastive):
-    """The base of SimCLR, SimCLR-Rank and SimCLR-Sample, which differ in the groups that they contrast within."""
-
-    with_positive: bool = True
-    """Whether the sum over other views includes the document's own second view: HOU24's formula 3 and both public
-    codes include it, HOU23's section D.1 leaves it out."""
-
-    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         return simclr_rank(
             z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature, with_positive=self.with_positive
         )
@@ -71,6 +51,14 @@ class _TwoViews(Contrastive):
     def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`2 log(2L - 1)` for L documents, `2 log(2L - 2)` without the positive; 0 for a document alone."""
         return 2 * torch.log((2 * negatives_N + self.with_positive).clamp(min=1))
+
+
+class _TwoViews(Contrastive):
+    """The base of SimCLR, SimCLR-Rank and SimCLR-Sample, which differ in the groups that they contrast within."""
+
+    with_positive: bool = True  # type: ignore[misc]
+    """Whether the sum over other views includes the document's own second view: HOU24's formula 3 and both public
+    codes include it, HOU23's section D.1 leaves it out."""
 
 
 class SimCLRRankConfig(_TwoViews):
@@ -139,32 +127,14 @@ def simclr_rank(
 class SimCLRConfig(_TwoViews):
     """SimCLR: distinguish a document's two views from all other documents of the micro-batch.
 
-    Source: Chen et al. 2020.
+    It is SimCLR-Rank with all documents in one group: time is O(N^2), memory O(N D).
+
+    Source: Chen et al. 2020, equation 1, both views summed.
     Proof: loops; chunks; gradients; memory.
     """
 
     kind: Literal["simclr"] = "simclr"
     contrasts_batch: ClassVar[bool] = True
-
-
-def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
-    """SimCLR: distinguish a document's two views from all other views of the micro-batch, shape [N].
-
-    `sum over a = 0, 1 of -cos(z_a, z_a') / tau + log sum over v of exp(cos(z_a, v) / tau)` where v runs over the other
-    2N - 1 views, including the positive but not z_a itself (Chen et al. 2020, equation 1, both views summed). It is
-    computed as SimCLR-Rank with all documents in one group: time is O(N^2), memory O(N D), and the matrix of all
-    similarities never exists.
-
-    Raises:
-        ValueError: the temperature is not positive.
-
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> simclr(z, z, temperature=1.0)  # 2 log(1 + 2 / e)
-        tensor([1.1029, 1.1029])
-    """
-    all_of_them = registered_offsets(np.array([0, len(z0_ND)]), z0_ND.device)
-    return simclr_rank(z0_ND, z1_ND, all_of_them, temperature=temperature)
 
 
 class ScarfConfig(Contrastive):
@@ -206,7 +176,7 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
 
     `-cos(z_i, c_i) / tau + log sum over k of exp(cos(z_i, c_k) / tau)`, with z of the original documents and c of
     their corrupted views (Bahri et al. 2022, Algorithm 1). The sum runs over the N corrupted views only, including the
-    document's own, and in one direction only: this is neither `simclr` nor the mean of both directions. The algorithm
+    document's own, and in one direction only: this is neither SimCLR nor the mean of both directions. The algorithm
     takes the mean over k, which only subtracts log N; with the sum, a single document has loss 0.
 
     Time is O(N^2), memory O(N D): similarities are computed in tiles, and recomputed for the gradient. They are float32
@@ -238,13 +208,14 @@ class DaclConfig(Contrastive):
     kind: Literal["dacl"] = "dacl"
     contrasts_batch: ClassVar[bool] = True
     draws_views: ClassVar[bool] = False
+    with_positive: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
     forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1, max_length=100)
     """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Two mixtures of each document, see `mixup`."""
+        """Two mixtures of each document, see `MixupConfig.view`."""
         mixture = MixupConfig(amount=self.amount, forms=self.forms)
         first_NF = draw.masked(mixture.view(x_NF, draw))
         return first_NF, draw.masked(mixture.view(x_NF, draw))

@@ -38,21 +38,21 @@ class MaskedLanguageConfig(Objective):
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A decoder of tokens; no projector."""
         assert isinstance(encoder, CrossEncoder)
-        return AddedModules(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
+        return AddedModules(decoder=_TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
 
     def summed(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """The summed loss of the hidden tokens, and their number."""
         encoder = net.encoder
         assert isinstance(encoder, CrossEncoder)
-        assert isinstance(net.decoder, TokenDecoder)
+        assert isinstance(net.decoder, _TokenDecoder)
         assert draw.groups is not None
-        losses_M, there_M = masked_language(
+        losses_M, there_M = _masked_language(
             encoder, net.decoder, encoder.pairs(draw.groups), draw.generator, rate=self.rate
         )
         return losses_M.sum(), there_M.sum()
 
 
-class TokenDecoder(nn.Module):
+class _TokenDecoder(nn.Module):
     """BERT's head: `norm(gelu(linear(h)))` times the transposed token embedding, plus a bias for each token."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
@@ -67,7 +67,7 @@ class TokenDecoder(nn.Module):
         return logits_MV
 
 
-class Hidden(NamedTuple):
+class _Hidden(NamedTuple):
     """Sequences with hidden tokens."""
 
     ids_T: Tensor
@@ -77,18 +77,8 @@ class Hidden(NamedTuple):
     """True where there is such a token; only a GPU has spare places."""
 
 
-def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> Hidden:
-    """Hide tokens of the sequences, each independently.
-
-    [CLS] and [SEP] are never chosen. The number of draws depends only on the number of tokens. A GPU has eight standard
-    deviations more places than the expected number of tokens, so that it need not report the actual number.
-
-    Args:
-        pairs: the sequences.
-        vocabulary: random tokens are uniform over all of it.
-        generator: source of randomness, on the device of the sequences.
-        rate: probability of each token of a text to be chosen.
-    """
+def _hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> _Hidden:
+    """Hide tokens of texts, each at this rate; a GPU has spare places, so it need not report their number."""
     chosen_T, how_T = torch.rand(2, len(pairs.ids_T), generator=generator, device=pairs.ids_T.device)
     random_T = torch.randint(vocabulary.size, how_T.shape, generator=generator, device=how_T.device)
     hidden_T = pairs.text_T & (chosen_T < rate)
@@ -96,21 +86,21 @@ def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, 
     ids_T = torch.where(hidden_T, torch.where(how_T < MASKED, vocabulary.mask, kept_T), pairs.ids_T)
     if hidden_T.device.type == "cpu":
         rows_M = hidden_T.nonzero()[:, 0]
-        return Hidden(ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool))
+        return _Hidden(ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool))
     n = len(hidden_T)
     places = min(n, math.ceil(n * rate + 8 * math.sqrt(n * rate)) + 8)
     number_T = torch.where(hidden_T, hidden_T.cumsum(0) - 1, places).clamp_(max=places)  # without a place: last
     rows_M = torch.zeros(places + 1, dtype=torch.int64, device=hidden_T.device)
     rows_M = rows_M.scatter_(0, number_T, torch.arange(n, device=hidden_T.device))[:-1]
-    return Hidden(ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum())
+    return _Hidden(ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum())
 
 
-def masked_language(
-    encoder: CrossEncoder, decoder: TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
+def _masked_language(
+    encoder: CrossEncoder, decoder: _TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
 ) -> tuple[Tensor, Tensor]:
     """Cross entropies of hidden tokens [M] (Devlin et al. 2019, section 3.1), and True where a place has a token."""
     assert encoder.config.vocabulary is not None
-    ids_T, rows_M, there_M = hide(pairs, encoder.config.vocabulary, generator, rate=rate)
+    ids_T, rows_M, there_M = _hide(pairs, encoder.config.vocabulary, generator, rate=rate)
     h_TD = encoder.bert(ids_T, pairs.types_T, pairs.offsets_N1)
     logits_MV = decoder(h_TD.index_select(0, rows_M), encoder.bert.tokens.weight)
     return F.cross_entropy(logits_MV.float(), pairs.ids_T[rows_M], reduction="none") * there_M, there_M

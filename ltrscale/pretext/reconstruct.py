@@ -26,16 +26,8 @@ MAX_CLASSES = 256
 """Categories of one feature that reconstruction distinguishes; a larger vocabulary is folded."""
 
 
-def reconstruction_classes(cardinalities: Sequence[int]) -> list[int]:
-    """The number of classes in the reconstruction of each categorical feature: its cardinality, at most MAX_CLASSES.
-
-    The target of an index is its remainder by the number of classes, so a vocabulary of 100,000 does not cost 100,000
-    outputs a document. Up to MAX_CLASSES rows the target is the index itself.
-
-    Example:
-        >>> reconstruction_classes([5, 100_000])
-        [5, 256]
-    """
+def _reconstruction_classes(cardinalities: Sequence[int]) -> list[int]:
+    """The number of classes of each categorical feature: an index counts as its remainder by MAX_CLASSES."""
     return [min(n, MAX_CLASSES) for n in cardinalities]
 
 
@@ -56,7 +48,7 @@ def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinal
         >>> feature_errors(decoded, torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([True, False, True]), [2])
         tensor([[0.0000, 0.6931, 4.0000]])
     """
-    classes = reconstruction_classes(cardinalities)
+    classes = _reconstruction_classes(cardinalities)
     decoded_NO, x_NF = at_least_float32(decoded_NO), at_least_float32(x_NF)
     if not classes:
         return (decoded_NO - x_NF).square()
@@ -106,17 +98,11 @@ class DecoderConfig(Config):
 
 
 class FeatureDecoder(nn.Module):
-    """Reconstructs all features from an embedding, for `feature_errors`: numbers, then logits of categories.
-
-    Example:
-        >>> decoder = FeatureDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])
-        >>> decoder(torch.zeros(3, 16)).shape
-        torch.Size([3, 7])
-    """
+    """Reconstructs all features from an embedding, for `feature_errors`: numbers, then logits of categories."""
 
     def __init__(self, config: DecoderConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
-        outputs = int(numeric_F.sum()) + sum(reconstruction_classes(cardinalities))
+        outputs = int(numeric_F.sum()) + sum(_reconstruction_classes(cardinalities))
         self.layers = mlp_head(HeadConfig(layers=config.layers, width=config.width), width, outputs=outputs)
 
     def forward(self, h_ND: Tensor) -> Tensor:
@@ -125,19 +111,8 @@ class FeatureDecoder(nn.Module):
         return decoded_NO
 
 
-def vime_corrupt(x_NF: Tensor, *, rate: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """VIME's corrupted documents, and a mask of the changed entries: two tensors of shape [N, F].
-
-    `x~ = m * x_bar + (1 - m) * x` with m ~ Bernoulli(rate) for each entry and x_bar the columns of the batch, each in
-    its own random order. The label of the mask is 1 where `x~ != x`, not where m is 1, because the drawn value may
-    equal the old one (Yoon et al. 2020, section 4.1 and their code).
-
-    Example:
-        >>> x = torch.tensor([[1.0, 7.0], [2.0, 7.0]])
-        >>> vime_corrupt(x, rate=1.0, generator=torch.Generator().manual_seed(0))[1]
-        tensor([[ True, False],
-                [ True, False]])
-    """
+def _vime_corrupt(x_NF: Tensor, *, rate: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Documents with entries of permuted columns, and a mask of those that differ (Yoon et al. 2020, section 4.1)."""
     hit_NF = random_entries(x_NF, rate, generator)
     corrupted_NF = torch.where(hit_NF, permute_columns(x_NF, generator=generator), x_NF)
     return corrupted_NF, corrupted_NF != x_NF
@@ -169,15 +144,8 @@ def vime(
     return mask_NF.mean(1) + alpha * feature_errors(decoded_NO, x_NF, numeric_F, cardinalities).mean(1)
 
 
-class VimeDecoder(nn.Module):
-    """VIME's two estimators on one embedding: of the features, and of the mask of corrupted features.
-
-    Example:
-        >>> decoder = VimeDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])
-        >>> decoded_NO, mask_logits_NF = decoder(torch.zeros(3, 16))
-        >>> decoded_NO.shape, mask_logits_NF.shape
-        (torch.Size([3, 7]), torch.Size([3, 3]))
-    """
+class _VimeDecoder(nn.Module):
+    """VIME's two estimators on one embedding: of the features, and of the mask of corrupted features."""
 
     def __init__(self, config: DecoderConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
@@ -205,11 +173,11 @@ class VimeConfig(Objective):
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:
         """A decoder, which reads all members at once; no projector."""
-        return AddedModules(decoder=VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
+        return AddedModules(decoder=_VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """The VIME loss of each document."""
-        corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=self.rate, generator=draw.generator)
+        corrupted_NF, changed_NF = _vime_corrupt(x_NF, rate=self.rate, generator=draw.generator)
         decoded_NO, mask_logits_NF = net.decoder(net.embed(corrupted_NF, draw))
         cardinalities = net.transform.cardinalities
         return vime(decoded_NO, mask_logits_NF, x_NF, changed_NF, draw.numeric_F, cardinalities, alpha=self.alpha)

@@ -27,6 +27,12 @@ class Siamese(Objective):
         "it; stop a long one, and hide such features with pretrain.mask, or make views differ more: pretrain.augment, "
         "for scarf and dacl the rate of pretrain.method"
     )
+    projector: ProjectorConfig = ProjectorConfig()
+
+    @property
+    def projector_layers(self) -> int:
+        """Hidden layers of the projector."""
+        return self.projector.layers
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
         """Whether the configured augmentation makes the views and needs marginals."""
@@ -106,14 +112,8 @@ def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tenso
     return -(cosine(p0_ND, z1_ND) + cosine(p1_ND, z0_ND))
 
 
-class Predictor(nn.Sequential):
-    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU and without bias, output of the input's size.
-
-    Args:
-        width: size P of the projection.
-        bottleneck: size of the hidden layer; a quarter of the width by default (the public code of HOU24: 136 to 34).
-        bias: whether the output layer has a bias.
-    """
+class _Predictor(nn.Sequential):
+    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU and without bias, output of the input's size."""
 
     def __init__(self, width: int, bottleneck: int | None = None, *, bias: bool = False) -> None:
         hidden = bottleneck or max(1, width // 4)
@@ -135,16 +135,11 @@ class SimSiamConfig(Siamese):
     predictor_bias: bool = False
     """Whether the predictor's output layer has a bias: HOU24's text has none, its public code has one."""
 
-    @property
-    def projector_layers(self) -> int:
-        """Hidden layers of the projector."""
-        return self.projector.layers
-
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
         """A projector, and a predictor on top of it."""
         projector = Projector(encoder.member_width, self.projector)
         return AddedModules(
-            projector=projector, predictor=Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
+            projector=projector, predictor=_Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
         )
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002

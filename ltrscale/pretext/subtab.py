@@ -24,86 +24,6 @@ from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 Noise = Literal["swap", "gaussian", "zero"]
 
 
-def feature_subsets(n_features: int, *, subsets: int, overlap: float, device: torch.device | str = "cpu") -> Tensor:
-    """SubTab's subsets of neighbouring features, a mask of shape [K, F].
-
-    The features are cut into K blocks of `ceil(F / K)`, evenly spaced; subset k is block k with the
-    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). Features wrap around, so every subset has
-    the same size; the authors' code extends the first subset forward instead. Every feature is in a subset (the
-    authors' code leaves out the last F mod K). With fewer features than subsets, some subsets are equal.
-
-    Args:
-        n_features: F, at least 1.
-        subsets: K.
-        overlap: shared part of a block, in [0, 1).
-        device: where the mask is made.
-
-    Raises:
-        ValueError: n_features or subsets is below 1, or overlap is not in [0, 1).
-
-    Example:
-        >>> feature_subsets(8, subsets=4, overlap=0.5).long()
-        tensor([[1, 1, 0, 0, 0, 0, 0, 1],
-                [0, 1, 1, 1, 0, 0, 0, 0],
-                [0, 0, 0, 1, 1, 1, 0, 0],
-                [0, 0, 0, 0, 0, 1, 1, 1]])
-    """
-    if n_features < 1 or subsets < 1 or not 0 <= overlap < 1:
-        raise ValueError(f"{n_features} features cannot be cut into {subsets} subsets with an overlap of {overlap}")
-    block = -(-n_features // subsets)
-    shared = round(overlap * block)
-    first_K1 = torch.arange(subsets, device=device)[:, None] * n_features // subsets - shared
-    return (torch.arange(n_features, device=device) - first_K1) % n_features < block + shared
-
-
-def subtab_views(
-    x_NF: Tensor,
-    numeric_F: Tensor,
-    subsets_KF: Tensor,
-    *,
-    rate: float,
-    noise: Noise,
-    scale: float,
-    generator: torch.Generator,
-) -> Tensor:
-    """The noisy subsets that SubTab encodes, shape [K, N, F]: features outside a subset are 0.
-
-    In the paper the encoder has one input for each feature of a subset, and at test time the subsets' embeddings are
-    averaged. Here the encoder has an input for every feature, because finetuning uses whole documents. Features outside
-    the subset are 0 (a number's centre, the unknown category). This is our reading of HOU24.
-
-    Args:
-        x_NF: normalised features.
-        numeric_F: True where a feature is numeric.
-        subsets_KF: from `feature_subsets`.
-        rate: share of a subset's entries that are made noisy, drawn anew for each subset.
-        noise: the new value: `swap` takes another document's value (the column in a random order, the authors'
-            default), `gaussian` adds noise to the value (numeric features only), `zero` sets 0.
-        scale: standard deviation of the gaussian noise.
-        generator: source of randomness, on the device of x_NF.
-
-    Example:
-        >>> subsets, generator = feature_subsets(4, subsets=2, overlap=0.5), torch.Generator().manual_seed(0)
-        >>> x, numeric = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.ones(4, dtype=torch.bool)
-        >>> subtab_views(x, numeric, subsets, rate=0.0, noise="zero", scale=0.0, generator=generator)
-        tensor([[[1., 2., 0., 4.]],
-        <BLANKLINE>
-                [[0., 2., 3., 4.]]])
-    """
-    views = []
-    for subset_F in subsets_KF:
-        hit_NF = random_entries(x_NF, rate, generator)
-        match noise:
-            case "swap":
-                noisy_NF = permute_columns(x_NF, generator=generator)
-            case "gaussian":
-                noisy_NF = add_noise(x_NF, numeric_F, scale=scale, generator=generator)
-            case "zero":
-                noisy_NF = torch.zeros_like(x_NF)
-        views.append(torch.where(hit_NF, noisy_NF, x_NF).masked_fill(~subset_F, 0.0))
-    return torch.stack(views)
-
-
 def subtab(
     decoded_KNO: Tensor,
     z_KNP: Tensor,
@@ -136,16 +56,11 @@ def subtab(
         contrast: weight of InfoNCE; at 0 it is not computed.
         distance: weight of the distance.
 
-    Raises:
-        ValueError: there are fewer than two subsets.
-
     Example:
         >>> x, numeric, z = torch.zeros(1, 2), torch.tensor([True, True]), torch.tensor([[[1.0, 0.0]], [[0.0, 3.0]]])
         >>> subtab(torch.ones(2, 1, 2), z, x, torch.tensor([0, 1]), numeric, [], temperature=0.1)  # 2 + 0 + 2
         tensor([4.])
     """
-    if len(z_KNP) < 2:
-        raise ValueError(f"SubTab compares pairs of subsets and needs two of them, not {len(z_KNP)}")
     loss_N = feature_errors(decoded_KNO, x_NF, numeric_F, cardinalities).sum(2).mean(0)
     pairs = list(combinations(unit_vectors(z_KNP), 2))
     at_once = 1 if z_KNP.device.type == "cpu" else len(pairs)  # one pair stays in a CPU's cache
@@ -162,6 +77,10 @@ def subtab(
 
 class SubTabConfig(Objective):
     """SubTab: reconstruct all features from each of several overlapping subsets, and align their projections.
+
+    Subsets are neighbouring features and wrap around the last one: all have the same size, and every feature is in one.
+    The authors' code extends the first subset forward and leaves out the last F mod K features. The encoder has an
+    input for every feature, because finetuning uses whole documents; features outside a subset are 0.
 
     Source: Ucar et al. 2021; HOU24.
     Proof: loop; subsets cover all features.
@@ -205,19 +124,31 @@ class SubTabConfig(Objective):
             projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities)
         )
 
+    def masks(self, n_features: int, device: torch.device | None = None) -> Tensor:
+        """The subsets, shape [K, F]: blocks of `ceil(F / K)` features with `round(overlap * block)` before each."""
+        block = -(-n_features // self.subsets)
+        shared = round(self.overlap * block)
+        first_K1 = torch.arange(self.subsets, device=device)[:, None] * n_features // self.subsets - shared
+        return (torch.arange(n_features, device=device) - first_K1) % n_features < block + shared
+
+    def views(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """The noisy subsets, shape [K, N, F]: features outside a subset are 0, and each subset has its own noise."""
+        views = []
+        for subset_F in self.masks(x_NF.shape[1], x_NF.device):
+            hit_NF = random_entries(x_NF, self.rate, draw.generator)
+            match self.noise:
+                case "swap":
+                    noisy_NF = permute_columns(x_NF, generator=draw.generator)
+                case "gaussian":
+                    noisy_NF = add_noise(x_NF, draw.numeric_F, scale=self.scale, generator=draw.generator)
+                case "zero":
+                    noisy_NF = torch.zeros_like(x_NF)
+            views.append(torch.where(hit_NF, noisy_NF, x_NF).masked_fill(~subset_F, 0.0))
+        return torch.stack(views)
+
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """The SubTab loss of each document."""
-        subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
-        views_KNF = subtab_views(
-            x_NF,
-            draw.numeric_F,
-            subsets_KF,
-            rate=self.rate,
-            noise=self.noise,
-            scale=self.scale,
-            generator=draw.generator,
-        )
-        h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(views_KNF)]
+        h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(self.views(x_NF, draw))]
         z_KNP = torch.stack([net.projected(h_ND) for h_ND in h_KND])
         among_Q1 = draw.offsets_Q1 if self.within_groups else one_list(draw.offsets_Q1)
         losses_N = subtab(

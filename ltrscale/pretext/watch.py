@@ -75,12 +75,7 @@ class Geometry(NamedTuple):
 
     @classmethod
     def from_sums(cls, sums: Sums) -> Self:
-        """Compute the figures from sums.
-
-        Example:
-            >>> Geometry.from_sums(Sums(2, 1, 8, 4, 2, 1, 6, 12))
-            Geometry(alignment=0.5, uniformity=-0.693..., accuracy=0.5, loss_left=0.5)
-        """
+        """Compute the figures from sums."""
         ratio = torch.tensor([sums.distance, sums.nearness, sums.found, sums.loss], dtype=torch.float64)
         ratio /= torch.tensor([sums.anchors, sums.pairs, sums.contrasted, sums.uninformed], dtype=torch.float64)
         ratio[1].log_()
@@ -88,12 +83,7 @@ class Geometry(NamedTuple):
 
 
 def warning_of(epoch: Geometry, if_solved: str) -> str | None:
-    """The warning about an epoch, with the remedy; None if nothing is wrong.
-
-    Example:
-        >>> warning_of(Geometry(alignment=0.5, uniformity=-2.5, accuracy=0.6, loss_left=0.3), "") is None
-        True
-    """
+    """The warning about an epoch, with the remedy; None if nothing is wrong."""
     if epoch.uniformity is not None and epoch.uniformity > _COLLAPSED:
         return (
             f"the embeddings have collapsed (uniformity {epoch.uniformity:.3f}, alignment {epoch.alignment:.3f}): all "

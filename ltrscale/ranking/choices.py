@@ -114,12 +114,7 @@ MetricName = Annotated[str, AfterValidator(lambda name: metric_named(name).name)
 
 
 def metric_class(name: str) -> type[Metric]:
-    """The config class for a metric name, with or without cut-off; includes metrics that `metric_named` cannot select.
-
-    Example:
-        >>> metric_class("letor_precision@5").__name__
-        'LetorPrecisionConfig'
-    """
+    """The config class for a metric name, with or without cut-off, also where `metric_named` cannot select it."""
     return _BY_KIND[Name.parsed(name).kind]
 
 

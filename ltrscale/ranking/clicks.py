@@ -30,11 +30,6 @@ class PropensityModel(nn.Module):
 
     Raises:
         ValueError: fewer than 2 positions, which leave nothing to learn.
-
-    Example:
-        >>> model = PropensityModel(3)
-        >>> model(torch.tensor([1.0, 3.0, 8.0, torch.nan])).tolist()
-        [0.0, 0.0, 0.0, 0.0]
     """
 
     def __init__(self, positions: int) -> None:
@@ -50,7 +45,7 @@ class PropensityModel(nn.Module):
             InputError: a position is below 1.
         """
         logits_P = torch.cat([self.later.new_zeros(1), self.later])
-        return logits_P[position_index(positions_N, len(logits_P))]
+        return logits_P[_position_index(positions_N, len(logits_P))]
 
 
 def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator) -> QueryGroups:
@@ -96,18 +91,8 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
     )
 
 
-def position_index(positions_N: Tensor, positions: int) -> Tensor:
-    """The index of each document in a table with one entry per position, int64 [N]; 0 for a document not shown.
-
-    A position beyond the table gets the last entry.
-
-    Raises:
-        InputError: a position is below 1.
-
-    Example:
-        >>> position_index(torch.tensor([1.0, 3.0, 12.0, torch.nan]), 10).tolist()
-        [0, 2, 9, 0]
-    """
+def _position_index(positions_N: Tensor, positions: int) -> Tensor:
+    """The index of each document in a table by position, whose last entry is for all later ones; 0 if not shown."""
     if bool((positions_N < 1).any()):  # NaN compares as False, so documents not shown pass
         raise InputError(f"positions: {float(positions_N.nan_to_num(nan=1).min())} is below 1; count from 1")
     return (positions_N.nan_to_num(nan=1).clamp(max=positions) - 1).long()

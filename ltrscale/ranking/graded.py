@@ -19,24 +19,6 @@ Gains = Literal["column"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...],
 """The gains of labels 0, 1, 2, ..., or those in the column `gains`."""
 
 
-class DCGConfig(Metric):
-    """Discounted cumulative gain of the first ranks, not divided by the ideal; SUN23's metric.
-
-    Source: Järvelin and Kekäläinen 2002, gain of Burges et al. 2005; SUN23, section 4.
-    Proof: laws; mean over all orders that ties allow; scikit-learn.
-    """
-
-    kind: Literal["dcg"] = "dcg"
-    definition: ClassVar[str] = "DCG is NDCG before the division by the ideal."
-    normalised: ClassVar[bool] = False
-    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount")
-    k: FirstRanks = 5
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return dcg(scores_N, labels_N, offsets_Q1, k=self.k)
-
-
 def dcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """Discounted cumulative gain of the first k ranks, shape [Q].
 
@@ -47,6 +29,21 @@ def dcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Te
         tensor([3.], dtype=torch.float64)
     """
     return _dcg(scores_N, labels_N, offsets_Q1, k, exponential_gain, rank_discounts)
+
+
+class DCGConfig(Metric):
+    """Discounted cumulative gain of the first ranks, not divided by the ideal; SUN23's metric.
+
+    Source: Järvelin and Kekäläinen 2002, gain of Burges et al. 2005; SUN23, section 4.
+    Proof: laws; mean over all orders that ties allow; scikit-learn.
+    """
+
+    kind: Literal["dcg"] = "dcg"
+    function = staticmethod(dcg)
+    definition: ClassVar[str] = "DCG is NDCG before the division by the ideal."
+    normalised: ClassVar[bool] = False
+    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount")
+    k: FirstRanks = 5
 
 
 def gain_dcg(
@@ -83,28 +80,6 @@ def _dcg(
     return values_Q
 
 
-class ERRConfig(Metric):
-    """Expected reciprocal rank: of the document that satisfies a user who goes down the list.
-
-    Source: Chapelle et al. 2009.
-    Proof: laws; mean over all orders that ties allow.
-    """
-
-    kind: Literal["err"] = "err"
-    definition: ClassVar[str] = (
-        "ERR is the expected reciprocal rank at which a user stops who goes down the list and is satisfied by a "
-        "document with probability (2^y - 1) / 2^G, G being the highest grade."
-    )
-    normalised: ClassVar[bool] = False
-    k: FirstRanks = 5
-    grades: int = Field(4, ge=1, le=1000)
-    """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return err(scores_N, labels_N, offsets_Q1, k=self.k, grades=self.grades)
-
-
 def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grades: int = 4) -> Tensor:
     """Expected reciprocal rank of the first k ranks, shape [Q] (Chapelle et al. 2009, equation 4).
 
@@ -132,28 +107,23 @@ def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grade
     return values_Q
 
 
-class RBPConfig(Metric):
-    """Rank-biased precision: the share of relevant documents among those that a user sees who may stop at each rank.
+class ERRConfig(Metric):
+    """Expected reciprocal rank: of the document that satisfies a user who goes down the list.
 
-    Source: Moffat and Zobel 2008.
+    Source: Chapelle et al. 2009.
     Proof: laws; mean over all orders that ties allow.
     """
 
-    kind: Literal["rbp"] = "rbp"
+    kind: Literal["err"] = "err"
+    function = staticmethod(err)
     definition: ClassVar[str] = (
-        "RBP is the expected share of relevant documents among those seen by a user who goes from each rank to the "
-        "next with probability `persistence`."
+        "ERR is the expected reciprocal rank at which a user stops who goes down the list and is satisfied by a "
+        "document with probability (2^y - 1) / 2^G, G being the highest grade."
     )
     normalised: ClassVar[bool] = False
-    k: int | None = Field(None, ge=1)
-    """Cut-off: the first ranks that count; empty takes the whole list."""
-    threshold: Threshold = 1.0
-    persistence: float = Field(0.8, gt=0, lt=1)
-    """The chance that a user goes on to the next rank: .95 if patient, .5 if not."""
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return rbp(scores_N, labels_N, offsets_Q1, k=self.k, persistence=self.persistence, threshold=self.threshold)
+    k: FirstRanks = 5
+    grades: int = Field(4, ge=1, le=1000)
+    """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
 
 
 def rbp(
@@ -183,6 +153,27 @@ def rbp(
     return values_Q
 
 
+class RBPConfig(Metric):
+    """Rank-biased precision: the share of relevant documents among those that a user sees who may stop at each rank.
+
+    Source: Moffat and Zobel 2008.
+    Proof: laws; mean over all orders that ties allow.
+    """
+
+    kind: Literal["rbp"] = "rbp"
+    function = staticmethod(rbp)
+    definition: ClassVar[str] = (
+        "RBP is the expected share of relevant documents among those seen by a user who goes from each rank to the "
+        "next with probability `persistence`."
+    )
+    normalised: ClassVar[bool] = False
+    k: int | None = Field(None, ge=1)
+    """Cut-off: the first ranks that count; empty takes the whole list."""
+    threshold: Threshold = 1.0
+    persistence: float = Field(0.8, gt=0, lt=1)
+    """The chance that a user goes on to the next rank: .95 if patient, .5 if not."""
+
+
 class GainNDCGConfig(Metric):
     """NDCG whose gains come from a table by label, or from the documents' own column, such as revenue.
 
@@ -206,12 +197,12 @@ class GainNDCGConfig(Metric):
     def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; needs a table of gains."""
         assert self.gains != "column", "gains of documents come with groups: call of_groups"
-        return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
+        return gain_ndcg(scores_N, _table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The ideal DCG; needs a table of gains."""
         assert self.gains != "column", "judged documents have labels alone"
-        return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
+        return ideal_dcg(_table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def values_on(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
         """The value of each group, shape [Q]; in the column of gains, a missing gain counts as 0.
@@ -255,19 +246,8 @@ class ClickNDCGConfig(Metric):
         return ndcg(scores_N, (labels_N > 0).double(), offsets_Q1, k=self.k)
 
 
-def table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
-    """The gain of each label 0, 1, 2, ... by a table, float64.
-
-    Raises:
-        ValueError: a label is not in the table.
-
-    Example:
-        >>> table_gain(torch.tensor([2.0, 0.0]), (0.0, 1.0, 10.0))
-        tensor([10.,  0.], dtype=torch.float64)
-        >>> table_gain(torch.tensor([0.5]), (0.0, 1.0))
-        Traceback (most recent call last):
-        ValueError: gains has no gain for label 0.5; it has those of labels 0 to 1
-    """
+def _table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
+    """The gain of each label 0, 1, 2, ... by a table, float64."""
     in_table_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N < len(gains))
     if not bool(in_table_N.all()):
         first = labels_N[~in_table_N][0].item()

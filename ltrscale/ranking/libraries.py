@@ -4,7 +4,7 @@ Rules come from the documentation or source of the programs; the tests compare t
 Versions: LightGBM 4.7, XGBoost 3.2, CatBoost 1.2, pytrec_eval-terrier 0.5, scikit-learn 1.9, ranx 0.3, LETOR 4.0's
 script of 2009-04-24, allRank 1.4.3.
 
-LETOR's script has its own functions, for comparison with published figures only. Its policy differs from that of
+LETOR's metrics are for comparison with published figures only. Their policy differs from that of
 `ltrscale.ranking.metrics` in five ways, all of which change the mean:
 - a group without a relevant document counts as 0;
 - documents with equal scores keep the order of the input;
@@ -21,17 +21,16 @@ the scores; scores may be infinite. As in `metrics`, a score that is NaN, and k 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group.
 """
 
-from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ltrscale.batch import group_index, length_chunks, sum_by_group, to_offsets
+from ltrscale.batch import group_index, sum_by_group, to_offsets
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metric import FirstRanks, Metric, Rules, Threshold
-from ltrscale.ranking.metrics import NDCGConfig, exponential_gain, rank_discounts
-from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
+from ltrscale.ranking.metrics import MAPConfig, NDCGConfig, PrecisionConfig, exponential_gain, rank_discounts
+from ltrscale.ranking.ranked import rankings
 
 LETOR = Rules(ties="input", discount="letor", short="zero", undefined="zero")
 """The script's rules for NDCG."""
@@ -240,7 +239,19 @@ def _block_precision(scores_N: Tensor, relevant_N: Tensor, offsets_Q1: Tensor) -
     return sum_by_group(precision_N * ranked_N, offsets_Q1) / sum_by_group(relevant_N, offsets_Q1)
 
 
-class LetorNDCGConfig(Metric):
+class _LetorMetric(Metric):
+    """A metric under the rules of LETOR's script."""
+
+    ours: ClassVar[type[Metric]]
+    """The metric under our rules, which has the same keys."""
+
+    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The value of each group, shape [Q]; an empty group has 0."""
+        metric = self.ours.model_validate(self.model_dump(exclude={"kind"}))
+        return under(self.rules, metric, scores_N, labels_N, offsets_Q1)
+
+
+class LetorNDCGConfig(_LetorMetric):
     """NDCG of LETOR's script.
 
     Source: `Eval-Score-4.0.pl` of LETOR 4.0.
@@ -248,33 +259,42 @@ class LetorNDCGConfig(Metric):
     """
 
     kind: Literal["letor_ndcg"] = "letor_ndcg"
+    ours: ClassVar[type[Metric]] = NDCGConfig
     label: ClassVar[str] = "LETOR NDCG"
     rules: ClassVar[Rules] = LETOR
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
     k: FirstRanks = 5
 
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return letor_ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
+class LetorMAPConfig(_LetorMetric):
+    """Average precision of LETOR's script, where labels from 1 on are relevant; in that of MSLR-WEB, from 2 on.
 
-def letor_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
-    """NDCG@k of LETOR's script, shape [Q].
-
-    `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(max(2, r))` divided by the DCG@k of the best order (`NDCG` and
-    `DCG` in the script); 0 where the group has no relevant document or fewer than k documents.
-
-    Example:
-        >>> scores, labels = torch.tensor([3.0, 1.0, 2.0, 5.0]), torch.tensor([2.0, 1.0, 0.0, 1.0])
-        >>> letor_ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # (3 + 0) / (3 + 1); one document is below k
-        tensor([0.7500, 0.0000], dtype=torch.float64)
+    Source: `Eval-Score-4.0.pl` of LETOR 4.0.
+    Proof: loop.
     """
-    _check_cutoff(k)
-    values_Q = _zeros(offsets_Q1)
-    for groups_M, ndcg_ML, _ in _ndcg_at_all_ranks(scores_N, labels_N, offsets_Q1):
-        if ndcg_ML.shape[1] >= k:
-            values_Q[groups_M] = ndcg_ML[:, k - 1]
-    return values_Q
+
+    kind: Literal["letor_map"] = "letor_map"
+    ours: ClassVar[type[Metric]] = MAPConfig
+    label: ClassVar[str] = "LETOR MAP"
+    rules: ClassVar[Rules] = LETOR
+    threshold: Threshold = 1.0
+
+
+class LetorPrecisionConfig(_LetorMetric):
+    """Precision of LETOR's script.
+
+    Source: `Eval-Score-4.0.pl` of LETOR 4.0.
+    Proof: loop.
+    """
+
+    kind: Literal["letor_precision"] = "letor_precision"
+    ours: ClassVar[type[Metric]] = PrecisionConfig
+    label: ClassVar[str] = "LETOR P"
+    cut_as_precision: ClassVar[bool] = True
+    rules: ClassVar[Rules] = LETOR.replace(short="padded")
+    ruled_by: ClassVar[tuple[str, ...]] = ("short",)
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
 
 class LetorMeanNDCGConfig(Metric):
@@ -290,125 +310,20 @@ class LetorMeanNDCGConfig(Metric):
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal")
 
     def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return letor_mean_ndcg(scores_N, labels_N, offsets_Q1)
+        """The mean of NDCG@1 to NDCG@n of each group of n documents, shape [Q]; an empty group has 0.
 
-
-def letor_mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """MeanNDCG of LETOR's script, shape [Q]: the mean of NDCG@1 to NDCG@n, where n is the group's document count.
-
-    Example:
-        >>> letor_mean_ndcg(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]))  # (0 + 1) / 2
-        tensor([0.5000], dtype=torch.float64)
-    """
-    values_Q = _zeros(offsets_Q1)
-    for groups_M, ndcg_ML, mask_ML in _ndcg_at_all_ranks(scores_N, labels_N, offsets_Q1):
-        values_Q[groups_M] = ndcg_ML.sum(-1) / mask_ML.sum(-1)
-    return values_Q
-
-
-class LetorMAPConfig(Metric):
-    """Average precision of LETOR's script.
-
-    Source: `Eval-Score-4.0.pl` of LETOR 4.0.
-    Proof: loop.
-    """
-
-    kind: Literal["letor_map"] = "letor_map"
-    label: ClassVar[str] = "LETOR MAP"
-    rules: ClassVar[Rules] = LETOR
-    threshold: Threshold = 1.0
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return letor_average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
-
-
-def letor_average_precision(
-    scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0
-) -> Tensor:
-    """Average precision of LETOR's script, shape [Q]; its mean over groups is MAP.
-
-    The mean precision at the ranks of the documents with label >= threshold; 0 where no document is relevant. In the
-    script of LETOR 3.0 and 4.0, labels from 1 on are relevant; in that of MSLR-WEB, labels from 2 on.
-
-    Example:
-        >>> letor_average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
-        tensor([0.8333], dtype=torch.float64)
-    """
-    values_Q = _zeros(offsets_Q1)
-    for groups_M, relevant_ML, _ in _ranked((labels_N >= threshold).double(), scores_N, offsets_Q1):
-        rank_L = torch.arange(1, relevant_ML.shape[1] + 1, device=relevant_ML.device)
-        total_M = (relevant_ML * relevant_ML.cumsum(-1) / rank_L).sum(-1)
-        values_Q[groups_M] = total_M / relevant_ML.sum(-1).clamp(min=1)
-    return values_Q
-
-
-class LetorPrecisionConfig(Metric):
-    """Precision of LETOR's script.
-
-    Source: `Eval-Score-4.0.pl` of LETOR 4.0.
-    Proof: loop.
-    """
-
-    kind: Literal["letor_precision"] = "letor_precision"
-    label: ClassVar[str] = "LETOR P"
-    cut_as_precision: ClassVar[bool] = True
-    rules: ClassVar[Rules] = LETOR.replace(short="padded")
-    ruled_by: ClassVar[tuple[str, ...]] = ("short",)
-    k: FirstRanks = 5
-    threshold: Threshold = 1.0
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return letor_precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
-
-
-def letor_precision(
-    scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0
-) -> Tensor:
-    """P@k of LETOR's script, shape [Q]: documents with label >= threshold among the first k ranks, divided by k.
-
-    Ranks past the end of a list count as not relevant. `threshold` is as in `letor_average_precision`.
-
-    Example:
-        >>> letor_precision(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 1.0]), torch.tensor([0, 2]), k=4)
-        tensor([0.5000], dtype=torch.float64)
-    """
-    _check_cutoff(k)
-    values_Q = _zeros(offsets_Q1)
-    for groups_M, relevant_ML, _ in _ranked((labels_N >= threshold).double(), scores_N, offsets_Q1):
-        values_Q[groups_M] = relevant_ML[:, :k].sum(-1) / k
-    return values_Q
-
-
-def _ndcg_at_all_ranks(
-    scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields group numbers, NDCG at each rank (0 past the end) and mask, for groups of similar length."""
-    for groups_M, gains_ML, mask_ML in _ranked(exponential_gain(labels_N), scores_N, offsets_Q1):
-        discounts_L = _letor_discounts(gains_ML.shape[1]).to(gains_ML.device)
-        ideal_ML = (gains_ML.sort(descending=True).values * discounts_L).cumsum(-1)
-        dcg_ML = (gains_ML * discounts_L).cumsum(-1)
-        yield groups_M, torch.where(mask_ML & (ideal_ML > 0), dcg_ML / ideal_ML, 0.0), mask_ML
-
-
-def _ranked(values_N: Tensor, scores_N: Tensor, offsets_Q1: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields group numbers, values by falling score (stable; 0 past the end) and mask, for groups of similar length."""
-    if scores_N.isnan().any():
-        raise ValueError("scores contain NaN, so that no ranking is defined")
-    for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
-        scores_ML = scores_N[chunk.rows_ML].masked_fill_(~chunk.mask_ML, -torch.inf)
-        values_ML = values_N[chunk.rows_ML].masked_fill_(~chunk.mask_ML, 0.0)
-        order_ML = scores_ML.sort(dim=-1, descending=True, stable=True).indices
-        yield chunk.groups_M, values_ML.gather(1, order_ML), chunk.mask_ML
-
-
-def _check_cutoff(k: int) -> None:
-    if k < 1:
-        raise ValueError(f"k must be at least 1, not {k}")
-
-
-def _zeros(offsets_Q1: Tensor) -> Tensor:
-    """One 0 per group; empty groups keep it."""
-    return torch.zeros(len(offsets_Q1) - 1, dtype=torch.float64, device=offsets_Q1.device)
+        Example:
+            >>> scores, labels = torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0])
+            >>> LetorMeanNDCGConfig().values(scores, labels, torch.tensor([0, 2]))  # (0 + 1) / 2
+            tensor([0.5000], dtype=torch.float64)
+        """
+        values_Q = torch.zeros(len(offsets_Q1) - 1, dtype=torch.float64, device=offsets_Q1.device)
+        ordered_N = _ordered(self.rules, scores_N, labels_N, offsets_Q1, None)
+        for ranking in rankings(ordered_N, exponential_gain(labels_N), offsets_Q1):
+            discounts_L = _letor_discounts(len(ranking.rank_L)).to(scores_N.device)
+            dcg_ML, ideal_ML = (
+                (gains_ML * discounts_L).cumsum(-1) for gains_ML in (ranking.values_ML, ranking.best_ML)
+            )
+            ndcg_ML = torch.where(ranking.mask_ML & (ideal_ML > 0), dcg_ML / ideal_ML, 0.0)
+            values_Q[ranking.groups_M] = ndcg_ML.sum(-1) / ranking.lengths_M
+        return values_Q

@@ -8,6 +8,7 @@ float32. `weights_N` are factors of the documents' terms, such as inverse propen
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -37,11 +38,15 @@ class Scored(NamedTuple):
 
 
 class Loss(Config):
-    """A ranking loss as a config selects it: its parameters, and a call of the pure loss function."""
+    """A ranking loss as a config selects it: a pure function, and its parameters as keys."""
 
     kind: str
+    function: ClassVar[Callable[..., Tensor]]
+    """Computes the loss of each group, shape [Q], from scores, labels, offsets and the keys."""
     weighted: ClassVar[bool] = False
-    """True if the loss takes document weights."""
+    """True if the function takes document weights, `weights_N`."""
+    samples_noise: ClassVar[bool] = False
+    """True if the function draws from a `generator`."""
     dual: ClassVar[bool] = False
     """True if the dual learning algorithm is defined for it."""
     needs_relevance: ClassVar[bool] = False
@@ -49,11 +54,16 @@ class Loss(Config):
 
     def losses(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]; 0 for a group that `counted` excludes."""
-        raise NotImplementedError
+        settings = {name: value for name, value in self if name != "kind"}
+        if self.weighted:
+            settings["weights_N"] = scored.weights_N
+        if self.samples_noise:
+            settings["generator"] = scored.generator
+        return self.function(*scored.lists, **settings)
 
     def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The groups that the mean loss averages over, shape [Q], bool."""
-        return (has_relevance if self.needs_relevance else has_pairs)(labels_N, offsets_Q1)
+        return (_has_relevance if self.needs_relevance else has_pairs)(labels_N, offsets_Q1)
 
 
 def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -67,17 +77,12 @@ def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return sum_by_group((labels_N != first_N).long(), offsets_Q1) > 0
 
 
-def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """True for groups with a label above 0, shape [Q]; NDCG and softmax need one.
-
-    Example:
-        >>> has_relevance(torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0, 2, 3, 3]))
-        tensor([ True, False, False])
-    """
+def _has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """True for groups with a label above 0, shape [Q]; NDCG and softmax need one."""
     return sum_by_group((labels_N > 0).long(), offsets_Q1) > 0
 
 
-class Pointwise(Loss):
+class _Pointwise(Loss):
     """A loss per document, summed over the group; it learns from any labels, not from their order."""
 
     weighted: ClassVar[bool] = True
@@ -85,22 +90,6 @@ class Pointwise(Loss):
     def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """Groups with a document, whatever its label."""
         return offsets_Q1.diff() > 0
-
-
-class SigmoidConfig(Pointwise):
-    """Sigmoid cross entropy of each single document (QIN21).
-
-    Source: QIN21, B.2.
-    Proof: laws; rax `pointwise_sigmoid_loss`.
-    """
-
-    kind: Literal["sigmoid"] = "sigmoid"
-    highest_label: float = Field(1.0, gt=0)
-    """Labels are divided by this: 4 for grades from 0 to 4."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return sigmoid_cross_entropy(*scored.lists, highest_label=self.highest_label, weights_N=scored.weights_N)
 
 
 def sigmoid_cross_entropy(
@@ -131,20 +120,17 @@ def sigmoid_cross_entropy(
     return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
 
 
-class SquaredErrorConfig(Pointwise):
-    """Squared error of each single document, for labels that are a teacher's scores.
+class SigmoidConfig(_Pointwise):
+    """Sigmoid cross entropy of each single document (QIN21).
 
-    Source: pointwise regression; BUYL23, section 7 distils into one.
-    Proof: laws; loop.
+    Source: QIN21, B.2.
+    Proof: laws; rax `pointwise_sigmoid_loss`.
     """
 
-    kind: Literal["squared_error"] = "squared_error"
-    standardise: bool = False
-    """Regress on labels standardised per query group, so that their zero and scale do not matter."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return squared_error(*scored.lists, standardise=self.standardise, weights_N=scored.weights_N)
+    kind: Literal["sigmoid"] = "sigmoid"
+    function = staticmethod(sigmoid_cross_entropy)
+    highest_label: float = Field(1.0, gt=0)
+    """Labels are divided by this: 4 for grades from 0 to 4."""
 
 
 def squared_error(
@@ -177,3 +163,16 @@ def squared_error(
         targets_N = standardise_by_group(targets_N, offsets_Q1)
     loss_N = (scores_N - targets_N.to(scores_N.dtype)).square()
     return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
+
+
+class SquaredErrorConfig(_Pointwise):
+    """Squared error of each single document, for labels that are a teacher's scores.
+
+    Source: pointwise regression; BUYL23, section 7 distils into one.
+    Proof: laws; loop.
+    """
+
+    kind: Literal["squared_error"] = "squared_error"
+    function = staticmethod(squared_error)
+    standardise: bool = False
+    """Regress on labels standardised per query group, so that their zero and scale do not matter."""

@@ -23,29 +23,12 @@ from ltrscale.batch import (
     sum_by_group,
 )
 from ltrscale.layout import Chunk
+from ltrscale.ranking.lists import RankedLists, most, over_ideal, over_lists, row_blocks
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import exponential_gain
-from ltrscale.ranking.pairwise import RankedLists, most, over_ideal, over_lists, row_blocks
 
-SLOTS_PER_CHUNK = 1 << 16
-"""Padded documents handled at once by losses of linear cost."""
-
-
-class SoftmaxConfig(Loss):
-    """Listwise softmax cross entropy.
-
-    Source: QIN21; BUYL23, equation 1.
-    Proof: laws; rax `softmax_loss`.
-    """
-
-    kind: Literal["softmax"] = "softmax"
-    weighted: ClassVar[bool] = True
-    dual: ClassVar[bool] = True
-    needs_relevance: ClassVar[bool] = True
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return softmax(*scored.lists, weights_N=scored.weights_N)
+SORTED_PER_CHUNK = 1 << 16
+"""Padded documents that ListMLE sorts at once."""
 
 
 def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N: Tensor | None = None) -> Tensor:
@@ -65,19 +48,18 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
     return _cross_entropy(scores_N, targets_N, offsets_Q1)
 
 
-class AttentionAllocationConfig(Loss):
-    """Cross entropy between the share of attention that documents deserve by label and their softmax (SUN23).
+class SoftmaxConfig(Loss):
+    """Listwise softmax cross entropy.
 
-    Source: Ai et al. 2018, whom SUN23 follow.
+    Source: QIN21; BUYL23, equation 1.
     Proof: laws; rax `softmax_loss`.
     """
 
-    kind: Literal["attention_allocation"] = "attention_allocation"
+    kind: Literal["softmax"] = "softmax"
+    function = staticmethod(softmax)
     weighted: ClassVar[bool] = True
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return attention_allocation(*scored.lists, weights_N=scored.weights_N)
+    dual: ClassVar[bool] = True
+    needs_relevance: ClassVar[bool] = True
 
 
 def attention_allocation(
@@ -112,23 +94,16 @@ def attention_allocation(
     return _cross_entropy(scores_N, targets_N if weights_N is None else targets_N * weights_N, offsets_Q1)
 
 
-class ListNetConfig(Loss):
-    """Cross entropy between the softmax of labels that are a teacher's scores and that of the scores (ListNet).
+class AttentionAllocationConfig(Loss):
+    """Cross entropy between the share of attention that documents deserve by label and their softmax (SUN23).
 
-    Source: Cao et al. 2007, the top-one model.
+    Source: Ai et al. 2018, whom SUN23 follow.
     Proof: laws; rax `softmax_loss`.
     """
 
-    kind: Literal["list_net"] = "list_net"
-    temperature: float = Field(1.0, gt=0)
-    """Divisor of the labels: below 1 the first documents count more."""
-    standardise: bool = False
-    """Standardise labels per query group first, so that their scale does not matter."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        settings = self.model_dump(exclude={"kind"})
-        return list_net(*scored.lists, **settings)
+    kind: Literal["attention_allocation"] = "attention_allocation"
+    function = staticmethod(attention_allocation)
+    weighted: ClassVar[bool] = True
 
 
 def list_net(
@@ -161,18 +136,19 @@ def list_net(
     return _cross_entropy(scores_N, targets_N, offsets_Q1)
 
 
-class ListMLEConfig(Loss):
-    """ListMLE: likelihood of the best order under the Plackett-Luce model.
+class ListNetConfig(Loss):
+    """Cross entropy between the softmax of labels that are a teacher's scores and that of the scores (ListNet).
 
-    Source: Xia et al. 2008.
-    Proof: laws; rax `listmle_loss`, `unique_softmax_loss`.
+    Source: Cao et al. 2007, the top-one model.
+    Proof: laws; rax `softmax_loss`.
     """
 
-    kind: Literal["list_mle"] = "list_mle"
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return list_mle(*scored.lists)
+    kind: Literal["list_net"] = "list_net"
+    function = staticmethod(list_net)
+    temperature: float = Field(1.0, gt=0)
+    """Divisor of the labels: below 1 the first documents count more."""
+    standardise: bool = False
+    """Standardise labels per query group first, so that their scale does not matter."""
 
 
 def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -194,27 +170,21 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """
     scores_N = at_least_float32(scores_N)
     groups, losses = [offsets_Q1.new_zeros(0)], [scores_N[:0]]
-    for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
+    for chunk in length_chunks(offsets_Q1, budget=SORTED_PER_CHUNK, quadratic=False):
         groups.append(chunk.groups_M)
         losses.append(_list_mle(scores_N, labels_N, chunk))
     return scores_N.new_zeros(len(offsets_Q1) - 1).index_copy(0, torch.cat(groups), torch.cat(losses))
 
 
-class ApproxNDCGConfig(Loss):
-    """ApproxNDCG: NDCG with ranks smoothed by sigmoids.
+class ListMLEConfig(Loss):
+    """ListMLE: likelihood of the best order under the Plackett-Luce model.
 
-    Source: Qin et al. 2010; QIN21.
-    Proof: laws; rax's ranks in `ndcg_metric`; exact NDCG as T falls.
+    Source: Xia et al. 2008.
+    Proof: laws; rax `listmle_loss`, `unique_softmax_loss`.
     """
 
-    kind: Literal["approx_ndcg"] = "approx_ndcg"
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(0.1, gt=0)
-    """Temperature of the sigmoids, in units of the scores."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return approx_ndcg(*scored.lists, temperature=self.temperature)
+    kind: Literal["list_mle"] = "list_mle"
+    function = staticmethod(list_mle)
 
 
 def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, temperature: float = 0.1) -> Tensor:
@@ -242,62 +212,18 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
     return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, slope: _approx_ndcg(lists, temperature, slope))
 
 
-class GumbelApproxNDCGConfig(Loss):
-    """ApproxNDCG of scores with Gumbel noise, a mean over samples.
+class ApproxNDCGConfig(Loss):
+    """ApproxNDCG: NDCG with ranks smoothed by sigmoids.
 
-    Source: Bruch et al. 2020.
-    Proof: laws; order frequencies of Plackett-Luce.
+    Source: Qin et al. 2010; QIN21.
+    Proof: laws; rax's ranks in `ndcg_metric`; exact NDCG as T falls.
     """
 
-    kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
+    kind: Literal["approx_ndcg"] = "approx_ndcg"
+    function = staticmethod(approx_ndcg)
     needs_relevance: ClassVar[bool] = True
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
-    samples: int = Field(8, ge=1, le=1000)
-    """Noisy copies of each list."""
-    scale: float = Field(1.0, ge=0)
-    """Factor of the Gumbel noise."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return gumbel_approx_ndcg(
-            *scored.lists,
-            temperature=self.temperature,
-            samples=self.samples,
-            scale=self.scale,
-            generator=scored.generator,
-        )
-
-
-def gumbel_approx_ndcg(
-    scores_N: Tensor,
-    labels_N: Tensor,
-    offsets_Q1: Tensor,
-    *,
-    generator: torch.Generator,
-    temperature: float = 0.1,
-    samples: int = 8,
-    scale: float = 1.0,
-) -> Tensor:
-    """ApproxNDCG of scores with Gumbel noise, the mean over samples, shape [Q].
-
-    `mean over samples of ApproxNDCG(s + scale g)` with `g = -log(-log(u))`, u uniform (Bruch et al. 2020; Qin et al.
-    2021, B.2). For scale 1 this estimates the expected loss of lists drawn from the Plackett-Luce model of the scores.
-
-    Scale 0 gives ApproxNDCG. A group without relevance has loss 0.
-
-    Raises:
-        ValueError: the temperature is not positive, or samples is below 1.
-
-    Example:
-        >>> scores, labels, offsets = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2])
-        >>> draw = torch.Generator().manual_seed(0)
-        >>> loss = gumbel_approx_ndcg(scores, labels, offsets, generator=draw, samples=1000)
-        >>> bool(approx_ndcg(scores, labels, offsets) > loss)  # noise sometimes corrects a list in the wrong order
-        True
-    """
-    loss = partial(approx_ndcg, temperature=temperature)
-    return mean_under_noise(loss, scores_N, labels_N, offsets_Q1, samples=samples, scale=scale, generator=generator)
 
 
 def mean_under_noise(
@@ -310,10 +236,22 @@ def mean_under_noise(
     scale: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """The mean loss of several copies of the lists, each with its own Gumbel noise on the scores, shape [Q].
+    """The mean of a loss over copies of the lists, each with its own Gumbel noise on the scores, shape [Q].
+
+    `mean over samples of loss(s + scale g)` with `g = -log(-log(u))`, u uniform (Bruch et al. 2020; Qin et al. 2021,
+    B.2). For scale 1 this estimates the expected loss of lists drawn from the Plackett-Luce model of the scores.
+
+    Scale 0 gives the loss itself.
 
     Raises:
         ValueError: samples is below 1.
+
+    Example:
+        >>> scores, labels, offsets = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2])
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> loss = mean_under_noise(approx_ndcg, scores, labels, offsets, samples=1000, scale=1.0, generator=draw)
+        >>> bool(approx_ndcg(scores, labels, offsets) > loss)  # noise sometimes corrects a list in the wrong order
+        True
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, not {samples}")
@@ -323,6 +261,40 @@ def mean_under_noise(
     noisy_SN = scores_N - scale * waits_SN.clamp(min=torch.finfo(waits_SN.dtype).tiny).log()
     offsets_SQ1 = repeated(offsets_Q1, samples)
     return loss(noisy_SN.flatten(), labels_N.repeat(samples), offsets_SQ1).view(samples, len(offsets_Q1) - 1).mean(0)
+
+
+class NoisyLoss(Loss):
+    """The base of losses of scores with Gumbel noise; its function computes the loss of a copy."""
+
+    needs_relevance: ClassVar[bool] = True
+    samples: int = Field(8, ge=1, le=1000)
+    """Noisy copies of each list."""
+    scale: float = Field(1.0, ge=0)
+    """Factor of the Gumbel noise."""
+
+    def losses(self, scored: Scored) -> Tensor:
+        """See `mean_under_noise`."""
+        settings = {name: value for name, value in self if name not in NoisyLoss.model_fields}
+        return mean_under_noise(
+            partial(self.function, **settings),
+            *scored.lists,
+            samples=self.samples,
+            scale=self.scale,
+            generator=scored.generator,
+        )
+
+
+class GumbelApproxNDCGConfig(NoisyLoss):
+    """ApproxNDCG of scores with Gumbel noise, a mean over samples.
+
+    Source: Bruch et al. 2020.
+    Proof: laws; order frequencies of Plackett-Luce.
+    """
+
+    kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
+    function = staticmethod(approx_ndcg)
+    temperature: float = Field(0.1, gt=0)
+    """Temperature of the sigmoids, in units of the scores."""
 
 
 def ordinal(logits_QC: Tensor, grades_Q: Tensor) -> Tensor:

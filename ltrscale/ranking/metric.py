@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -151,6 +151,8 @@ class Metric(Config):
     """
 
     kind: str
+    function: ClassVar[Callable[..., Tensor]]
+    """Computes the value of each group, shape [Q], from scores, labels, offsets and the keys."""
     label: ClassVar[str] = ""
     """The name in tables, without the cut-off; the kind in capitals by default."""
     definition: ClassVar[str] = ""
@@ -218,7 +220,8 @@ class Metric(Config):
 
     def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; NaN where it is undefined."""
-        raise NotImplementedError
+        settings = {name: value for name, value in self if name != "kind"}
+        return self.function(scores_N, labels_N, offsets_Q1, **settings)
 
     def values_on(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
         """Like `values`, for labelled groups; a metric may read more than their labels."""

@@ -21,27 +21,6 @@ from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
 from ltrscale.ranking.ranked import hazard, rankings, undefined
 
 
-class NDCGConfig(Metric):
-    """Normalised discounted cumulative gain of the first ranks.
-
-    Source: Järvelin and Kekäläinen 2002, gain of Burges et al. 2005.
-    Proof: laws; mean over all orders that ties allow; scikit-learn, `trec_eval`.
-    """
-
-    kind: Literal["ndcg"] = "ndcg"
-    definition: ClassVar[str] = "NDCG is the discounted gain of the first k ranks, divided by that of the best order."
-    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
-    k: FirstRanks = 5
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
-
-    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The ideal DCG."""
-        return ideal_dcg(exponential_gain(labels_N), offsets_Q1, k=self.k)
-
-
 def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """Normalised discounted cumulative gain of the first k ranks, shape [Q].
 
@@ -54,6 +33,24 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
         tensor([0.9131,    nan], dtype=torch.float64)
     """
     return _ndcg(scores_N, labels_N, offsets_Q1, k, exponential_gain)
+
+
+class NDCGConfig(Metric):
+    """Normalised discounted cumulative gain of the first ranks.
+
+    Source: Järvelin and Kekäläinen 2002, gain of Burges et al. 2005.
+    Proof: laws; mean over all orders that ties allow; scikit-learn, `trec_eval`.
+    """
+
+    kind: Literal["ndcg"] = "ndcg"
+    function = staticmethod(ndcg)
+    definition: ClassVar[str] = "NDCG is the discounted gain of the first k ranks, divided by that of the best order."
+    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
+    k: FirstRanks = 5
+
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The ideal DCG."""
+        return ideal_dcg(exponential_gain(labels_N), offsets_Q1, k=self.k)
 
 
 def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
@@ -95,20 +92,6 @@ def ideal_dcg(gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     return ideal_Q
 
 
-class MRRConfig(Metric):
-    """Reciprocal rank of the first relevant document.
-
-    Proof: laws; mean over all orders that ties allow; `trec_eval`.
-    """
-
-    kind: Literal["mrr"] = "mrr"
-    threshold: Threshold = 1.0
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return mrr(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
-
-
 def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
     """Reciprocal rank of the first document with label >= threshold, shape [Q].
 
@@ -129,22 +112,15 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
     return values_Q
 
 
-class MAPConfig(Metric):
-    """Average precision, whose mean over groups is MAP.
+class MRRConfig(Metric):
+    """Reciprocal rank of the first relevant document.
 
     Proof: laws; mean over all orders that ties allow; `trec_eval`.
     """
 
-    kind: Literal["map"] = "map"
+    kind: Literal["mrr"] = "mrr"
+    function = staticmethod(mrr)
     threshold: Threshold = 1.0
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
-
-    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The number of relevant documents."""
-        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
@@ -171,22 +147,19 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
     return values_Q
 
 
-class PrecisionConfig(Metric):
-    """Share of relevant documents among the first ranks.
+class MAPConfig(Metric):
+    """Average precision, whose mean over groups is MAP.
 
     Proof: laws; mean over all orders that ties allow; `trec_eval`.
     """
 
-    kind: Literal["precision"] = "precision"
-    label: ClassVar[str] = "P"
-    cut_as_precision: ClassVar[bool] = True
-    ruled_by: ClassVar[tuple[str, ...]] = ("short",)
-    k: FirstRanks = 5
+    kind: Literal["map"] = "map"
+    function = staticmethod(average_precision)
     threshold: Threshold = 1.0
 
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The number of relevant documents."""
+        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
@@ -204,26 +177,19 @@ def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int,
     return values_Q
 
 
-class RecallConfig(Metric):
-    """Share of the relevant documents that are among the first ranks.
+class PrecisionConfig(Metric):
+    """Share of relevant documents among the first ranks.
 
     Proof: laws; mean over all orders that ties allow; `trec_eval`.
     """
 
-    kind: Literal["recall"] = "recall"
-    label: ClassVar[str] = "Recall"
-    definition: ClassVar[str] = "Recall@k is the share of a group's relevant documents that the first k ranks have."
-    normalised: ClassVar[bool] = False
+    kind: Literal["precision"] = "precision"
+    function = staticmethod(precision)
+    label: ClassVar[str] = "P"
+    cut_as_precision: ClassVar[bool] = True
+    ruled_by: ClassVar[tuple[str, ...]] = ("short",)
     k: FirstRanks = 5
     threshold: Threshold = 1.0
-
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return recall(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
-
-    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The number of relevant documents."""
-        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
@@ -243,21 +209,23 @@ def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, th
     return values_Q
 
 
-class SuccessConfig(Metric):
-    """Whether a relevant document is among the first ranks; also called hit rate.
+class RecallConfig(Metric):
+    """Share of the relevant documents that are among the first ranks.
 
     Proof: laws; mean over all orders that ties allow; `trec_eval`.
     """
 
-    kind: Literal["success"] = "success"
-    label: ClassVar[str] = "Success"
-    definition: ClassVar[str] = "Success@k is 1 if a relevant document is among the first k ranks, else 0."
+    kind: Literal["recall"] = "recall"
+    function = staticmethod(recall)
+    label: ClassVar[str] = "Recall"
+    definition: ClassVar[str] = "Recall@k is the share of a group's relevant documents that the first k ranks have."
+    normalised: ClassVar[bool] = False
     k: FirstRanks = 5
     threshold: Threshold = 1.0
 
-    def values(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]."""
-        return success(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The number of relevant documents."""
+        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
@@ -279,6 +247,20 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
             ranking.best_ML[:, 0] >= threshold, 1 - (1 - hazard_MK).prod(-1), torch.nan
         )
     return values_Q
+
+
+class SuccessConfig(Metric):
+    """Whether a relevant document is among the first ranks; also called hit rate.
+
+    Proof: laws; mean over all orders that ties allow; `trec_eval`.
+    """
+
+    kind: Literal["success"] = "success"
+    function = staticmethod(success)
+    label: ClassVar[str] = "Success"
+    definition: ClassVar[str] = "Success@k is 1 if a relevant document is among the first k ranks, else 0."
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
 
 HIGHEST_LABEL = 1000

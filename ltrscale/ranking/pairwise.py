@@ -5,51 +5,22 @@ compared with all L slots; P relevant documents, each in T slots with its negati
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_group
-from ltrscale.devices import block_entries
-from ltrscale.layout import Chunks
-from ltrscale.processor import one_thread
-from ltrscale.ranking.loss import Loss, Scored, has_pairs
-from ltrscale.ranking.metrics import exponential_gain, rank_discounts
-from ltrscale.ranking.ranked import best_first, falling_order
+from ltrscale.batch import at_least_float32, group_index, sum_by_group
+from ltrscale.ranking.lists import RankedLists, most, over_ideal, over_lists, row_blocks
+from ltrscale.ranking.loss import Loss, has_pairs
+from ltrscale.ranking.metrics import exponential_gain
 
-PAIRS_PER_BLOCK = 1 << 16
-"""Pairs that a CPU handles at once: few enough to stay in the cache, so memory does not grow with the list length; see
-`block_entries` for a GPU."""
-ROWS_PER_BLOCK = 10
-"""Rows of a block: more meet fewer documents in vain, fewer leave more lists to a chunk."""
 _FAR_BELOW = -1e18
 """A scaled score so large that any margin has logistic 0, but small enough to divide weights without underflow."""
-
-
-class LambdaRankConfig(Loss):
-    """LambdaRank: pairwise logistic loss weighted by the change of NDCG.
-
-    Source: Burges 2010.
-    Proof: laws; trees of a real LightGBM booster.
-    """
-
-    kind: Literal["lambdarank"] = "lambdarank"
-    sigma: float = Field(1.0, gt=0)
-    """Steepness of the logistic."""
-    truncation: int | None = Field(None, ge=1)
-    """Only pairs with a document among this many first ranks count; empty for all pairs."""
-    normalise: Literal["ideal", "lightgbm"] = "ideal"
-    """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return lambdarank(*scored.lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
 
 def lambdarank(
@@ -91,20 +62,21 @@ def lambdarank(
     return over_lists(scores_N, exponential_gain(labels_N, waits=False), offsets_Q1, solve, order="scores")
 
 
-class RankNetConfig(Loss):
-    """RankNet: logistic loss of every pair in the wrong order.
+class LambdaRankConfig(Loss):
+    """LambdaRank: pairwise logistic loss weighted by the change of NDCG.
 
-    Source: Burges et al. 2005; QIN21.
-    Proof: laws; rax `pairwise_logistic_loss`.
+    Source: Burges 2010.
+    Proof: laws; trees of a real LightGBM booster.
     """
 
-    kind: Literal["ranknet"] = "ranknet"
+    kind: Literal["lambdarank"] = "lambdarank"
+    function = staticmethod(lambdarank)
     sigma: float = Field(1.0, gt=0)
     """Steepness of the logistic."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return ranknet(*scored.lists, sigma=self.sigma)
+    truncation: int | None = Field(None, ge=1)
+    """Only pairs with a document among this many first ranks count; empty for all pairs."""
+    normalise: Literal["ideal", "lightgbm"] = "ideal"
+    """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
 
 
 def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: float = 1.0) -> Tensor:
@@ -123,18 +95,17 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
     return over_pairs(scores_N, labels_N, offsets_Q1, LOGISTIC, sigma=sigma)
 
 
-class HingeConfig(Loss):
-    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model.
+class RankNetConfig(Loss):
+    """RankNet: logistic loss of every pair in the wrong order.
 
-    Source: Joachims 2002.
-    Proof: laws; rax `pairwise_hinge_loss`.
+    Source: Burges et al. 2005; QIN21.
+    Proof: laws; rax `pairwise_logistic_loss`.
     """
 
-    kind: Literal["hinge"] = "hinge"
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return hinge(*scored.lists)
+    kind: Literal["ranknet"] = "ranknet"
+    function = staticmethod(ranknet)
+    sigma: float = Field(1.0, gt=0)
+    """Steepness of the logistic."""
 
 
 def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -153,33 +124,15 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return over_pairs(scores_N, labels_N, offsets_Q1, HINGE, mean=True)
 
 
-class SoftmaxNegativesConfig(Loss):
-    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23).
+class HingeConfig(Loss):
+    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model.
 
-    Source: SUN23, equation 4, with the logarithm.
-    Proof: laws; frequencies of the draws.
+    Source: Joachims 2002.
+    Proof: laws; rax `pairwise_hinge_loss`.
     """
 
-    kind: Literal["softmax_negatives"] = "softmax_negatives"
-    weighted: ClassVar[bool] = True
-    negatives: int = Field(7, ge=1, le=1_000_000)
-    """Irrelevant documents drawn for each relevant one, T - 1."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return softmax_negatives(
-            *scored.lists,
-            negatives=self.negatives,
-            threshold=self.threshold,
-            weights_N=scored.weights_N,
-            generator=scored.generator,
-        )
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant and an irrelevant document."""
-        return has_pairs(labels_N >= self.threshold, offsets_Q1)
+    kind: Literal["hinge"] = "hinge"
+    function = staticmethod(hinge)
 
 
 def softmax_negatives(
@@ -230,6 +183,27 @@ def softmax_negatives(
     return total_Q / sum_by_group(relevant_N.to(scores_N.dtype), offsets_Q1).clamp(min=1)
 
 
+class SoftmaxNegativesConfig(Loss):
+    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23).
+
+    Source: SUN23, equation 4, with the logarithm.
+    Proof: laws; frequencies of the draws.
+    """
+
+    kind: Literal["softmax_negatives"] = "softmax_negatives"
+    function = staticmethod(softmax_negatives)
+    weighted: ClassVar[bool] = True
+    samples_noise: ClassVar[bool] = True
+    negatives: int = Field(7, ge=1, le=1_000_000)
+    """Irrelevant documents drawn for each relevant one, T - 1."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant and an irrelevant document."""
+        return has_pairs(labels_N >= self.threshold, offsets_Q1)
+
+
 def _draw(
     relevant_N: Tensor, rows_P: Tensor, offsets_Q1: Tensor, negatives: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -246,92 +220,6 @@ def _draw(
     # The keys of relevant documents did not enter the shuffle of the pool, so they can serve as random places.
     start_P1 = (keys_N[rows_P, None] * size_P1).long()
     return pool_N[first_P1 + (start_P1 + slots_T) % size_P1.clamp(min=1)], mask_PT
-
-
-class RankedLists(NamedTuple):
-    """The lists of a chunk, each in falling order of gains or scores; padding comes last.
-
-    In padding the score is 0 and the gain is -inf.
-    """
-
-    mask_ML: Tensor
-    scores_ML: Tensor
-    gains_ML: Tensor
-    discounts_L: Tensor
-    """Discounts of ranks 1 to L, float64."""
-
-
-Order = Literal["gains", "scores"]
-Solve = Callable[[RankedLists, bool], tuple[Tensor, Tensor]]
-"""Computes the loss of each list [M] and its slope by the scores [M, L]; without the flag the slope may be 0.
-
-The slope is 0 in padding.
-"""
-
-
-def over_lists(
-    scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, *, order: Order = "gains"
-) -> Tensor:
-    """The loss of each group, shape [Q], computed chunk by chunk together with its gradient.
-
-    Backward needs only one slope per document, so `solve` can free its matrices of pairs after each block of rows. It
-    receives lists of similar length in falling order, and half precision scores in float32.
-    """
-    loss_Q: Tensor = _ListLoss.apply(at_least_float32(scores_N), gains_N, offsets_Q1, solve, order)  # type: ignore[no-untyped-call]
-    return loss_Q
-
-
-class _ListLoss(torch.autograd.Function):
-    @staticmethod
-    @one_thread()  # its blocks are sized for the cache of one core
-    def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, order: Order) -> Tensor:
-        chunks, gains_N, losses, slopes = _chunks(offsets_Q1), gains_N.double(), [], []
-        discounts_L = rank_discounts(max(length for _, length in chunks.shapes), scores_N.device)
-        keys_S = chunks.pad(gains_N if order == "gains" else scores_N, -torch.inf)
-        values = keys_S, chunks.pad(scores_N), chunks.pad(gains_N, -torch.inf), chunks.mask_S
-        for keys_ML, scores_ML, gains_ML, mask_ML in zip(*map(chunks.split, values), strict=True):
-            order_ML = falling_order(keys_ML)
-            # The mask stays valid: padding was last before the sort and has the lowest key.
-            in_order = scores_ML.gather(1, order_ML), gains_ML.gather(1, order_ML)
-            lists = RankedLists(mask_ML, *in_order, discounts_L[: mask_ML.shape[1]])
-            loss_M, slope_ML = solve(lists, ctx.needs_input_grad[0])
-            losses.append(loss_M)
-            slopes.append(torch.empty_like(slope_ML).scatter_(1, order_ML, slope_ML))
-        ctx.save_for_backward(chunks.ragged(slopes), offsets_Q1)
-        loss_Q = chunks.by_group(losses, len(offsets_Q1) - 1)
-        # a NaN score has no rank: the loss of its list is NaN, not that of some other order
-        return loss_Q.masked_fill_(sum_by_group(scores_N.isnan().to(loss_Q.dtype), offsets_Q1) > 0, torch.nan)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_Q: Tensor) -> tuple[Tensor, None, None, None, None]:
-        slope_N, offsets_Q1 = ctx.saved_tensors
-        return slope_N * grad_Q[group_index(offsets_Q1)], None, None, None, None
-
-
-def _chunks(offsets_Q1: Tensor) -> Chunks:
-    """Groups of similar length, so few that a block of pairs spans some rows of all of them."""
-    return length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK // ROWS_PER_BLOCK, quadratic=False)
-
-
-def most(counts: Tensor, bound: int) -> int:
-    """The highest count on a CPU; elsewhere the bound, so that the host need not wait."""
-    return int(counts.max()) if counts.is_cpu and counts.numel() else bound
-
-
-def over_ideal(gains_ML: Tensor, discounts_L: Tensor, truncation: int | None = None) -> Tensor:
-    """Gains divided by the DCG of their best order; unchanged if no document is relevant."""
-    best_MK = best_first(gains_ML, truncation or gains_ML.shape[1]).clamp(min=0)
-    ideal_M = best_MK @ discounts_L[: best_MK.shape[1]]
-    return gains_ML / ideal_M.masked_fill_(ideal_M == 0, 1.0)[:, None]
-
-
-def row_blocks(values_ML: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of the first `rows` rows; each spans one block of pairs, or a single row."""
-    entries = PAIRS_PER_BLOCK if values_ML.is_cpu else block_entries(values_ML.device)
-    step = max(1, entries // max(1, values_ML.numel()))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
 
 
 def _swaps(

@@ -80,12 +80,7 @@ class SingleFeature(Strict):
 
     @property
     def lift(self) -> float:
-        """NDCG rescaled so that the random order is 0 and the best order 1.
-
-        Example:
-            >>> SingleFeature(name="age", k=5, ndcg=0.75, random=0.5, lists=100, varies=1.0, there=None).lift
-            0.5
-        """
+        """NDCG rescaled so that the random order is 0 and the best order 1."""
         return (self.ndcg - self.random) / (1 - self.random) if self.random < 1 else 0.0
 
     @property
@@ -138,18 +133,6 @@ def single_features(
         categorical: which of them are codes.
         k: cut-off of NDCG.
         relevant_from: the lowest label of a relevant document.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0]])
-        >>> found = single_features(
-        ...     x,
-        ...     torch.tensor([0.0, 1.0, 2.0]),
-        ...     torch.tensor([0, 3]),
-        ...     names=["up", "down"],
-        ...     categorical=[False, False],
-        ... )
-        >>> [round(feature.ndcg, 2) for feature in found]
-        [1.0, 0.8]
     """
     labels_N = labels_N.float()
     group_N = group_index(offsets_Q1, len(labels_N))

@@ -4,7 +4,6 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, S samples; G groups with a re
 sort, J runs joined from them, T entries. An entry is a score with its gain: `entries_N2` has two columns.
 """
 
-from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -13,138 +12,11 @@ from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
 from ltrscale.layout import layout, registered_offsets, send
-from ltrscale.ranking.loss import Loss, Scored
-from ltrscale.ranking.losses import mean_under_noise
+from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.losses import NoisyLoss
 from ltrscale.ranking.metrics import exponential_gain, rank_discounts
 from ltrscale.ranking.neuralsort import Mode, check_sort, kept_offsets, sort_entries
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
-
-
-class NeuralSortNDCGConfig(Loss):
-    """NDCG of the relaxed order of NeuralSort.
-
-    Source: Grover et al. 2019; QIN21.
-    Proof: laws; figures of TF-Ranking's own test.
-    """
-
-    kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return neural_sort_ndcg(*scored.lists, temperature=self.temperature, k=self.k)
-
-
-def neural_sort_ndcg(
-    scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, temperature: float, k: int | None = None
-) -> Tensor:
-    """NeuralSortNDCG: 1 - NDCG under NeuralSort's relaxed permutation, shape [Q].
-
-    `1 - 1 / DCG(best order) sum over ranks r and documents i of P_ri (2^y_i - 1) / log2(1 + r)` with P as in
-    `sort_entries` (Qin et al. 2021, B.2, without the constant 1 and with the indices of P exchanged). Columns of P are
-    not normalised: a document may count more or less than once, and the loss may fall below 0. This is `pirank` with
-    depth 1.
-
-    With k, only the first k ranks count, in the best order too. A group without a relevant document has loss 0 and
-    gradient 0.
-
-    Raises:
-        ValueError: the temperature is not positive, or k is below 1.
-
-    Example:
-        >>> scores, labels = torch.tensor([1.0, 3.0, 2.0, 1.0, 3.0]), torch.tensor([0.0, 0.0, 1.0, 0.0, 2.0])
-        >>> neural_sort_ndcg(scores, labels, torch.tensor([0, 3, 5]), temperature=1.0)
-        tensor([0.2384, 0.0440])
-    """
-    return pirank(scores_N, labels_N, offsets_Q1, temperature=temperature, k=k)
-
-
-class GumbelNeuralSortNDCGConfig(Loss):
-    """NeuralSort's NDCG of scores with Gumbel noise, a mean over samples.
-
-    Source: QIN21, B.2.
-    Proof: laws; order frequencies.
-    """
-
-    kind: Literal["gumbel_neural_sort_ndcg"] = "gumbel_neural_sort_ndcg"
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
-    samples: int = Field(8, ge=1, le=1000)
-    """Noisy copies of each list."""
-    scale: float = Field(1.0, ge=0)
-    """Factor of the Gumbel noise."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return gumbel_neural_sort_ndcg(
-            *scored.lists,
-            temperature=self.temperature,
-            k=self.k,
-            samples=self.samples,
-            scale=self.scale,
-            generator=scored.generator,
-        )
-
-
-def gumbel_neural_sort_ndcg(
-    scores_N: Tensor,
-    labels_N: Tensor,
-    offsets_Q1: Tensor,
-    *,
-    temperature: float,
-    generator: torch.Generator,
-    samples: int = 8,
-    scale: float = 1.0,
-    k: int | None = None,
-) -> Tensor:
-    """GumbelNeuralSortNDCG: the mean of `neural_sort_ndcg` over noisy copies of the scores, shape [Q].
-
-    Each copy adds `scale * g` to every score, g drawn from the standard Gumbel distribution (Qin et al. 2021, B.2).
-
-    Scale 0 gives `neural_sort_ndcg`, whose other settings mean the same here.
-
-    Raises:
-        ValueError: the temperature is not positive, or samples or k is below 1.
-
-    Example:
-        >>> scores, labels, offsets = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0]), torch.tensor([0, 2])
-        >>> draw = torch.Generator().manual_seed(0)
-        >>> loss = gumbel_neural_sort_ndcg(scores, labels, offsets, temperature=1.0, generator=draw, samples=1000)
-        >>> bool(loss > neural_sort_ndcg(scores, labels, offsets, temperature=1.0))  # noise spoils the best order
-        True
-    """
-    loss = partial(neural_sort_ndcg, temperature=temperature, k=k)
-    return mean_under_noise(loss, scores_N, labels_N, offsets_Q1, samples=samples, scale=scale, generator=generator)
-
-
-class PiRankConfig(Loss):
-    """PiRank: NDCG through a relaxed sort, by divide and conquer for long lists.
-
-    Source: Swezey et al. 2021.
-    Proof: laws; exact NDCG@k when hard or cold; depth 1 = flat.
-    """
-
-    kind: Literal["pirank"] = "pirank"
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
-    depth: int = Field(1, ge=1, le=100)
-    """Levels of divide and conquer; 1 sorts the list at once."""
-    mode: Mode = "soft"
-    """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
-
-    def losses(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]."""
-        return pirank(*scored.lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
 
 
 def pirank(
@@ -161,7 +33,8 @@ def pirank(
 
     `1 - sum over ranks r <= k of (P g)_r / log2(1 + r) / IDCG@k` with the gains `g = 2^y - 1`, the first k rows P of
     the relaxed permutation, and the IDCG of the whole list (Swezey et al. 2021). As tau tends to 0, this tends to
-    1 - NDCG@k, where tied documents share their ranks as in `metrics.ndcg`; at a high tau it may fall a little below 0.
+    1 - NDCG@k, where tied documents share their ranks as in `metrics.ndcg`. Columns of P are not normalised: a document
+    may count more or less than once, and at a high tau the loss may fall a little below 0.
 
     With a depth above 1 a list is sorted as in merge sort: runs of consecutive documents are sorted and keep their
     first k (relaxed) scores and gains, then runs are joined and sorted again; `depth` rounds leave a single run. P is
@@ -205,6 +78,57 @@ def pirank(
     ndcg_G = sum_by_group(top_T2[:, 1] * discounts_K[ranks_T], kept_G1)
     loss_G = torch.where(lists.relevant_G, 1 - ndcg_G, 0.0)
     return scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, lists.groups_G, loss_G)
+
+
+class PiRankConfig(Loss):
+    """PiRank: NDCG through a relaxed sort, by divide and conquer for long lists.
+
+    Source: Swezey et al. 2021.
+    Proof: laws; exact NDCG@k when hard or cold; depth 1 = flat.
+    """
+
+    kind: Literal["pirank"] = "pirank"
+    function = staticmethod(pirank)
+    needs_relevance: ClassVar[bool] = True
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the relaxed sort, in units of the scores."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+    depth: int = Field(1, ge=1, le=100)
+    """Levels of divide and conquer; 1 sorts the list at once."""
+    mode: Mode = "soft"
+    """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
+
+
+class NeuralSortNDCGConfig(Loss):
+    """NDCG of the relaxed order of NeuralSort, which is PiRank of depth 1.
+
+    Source: Grover et al. 2019; QIN21, B.2, without the constant 1 and with the indices of P exchanged.
+    Proof: laws; figures of TF-Ranking's own test.
+    """
+
+    kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
+    function = staticmethod(pirank)
+    needs_relevance: ClassVar[bool] = True
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the relaxed sort, in units of the scores."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+
+
+class GumbelNeuralSortNDCGConfig(NoisyLoss):
+    """NeuralSort's NDCG of scores with Gumbel noise, a mean over samples.
+
+    Source: QIN21, B.2.
+    Proof: laws; order frequencies.
+    """
+
+    kind: Literal["gumbel_neural_sort_ndcg"] = "gumbel_neural_sort_ndcg"
+    function = staticmethod(pirank)
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the relaxed sort, in units of the scores."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
 
 
 class _RelevantLists(NamedTuple):

@@ -19,7 +19,6 @@ the missing hours. Shapes: N rows, Q lists, S sections, Z factors, H hidden valu
 import datetime
 import math
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,7 +37,7 @@ from ltrscale.progress import Report, log
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.stages.tasks import Task, TaskWorkersConfig, run_all
 
-PORTAL_VERSION = {"generator": "1"}
+_VERSION = {"generator": "1"}
 """Part of a log's identity: raise it when the same settings give other rows."""
 
 RULES = {
@@ -104,7 +103,7 @@ class PortalLog(Stage):
 
     def inputs(self) -> dict[str, str]:
         """The version of the generator."""
-        return PORTAL_VERSION
+        return _VERSION
 
     def work(self, origin: Origin, report: Report) -> None:
         """Write the hours that are missing, then commit the log."""
@@ -157,12 +156,12 @@ def _manifest_of(url: str) -> dict[str, Any]:
 
 def _write_day(config: PortalLogConfig, out: str, day: int) -> None:
     """Commit the missing hours of a day."""
-    origin = made_by("portal_hour", config, PORTAL_VERSION)
+    origin = made_by("portal_hour", config, _VERSION)
     for hour in range(24 * day, 24 * day + 24):
         place = storage.join(out, _name(config, hour))
         if is_current(place, origin):
             continue
-        table, account = hour_of(config, hour)
+        table, account = _hour_of(config, hour)
         with storage.Commit(place) as commit:
             with commit.file(_ROWS) as path:
                 pq.write_table(table, path, compression="zstd")
@@ -191,23 +190,19 @@ def _world(seed: int) -> _World:
     return _World(*(array.astype(np.float32) for array in arrays))
 
 
-def lists_before(config: PortalLogConfig, hour: int) -> int:
+def _lists_before(config: PortalLogConfig, hour: int) -> int:
     """Lists before an hour: in proportion to the hours' weights, which rise by half in the evening."""
     weights = [1 + 0.5 * math.sin(2 * math.pi * (h - 12) / 24) for h in range(24)]  # they sum to 24
     days, of_day = divmod(hour, 24)
     return round(config.lists * (days * 24 + sum(weights[:of_day])) / (24 * config.days))
 
 
-def hour_of(config: PortalLogConfig, hour: int) -> tuple[pa.Table, dict[str, Any]]:
-    """The rows of an hour, counted from the first one, and their account.
-
-    Rows of a list are adjacent, and lists are in order of time. Columns: `impression_id`, `article_id`, `event_time`,
-    `clicked` (null in a list whose clicks are not known), `f_0` to `f_9`, and the categories `c_section`, `c_source`.
-    """
+def _hour_of(config: PortalLogConfig, hour: int) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows of an hour, counted from the first one, in order of time, and their account."""
     start = datetime.datetime.combine(config.first_day, datetime.time(), datetime.UTC) + datetime.timedelta(hours=hour)
     absolute = int(start.timestamp()) // 3600
     rng = default_rng([config.seed, absolute])
-    n_lists = lists_before(config, hour + 1) - lists_before(config, hour)
+    n_lists = _lists_before(config, hour + 1) - _lists_before(config, hour)
     lengths_Q = rng.binomial(_LONGEST - _SHORTEST, _MIDDLE, n_lists) + _SHORTEST
     list_N = np.repeat(np.arange(n_lists), lengths_Q)
     place_N = np.arange(len(list_N)) - np.repeat(np.cumsum(lengths_Q) - lengths_Q, lengths_Q)
@@ -286,13 +281,3 @@ def _account(kind_N: NDArray[np.int8], place_N: Ints, lengths_Q: Ints, known_Q: 
         "broken": broken,
         "rejected": dict(rejected),
     }
-
-
-def account_of(url: str) -> Mapping[str, Any]:
-    """The account of a committed log.
-
-    Raises:
-        InputError: nothing is committed.
-    """
-    account: Mapping[str, Any] = _manifest_of(url)["account"]
-    return account

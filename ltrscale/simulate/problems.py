@@ -77,13 +77,7 @@ class Problems(NamedTuple):
 
 
 def problems(config: ProblemsConfig, *, seed: int, number: int) -> Problems:
-    """Some problems; they depend on the settings, the seed and this number alone.
-
-    Example:
-        >>> drawn = problems(ProblemsConfig(examples=(8, 8)), seed=0, number=7)
-        >>> drawn.n_examples, len(drawn.offsets_Q1) - 1, drawn.features_BNF.shape[:2] == drawn.labels_BN.shape
-        (8, 32, True)
-    """
+    """Some problems; they depend on the settings, the seed and this number alone."""
     rng = default_rng([seed, number])
     n_examples, most = _between(rng, *config.examples), _between(rng, *config.documents)
     n_features = _between(rng, *config.features)

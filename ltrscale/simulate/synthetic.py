@@ -38,11 +38,11 @@ from pydantic import Field, field_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.config import Config, is_current, made_by
-from ltrscale.progress import Report, log
+from ltrscale.config import Config
+from ltrscale.progress import Report
 from ltrscale.stages.stage import Origin, Stage
 
-GENERATOR = {"generator": "2"}
+_GENERATOR = {"generator": "2"}
 """Part of a log's identity: raise it when the same settings give other rows."""
 
 _INTENTS, _KINDS = 4, 12
@@ -98,7 +98,12 @@ class SyntheticLogConfig(Config):
 
 
 class SyntheticLog(Stage):
-    """Make a synthetic log."""
+    """Make a synthetic log: Parquet with one item per row, `week=2026-W01/part-0.parquet` etc.
+
+    Rows of a query are adjacent, and queries are in order of time. Columns: `query_id`, `item_id`, `event_time` (ms,
+    UTC), `label` (0 to 4, null in an unlabelled query), `f_*` numeric, `c_*` categorical. Memory does not grow with
+    the number of queries.
+    """
 
     stage: ClassVar = "synthetic_log"
     makes_data: ClassVar = True
@@ -106,43 +111,20 @@ class SyntheticLog(Stage):
 
     def inputs(self) -> dict[str, str]:
         """The version of the generator."""
-        return GENERATOR
+        return _GENERATOR
 
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+    def work(self, origin: Origin, report: Report) -> None:
         """Write the files."""
-        write_log(self.log, self.out, report=report)
+        world = _make_world(self.log)
+        with storage.Commit(self.out) as commit:
+            for week in _week_names(self.log.first_week, self.log.weeks):
+                with commit.file(f"week={week}/part-0.parquet") as path:
+                    report({"stage": "simulate", "week": week, **_write_week(self.log, world, week, path)})
+            commit.finish({"format": "ltrscale-log", "version": 1, "made_by": origin})
 
 
-def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[str]:
-    """Write the log as Parquet with one item per row, `week=2026-W01/part-0.parquet` etc.; returns the files' URLs.
-
-    Rows of a query are adjacent, and queries are in order of time. Columns: `query_id`, `item_id`, `event_time` (ms,
-    UTC), `label` (0 to 4, null in an unlabelled query), `f_*` numeric, `c_*` categorical. Memory does not grow with
-    the number of queries. If the same log is already committed, nothing is written.
-    """
-    origin = made_by("synthetic_log", config, GENERATOR)
-    weeks = week_names(config.first_week, config.weeks)
-    names = [f"week={week}/part-0.parquet" for week in weeks]
-    files = [storage.join(out, name) for name in names]
-    if is_current(out, origin):
-        log.info("synthetic log: %s is up to date", out)
-        return files
-    world = _make_world(config)
-    with storage.Commit(out) as commit:
-        for week, name in zip(weeks, names, strict=True):
-            with commit.file(name) as path:
-                report({"stage": "simulate", "week": week, **_write_week(config, world, week, path)})
-        commit.finish({"format": "ltrscale-log", "version": 1, "made_by": origin})
-    return files
-
-
-def week_names(first: str, weeks: int) -> list[str]:
-    """Consecutive ISO weeks.
-
-    Example:
-        >>> week_names("2026-W52", 3)
-        ['2026-W52', '2026-W53', '2027-W01']
-    """
+def _week_names(first: str, weeks: int) -> list[str]:
+    """Consecutive ISO weeks."""
     monday = _monday(first)
     return [(monday + datetime.timedelta(weeks=i)).strftime("%G-W%V") for i in range(weeks)]
 

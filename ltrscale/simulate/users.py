@@ -17,22 +17,13 @@ from ltrscale.errors import InputError
 Clicked = NDArray[np.bool_]
 
 
-class Examiner(Config):
+class _Examiner(Config):
     """How a user examines a list."""
 
     kind: str
 
     def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
-        """The documents that a user clicks, shape [N], by uniform numbers.
-
-        The attraction is the probability of a click on a document if it is examined. Positions count from 1, and are
-        NaN for documents that are not shown.
-
-        Example:
-            >>> shown = np.array([1.0, 2.0, np.nan])
-            >>> PositionBased().clicks(np.full(3, 0.4), np.full(3, 0.7), shown, np.array([0, 3])).tolist()
-            [True, False, False]
-        """
+        """The documents that a user clicks, shape [N], by uniform numbers; a document not shown has position NaN."""
         raise NotImplementedError
 
     @property
@@ -56,7 +47,7 @@ class Examiner(Config):
         return ""
 
 
-class PositionBased(Examiner):
+class PositionBased(_Examiner):
     """A position is examined with probability (1 / position)^eta, whatever clicks are above it (PBM)."""
 
     kind: Literal["pbm"] = "pbm"
@@ -93,14 +84,14 @@ class PositionBased(Examiner):
         return "; users who trust the order are none of them" if self.trust else ""
 
 
-class Cascade(Examiner):
+class Cascade(_Examiner):
     """Positions are examined from the top; the first click ends the session (Craswell et al., 2008)."""
 
     kind: Literal["cascade"] = "cascade"
 
     def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
         """The first document of each list that attracts."""
-        return first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
+        return _first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
 
     @property
     def examines(self) -> str:
@@ -164,13 +155,7 @@ def attraction(rho_N: Doubles, *, noise: float) -> Doubles:
     return noise + (1 - noise) * rho_N
 
 
-def first_attracted(attracted_N: NDArray[np.bool_], positions_N: Doubles, offsets_Q1: Ints) -> NDArray[np.bool_]:
-    """The documents that the cascade model clicks: in each group, the attracted one at the highest position.
-
-    Example:
-        >>> attracted = np.array([True, True, False, True])
-        >>> first_attracted(attracted, np.array([3.0, 2.0, 1.0, np.nan]), np.array([0, 3, 4])).tolist()
-        [False, True, False, False]
-    """
+def _first_attracted(attracted_N: NDArray[np.bool_], positions_N: Doubles, offsets_Q1: Ints) -> NDArray[np.bool_]:
+    """The documents that the cascade model clicks: in each group, the attracted one at the highest position."""
     candidate_N = attracted_N & ~np.isnan(positions_N)
     return np.asarray(candidate_N & (place_in_group(offsets_Q1, ~candidate_N, positions_N) == 0))

@@ -36,8 +36,7 @@ from ltrscale.data.dataset.scores import read_period
 from ltrscale.errors import InputError
 from ltrscale.markdown import escape
 from ltrscale.progress import log
-from ltrscale.simulate.portal import account_of
-from ltrscale.storage import join
+from ltrscale.storage import join, read_manifest
 from tests.chaos.processes import MARK, Process, choose, end, marked
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -102,6 +101,14 @@ class Places:
         """Groups of some periods."""
         files = (file for file in self.data.files if first <= file.period <= last)
         return sum(cell.groups for file in files for cell in file.row_groups)
+
+
+def account_of(url: str) -> dict[str, Any]:
+    """The account of a committed log of the portal."""
+    manifest = read_manifest(url)
+    assert manifest is not None, f"{url}: no log is committed there"
+    account: dict[str, Any] = manifest["account"]
+    return account
 
 
 def _log_account(name: str) -> Callable[[Places], str]:

@@ -7,8 +7,8 @@ import pytest
 
 from ltrscale.config import load
 from ltrscale.ingest.prepare import PrepareJob, prepare
-from ltrscale.simulate.portal import PortalLog, PortalLogConfig, account_of
-from tests.chaos.scale import CONFIGS, STAGES, Places, ScaleJob, run
+from ltrscale.simulate.portal import PortalLog, PortalLogConfig
+from tests.chaos.scale import CONFIGS, STAGES, Places, ScaleJob, account_of, run
 
 
 @pytest.mark.nightly

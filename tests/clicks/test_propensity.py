@@ -11,16 +11,16 @@ from reference import click_models as oracle
 from ltrscale.arrays import Doubles
 from ltrscale.clicks.models import Cells, Sessions, count
 from ltrscale.clicks.propensity import (
-    CellCurve,
     Estimate,
+    _CellCurve,
+    _dense,
+    _slope,
     click_ratios,
-    dense,
     expectation_maximisation,
     harvest,
     jackknife,
     judged_by_clicks,
     overlap,
-    slope,
     slope_of,
     without,
 )
@@ -194,12 +194,12 @@ def test_a_single_position_is_not_connected() -> None:
 def test_folds_keep_queries_whole() -> None:
     sessions = Sessions(np.array([[0, 1], [2, -1], [1, 0]]), np.zeros((3, 2), np.bool_), np.array([4, 5, 4]), 4)
     assert sessions.folds_D(3).tolist() == [1, 1, 2, 0]
-    shown_DP, rate_DP = dense(count(sessions), 2)
+    shown_DP, rate_DP = _dense(count(sessions), 2)
     assert shown_DP.tolist() == [[1, 1], [1, 1], [1, 0]]
     assert not rate_DP.any()
 
 
-def with_labels(trust: float, curve: CellCurve, noise: float = 0.1) -> Estimate:
+def with_labels(trust: float, curve: _CellCurve, noise: float = 0.1) -> Estimate:
     truth = position_based(3, queries=400, trust=trust, noise=noise)
     good_D, poor_D = truth.relevance_D > 0.4, truth.relevance_D < 0.15
     return slope_of(count(truth.sessions), good_D, poor_D, 10, truth.sessions.folds_D(10), curve)
@@ -207,7 +207,7 @@ def with_labels(trust: float, curve: CellCurve, noise: float = 0.1) -> Estimate:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", [harvest, click_ratios])
-def test_labels_show_trust(curve: CellCurve) -> None:
+def test_labels_show_trust(curve: _CellCurve) -> None:
     strong, weak, none = (with_labels(trust, curve) for trust in (0.6, 0.3, 0.0))
     assert strong.high[0] < 0
     assert strong.values[0] < weak.values[0] < none.values[0]
@@ -236,9 +236,9 @@ def test_clicks_of_one_half_show_trust_where_documents_move_far() -> None:
 
 
 def test_a_slope_is_that_of_a_weighted_regression() -> None:
-    assert np.isnan(slope(np.array([1.0, 0.0, np.nan]), np.array([1.0, 0.5, 0.3]), np.ones(3)))
-    assert slope(np.array([1.0, 0.5, 9.0]), np.array([1.0, 0.25, 0.3]), np.array([1.0, 1, 0])) == pytest.approx(-1.0)
+    assert np.isnan(_slope(np.array([1.0, 0.0, np.nan]), np.array([1.0, 0.5, 0.3]), np.ones(3)))
+    assert _slope(np.array([1.0, 0.5, 9.0]), np.array([1.0, 0.25, 0.3]), np.array([1.0, 1, 0])) == pytest.approx(-1.0)
     rng = np.random.default_rng(0)
     good_P, poor_P, weights_P = rng.uniform(0.1, 1, (3, 8))
     fitted = np.polyfit(np.log(np.arange(1, 9)), np.log(poor_P / good_P), 1, w=np.sqrt(weights_P))
-    assert slope(good_P, poor_P, weights_P) == pytest.approx(fitted[0])
+    assert _slope(good_P, poor_P, weights_P) == pytest.approx(fitted[0])

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from nightly import nightly
 from small_disks import small_disk_at
-from synthetic_columns import COLUMN_MAPPING
+from synthetic_columns import COLUMN_MAPPING, write_synthetic
 from writer_tokens import without_writer
 
 from ltrscale import storage
@@ -37,7 +37,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.tables import read_parquet
-from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
+from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage.patience import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3
 from tests.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
@@ -134,7 +134,7 @@ def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_sam
     config = {"source": {"kind": "items", "columns": COLUMN_MAPPING}}
     read = []
     for name, faults in (("calm", 0.0), ("overloaded", share)):
-        inputs = write_log(log, str(tmp_path / name), report=lambda _: None)
+        inputs = write_synthetic(log, tmp_path / name)
         for file in inputs:
             storage.write_bytes(storage.join(url, name, "log", Path(file).name), Path(file).read_bytes())
         proxy.share, proxy.failed = faults, 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from ltrscale.batch import to_offsets
 from ltrscale.errors import InputError
 from ltrscale.models import bert as bert_module
-from ltrscale.models.bert import Bert, BertConfig, Sequences, bert_config, bert_weights, ragged_attention
+from ltrscale.models.bert import Bert, BertConfig, _ragged_attention, _Sequences, bert_config, bert_weights
 
 SIZES = {"layers": 2, "width": 16, "heads": 4, "positions": 40}
 LENGTHS = [5, 1, 17, 5, 40, 2, 9]
@@ -117,7 +117,7 @@ def test_attention_does_not_depend_on_buckets(budget: int, monkeypatch: pytest.M
     monkeypatch.setattr(bert_module, "PAIRS_PER_CHUNK", budget)
     offsets_S1 = to_offsets(torch.tensor([3, 0, 1, 7, 3]))
     qkv_T3HE = torch.randn(14, 3, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    out_THE, (q, k, v) = ragged_attention(qkv_T3HE, Sequences(offsets_S1)), qkv_T3HE.unbind(1)
+    out_THE, (q, k, v) = _ragged_attention(qkv_T3HE, _Sequences(offsets_S1)), qkv_T3HE.unbind(1)
     for first, last in zip(offsets_S1[:-1].tolist(), offsets_S1[1:].tolist(), strict=True):
         for head in range(2):
             scores = q[first:last, head] @ k[first:last, head].T / 5**0.5
@@ -155,16 +155,16 @@ def test_the_path_for_gpus_gets_whole_sequences(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     qkv_T3HE = torch.randn(14, 3, 2, 5)
-    there = Sequences(to_offsets(torch.tensor([3, 1, 7, 3])))
-    torch.testing.assert_close(bert_module._on_gpu(*qkv_T3HE.unbind(1), there), ragged_attention(qkv_T3HE, there))
+    there = _Sequences(to_offsets(torch.tensor([3, 1, 7, 3])))
+    torch.testing.assert_close(bert_module._on_gpu(*qkv_T3HE.unbind(1), there), _ragged_attention(qkv_T3HE, there))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="attention over ragged sequences needs a GPU")
 def test_attention_on_a_gpu_equals_that_of_buckets() -> None:
     qkv_T3HE = torch.randn(200, 3, 2, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    there = Sequences(to_offsets(torch.tensor([3, 1, 96, 100], device="cuda")))
-    half = ragged_attention(qkv_T3HE.bfloat16(), there)
-    torch.testing.assert_close(half.float(), ragged_attention(qkv_T3HE, there), rtol=0.02, atol=0.02)
+    there = _Sequences(to_offsets(torch.tensor([3, 1, 96, 100], device="cuda")))
+    half = _ragged_attention(qkv_T3HE.bfloat16(), there)
+    torch.testing.assert_close(half.float(), _ragged_attention(qkv_T3HE, there), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(

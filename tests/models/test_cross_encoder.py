@@ -20,7 +20,7 @@ from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models import cross_encoder
-from ltrscale.models.cross_encoder import CrossEncoderConfig, pairs_of
+from ltrscale.models.cross_encoder import CrossEncoderConfig, _pairs_of
 from ltrscale.models.features import TransformConfig
 from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
@@ -50,7 +50,7 @@ def slow_pairs(groups: QueryGroups, config: CrossEncoderConfig) -> list[tuple[li
 @pytest.mark.parametrize("document", [["title", "body"], ["body"], ["body", "title"]])
 def test_sequences_equal_those_of_a_loop(max_tokens: int, document: list[str]) -> None:
     config, groups = text_config(max_tokens=max_tokens, document=document), text_groups()
-    pairs, expected = pairs_of(groups, config), slow_pairs(groups, config)
+    pairs, expected = _pairs_of(groups, config), slow_pairs(groups, config)
     lengths = pairs.offsets_N1.diff().tolist()
     found = zip(*(part.split(lengths) for part in (pairs.ids_T, pairs.types_T, pairs.text_T)), strict=True)
     assert [tuple(part.tolist() for part in parts) for parts in found] == expected

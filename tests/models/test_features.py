@@ -19,11 +19,11 @@ from ltrscale.models.features import (
     FeatureKind,
     FeatureTransform,
     TransformConfig,
+    _hashed_row,
+    _signed_log1p,
     expected_sharing,
     fit_transform,
-    hashed_row,
     sharing,
-    signed_log1p,
 )
 
 METHODS = ["none", "log1p", "standard", "log1p_standard", "quantile_normal"]
@@ -47,7 +47,7 @@ def fit(x_NF: Tensor, numeric: str, **settings: float) -> FeatureTransform:
 @pytest.mark.parametrize("numeric", ["standard", "log1p_standard"])
 def test_standardisation_agrees_with_scikit_learn(numeric: str) -> None:
     x_NF, new_NF = heavy_tailed(), heavy_tailed(seed=1)
-    before = signed_log1p if numeric == "log1p_standard" else torch.clone
+    before = _signed_log1p if numeric == "log1p_standard" else torch.clone
     scaler = StandardScaler().fit(before(x_NF).double().numpy())
     expected_NF = np.nan_to_num(scaler.transform(before(new_NF).double().numpy()))
     actual_NF = fit(x_NF, numeric, clip=FAR)(new_NF)
@@ -163,7 +163,7 @@ def test_rounding_of_a_constant_is_not_amplified() -> None:
 @pytest.mark.parametrize("numeric", ["none", "log1p"])
 def test_missing_values_become_the_training_mean(numeric: str) -> None:
     x_NF = torch.tensor([[1.0], [3.0], [math.nan]])
-    before = signed_log1p if numeric == "log1p" else torch.clone
+    before = _signed_log1p if numeric == "log1p" else torch.clone
     mean = float(before(x_NF[:2]).mean())
     assert fit(x_NF, numeric)(torch.tensor([[math.nan]])).item() == pytest.approx(mean)
 
@@ -228,7 +228,7 @@ def test_only_a_category_of_more_codes_than_the_vocabulary_is_hashed(batch: int)
 def test_a_row_depends_on_its_code_alone() -> None:
     codes = [0.0, 1.0, 2.0, 2**24 - 1.0]
     rows = [7_416_998, 330_234, 9_494_827, 8_848_762]
-    assert hashed_row(torch.tensor(codes), 10_000_019).tolist() == rows
+    assert _hashed_row(torch.tensor(codes), 10_000_019).tolist() == rows
     p = 2**24 + 43  # in Python's integers, which cannot overflow
     mixed = [pow(pow(int(code) + 11_400_715, 3, p) + 7_046_029, 3, p) for code in codes]
     assert [value % 10_000_019 + 1 for value in mixed] == rows

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples, learn
+from ltrscale.models.examples import InContextRanker, ReadingConfig, _learn, drawn_samples
 from ltrscale.models.in_context import (
-    ExampleAttention,
     InContextNetwork,
     InContextSizes,
-    Scale,
-    functions_of,
+    _ExampleAttention,
+    _functions_of,
+    _Scale,
     loss_of_layers,
 )
 from ltrscale.simulate.problems import ProblemsConfig, problems
@@ -120,7 +120,7 @@ def test_a_missing_value_counts_as_the_median_of_the_examples() -> None:
 
 def test_an_example_does_not_read_its_own_list() -> None:
     torch.manual_seed(0)
-    attention, normal_BND, keys_BMA = ExampleAttention(8), torch.randn(1, 5, 8), torch.randn(1, 5, 32)
+    attention, normal_BND, keys_BMA = _ExampleAttention(8), torch.randn(1, 5, 8), torch.randn(1, 5, 32)
     list_N = torch.tensor([0, 0, 1, 1, 1])
     own_NM = list_N[:, None] == list_N
     values_BMD = torch.randn(1, 5, 8)
@@ -149,7 +149,7 @@ def test_examples_that_teach_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="no labelled group has a relevant document"):
         scores(zeros)
     with pytest.raises(InputError, match="no labelled group has a relevant document"):
-        learn(network(), zeros)
+        _learn(network(), zeros)
     with pytest.raises(InputError, match="no numeric feature has two different values"):
         scores(with_features(EXAMPLES, torch.ones(18, 5)))
 
@@ -157,8 +157,8 @@ def test_examples_that_teach_nothing_are_refused() -> None:
 def test_functions_of_a_feature_match_their_definition() -> None:
     examples, lists = groups(7, 4, features=1), groups(6, features=1, seed=5)
     x_M, x_N = examples.features_NF[:, 0].double(), lists.features_NF[:, 0].double()
-    scale = Scale.from_examples(x_M[None, :, None], examples.offsets_Q1)
-    got_NK = functions_of(x_N[None, :, None], lists.offsets_Q1, scale)[0, :, 0]
+    scale = _Scale.from_examples(x_M[None, :, None], examples.offsets_Q1)
+    got_NK = _functions_of(x_N[None, :, None], lists.offsets_Q1, scale)[0, :, 0]
 
     def plain(x: Tensor, own_L: Tensor) -> list[Tensor]:
         def share(value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from reference import encoders as reference
 from torch import Tensor, nn
 
-from ltrscale.models.interactions import CrossLayer, DCNv2, DCNv2Config, DeepFM, DeepFMConfig, factorization
+from ltrscale.models.interactions import DCNv2, DCNv2Config, DeepFM, DeepFMConfig, _CrossLayer, _factorization
 
 NUMERIC_F = torch.tensor([True, False, True, True, False])
 CARDINALITIES = [4, 3]
@@ -73,12 +73,12 @@ def dcnv2(numeric_F: Tensor = NUMERIC_F, cardinalities: list[int] = CARDINALITIE
 def test_factorization_is_the_sum_over_pairs() -> None:
     x_NP, vectors_PE = torch.randn(20, 4).double(), torch.randn(4, 3).double()
     embedded_NCE = torch.randn(20, 2, 3).double()
-    actual_N = factorization(x_NP, vectors_PE, embedded_NCE)
+    actual_N = _factorization(x_NP, vectors_PE, embedded_NCE)
     for x_P, embedded_CE, actual in zip(x_NP, embedded_NCE, actual_N, strict=True):
         fields = [*zip(x_P.tolist(), vectors_PE, strict=True), *((1.0, vector) for vector in embedded_CE)]
         torch.testing.assert_close(actual, reference.factorization(fields), rtol=1e-12, atol=1e-12)
-    assert not factorization(x_NP[:, :1], vectors_PE[:1], embedded_NCE[:, :0]).any()  # one field makes no pair
-    assert not factorization(x_NP[:, :0], vectors_PE[:0], embedded_NCE[:, :0]).any()
+    assert not _factorization(x_NP[:, :1], vectors_PE[:1], embedded_NCE[:, :0]).any()  # one field makes no pair
+    assert not _factorization(x_NP[:, :0], vectors_PE[:0], embedded_NCE[:, :0]).any()
 
 
 def plain_deepfm(model: DeepFM, x_N: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_cross_layers_are_the_papers() -> None:
 
 
 def test_low_rank_is_the_full_layer_with_the_product_of_its_matrices() -> None:
-    low, full = randomised(CrossLayer(9, rank=2)), CrossLayer(9)
+    low, full = randomised(_CrossLayer(9, rank=2)), _CrossLayer(9)
     assert isinstance(low.down, nn.Linear)
     copy(full.linear.weight, low.linear.weight @ low.down.weight)
     copy(full.linear.bias, low.linear.bias)

@@ -12,8 +12,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import SetRankConfig
 from ltrscale.models.choices import ContextConfig
-from ltrscale.models.context import initial_order, map_lists
-from ltrscale.models.listwise import DLCM, DLCMConfig, GSFConfig, content_keys, stride_numbers
+from ltrscale.models.context import map_lists
+from ltrscale.models.listwise import DLCM, DLCMConfig, GSFConfig, _content_keys, _stride_numbers
 
 # initial order
 
@@ -56,9 +56,9 @@ def test_missing_values_go_last_and_ties_keep_the_order_of_the_input() -> None:
     inf, nan = torch.inf, torch.nan
     values = torch.tensor([nan, 1.0, -inf, 1.0, nan, 2.0, 0.0, -0.0])[:, None]
     groups = QueryGroups(values, torch.tensor([0, 6, 6, 8]))
-    assert initial_order(groups, source="feature", feature=0).tolist() == [5, 1, 3, 2, 0, 4, 6, 7]
+    assert DLCMConfig(initial_rank="feature", feature=0).order(groups).tolist() == [5, 1, 3, 2, 0, 4, 6, 7]
     groups = with_positions(groups, [nan, 3, 1, 3, nan, inf, 2, 2])
-    assert initial_order(groups, source="positions", feature=None).tolist() == [2, 1, 3, 5, 0, 4, 6, 7]
+    assert DLCMConfig().order(groups).tolist() == [2, 1, 3, 5, 0, 4, 6, 7]
 
 
 @ordered
@@ -157,9 +157,9 @@ def test_gsf_gives_equal_documents_equal_embeddings() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_strides_give_groups_of_distinct_documents_and_all_pairs(size: int) -> None:
     for length in range(1, 40):
-        every = stride_numbers(length, size, None)
-        assert set(stride_numbers(length, size, 4)) <= set(every)
-        assert len(set(stride_numbers(length, size, 4))) == min(4, len(every))
+        every = _stride_numbers(length, size, None)
+        assert set(_stride_numbers(length, size, 4)) <= set(every)
+        assert len(set(_stride_numbers(length, size, 4))) == min(4, len(every))
         for stride in every:
             group = {place * stride % length for place in range(size)}
             assert len(group) == min(size, length)
@@ -171,13 +171,13 @@ def test_content_keys_distinguish_rows_and_match_equal_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(0, 3, (4000, 12), generator=generator).float()
     rows[rows == 2] = torch.nan
-    keys = content_keys(rows)
+    keys = _content_keys(rows)
     distinct = {tuple(-1.0 if v != v else v for v in row) for row in rows.tolist()}
     assert len(keys.unique()) == len(distinct)
-    assert torch.equal(content_keys(rows[7:8]), keys[7:8])
+    assert torch.equal(_content_keys(rows[7:8]), keys[7:8])
     row = torch.tensor([0.0, torch.nan])
-    assert len(content_keys(torch.stack([row, row.neg()])).unique()) == 1  # -0 is 0, and missing values are equal
-    assert len(content_keys(torch.eye(30)).unique()) == 30  # which column a value is in counts
+    assert len(_content_keys(torch.stack([row, row.neg()])).unique()) == 1  # -0 is 0, and missing values are equal
+    assert len(_content_keys(torch.eye(30)).unique()) == 30  # which column a value is in counts
     assert 0.45 < (keys > 0).double().mean() < 0.55
 
 

@@ -20,7 +20,7 @@ from ltrscale.experiments.distill import MLPStudent
 from ltrscale.models.choices import NetworkConfig, NumbersConfig
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
 from ltrscale.models.layers import MicroBatchNorm, depths, moments, update_running_statistics
-from ltrscale.models.numbers import PiecewiseLinear, PLEConfig, PLRConfig
+from ltrscale.models.numbers import PLEConfig, PLRConfig, _PiecewiseLinear
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
@@ -54,7 +54,7 @@ def test_bins_lie_between_quantiles_of_transformed_values_and_follow_the_formula
         close = {"rtol": 0.05, "atol": 0.05} if numeric != "none" else {"rtol": 1e-4, "atol": 1e-4}
         torch.testing.assert_close(transform.edges_FB1[column], expected, **close)
     x_NF = transform(torch.cat([features(), 50 * features(seed=3)]))
-    numbers = PiecewiseLinear(PLEConfig(bins=6, embedding=0), transform)
+    numbers = _PiecewiseLinear(PLEConfig(bins=6, embedding=0), transform)
     inputs_ND = numbers(x_NF, torch.tensor([0, 40]))
     assert numbers.numeric_F.tolist() == [True] * 24 + [False]
     assert torch.equal(inputs_ND[:, -1], x_NF[:, 1])
@@ -67,7 +67,7 @@ def test_bins_lie_between_quantiles_of_transformed_values_and_follow_the_formula
 def test_a_value_far_beyond_a_narrow_last_bin_is_clipped_as_a_plain_number_is() -> None:
     x_NF = torch.cat([torch.linspace(0, 1, 90), 1 + 1e-6 * torch.rand(30)])[:, None]
     transform = fit_transform([x_NF], ["numeric"], TransformConfig(numeric="none", clip=10), bins=4)
-    numbers = PiecewiseLinear(PLEConfig(bins=4, embedding=0), transform)
+    numbers = _PiecewiseLinear(PLEConfig(bins=4, embedding=0), transform)
     beyond_NB = numbers(torch.tensor([[-1e3], [1.5], [2.0]]), torch.tensor([0, 3]))
     assert beyond_NB[1:].tolist() == [[1.0, 1.0, 1.0, 10.0]] * 2
     assert beyond_NB[0].tolist() == [-10.0, 0.0, 0.0, 0.0]
@@ -97,7 +97,7 @@ def test_they_are_those_of_the_authors() -> None:
     new_NF, one = torch.randn(50, 3) * 2, torch.tensor([0, 50])
     edges = list(transform.edges_FB1)
     encoding = theirs.PiecewiseLinearEncoding(edges)
-    ours = PiecewiseLinear(PLEConfig(bins=8, embedding=0), transform)
+    ours = _PiecewiseLinear(PLEConfig(bins=8, embedding=0), transform)
     torch.testing.assert_close(ours(new_NF, one), encoding(new_NF), rtol=1e-4, atol=1e-4)
     ple, module = (
         PLEConfig(bins=8, embedding=5).build(transform),
@@ -237,7 +237,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         with pytest.raises(ValidationError, match=message):
             NetworkConfig.model_validate(values)
     with pytest.raises(ValueError, match=r"numbers\.bins is 5, the transform has 6 bins"):
-        PiecewiseLinear(PLEConfig(bins=5), fitted())
+        _PiecewiseLinear(PLEConfig(bins=5), fitted())
     with pytest.raises(ValidationError, match="within_lists needs whole lists"):
         MLPStudent.model_validate({"finetune": {"network": {"numbers": {"within_lists": True}}}})
 

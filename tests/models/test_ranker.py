@@ -19,7 +19,7 @@ from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.reconstruct import VimeConfig
-from ltrscale.pretext.siamese import Predictor
+from ltrscale.pretext.siamese import _Predictor
 
 
 def shapes(module: nn.Module) -> list[tuple[int, int, bool]]:
@@ -79,19 +79,14 @@ def test_the_first_layers_of_a_projector_are_its_hidden_ones(batch_norm: bool) -
             expected_ND = projector.layers[layers * step : (layers + 1) * step](expected_ND)
 
 
-def test_simclr_projector_has_no_bias_and_no_norm() -> None:
+def test_simclr_projector_has_no_norm_and_biases_in_the_authors_code_alone() -> None:
     projector = Projector(8, ProjectorConfig(output=3))
     assert shapes(projector) == [(8, 8, False), (8, 8, False), (8, 3, False)]
     assert kinds(projector) == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
     assert projector.width == 3
     assert Projector(8, ProjectorConfig(width=5)).width == 8
     assert shapes(Projector(8, ProjectorConfig(layers=0))) == [(8, 8, False)]
-
-
-def test_the_layers_of_the_authors_code_have_biases() -> None:
-    projector = Projector(8, ProjectorConfig(layers=1, output=3, bias=True))
-    assert shapes(projector) == [(8, 8, True), (8, 3, True)]
-    assert shapes(Predictor(8, 3, bias=True)) == [(8, 3, False), (3, 8, True)]
+    assert shapes(Projector(8, ProjectorConfig(layers=1, output=3, bias=True))) == [(8, 8, True), (8, 3, True)]
 
 
 def test_simsiam_projector_ends_in_a_norm_without_affine() -> None:
@@ -106,10 +101,10 @@ def test_simsiam_projector_ends_in_a_norm_without_affine() -> None:
 
 
 def test_predictor_has_a_bottleneck() -> None:
-    predictor = Predictor(136)
+    predictor = _Predictor(136)
     assert shapes(predictor) == [(136, 34, False), (34, 136, False)]
     assert kinds(predictor) == ["Linear", "MicroBatchNorm", "ReLU", "Linear"]
-    assert shapes(Predictor(8, 3)) == [(8, 3, False), (3, 8, False)]
+    assert shapes(_Predictor(8, 3, bias=True)) == [(8, 3, False), (3, 8, True)]
 
 
 KINDS = ["numeric", "numeric", "numeric", "categorical"]

@@ -9,11 +9,10 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.combine import combine_rankers
-from ltrscale.models.encoders import MLP, MLPConfig
+from ltrscale.models.encoders import MLP, MLPConfig, TabM, TabMConfig, _AdaptedLinear
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.ranker import Architecture, HeadConfig, ProjectorConfig, Ranker, mlp_head
-from ltrscale.models.tabm import AdaptedLinear, TabM, TabMConfig
 from ltrscale.pretext.augment import SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import ScarfConfig, SimCLRConfig, SimCLRRankConfig
@@ -66,7 +65,7 @@ def test_it_is_the_authors(structure: str, arch_type: str) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
         for number, block in enumerate(model.backbone.blocks):
             linear, other = ours.layers[3 * number], block[0]
-            if isinstance(linear, AdaptedLinear):
+            if isinstance(linear, _AdaptedLinear):
                 linear.linear.weight.copy_(other.weight)
                 linear.s_MB.copy_(other.s)
                 linear.bias_MB.copy_(other.bias)
@@ -90,7 +89,7 @@ def test_one_member_is_the_plain_network(structure: str, batch_norm: bool) -> No
     with torch.no_grad():
         one.signs.r_MA.fill_(1)
         for ours, theirs in zip(one.layers, plain.layers, strict=True):
-            if isinstance(ours, AdaptedLinear):
+            if isinstance(ours, _AdaptedLinear):
                 ours.linear.weight.copy_(theirs.weight)
                 ours.bias_MB.copy_(theirs.bias)
             else:

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 import torch
 from config_variations import keys_without_effect
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from jobs.bench.pretend import counting, pretending
@@ -27,18 +26,15 @@ from ltrscale.pretext.augment import (
     SwapInBatchConfig,
     SwapInGroupConfig,
     ZeroingConfig,
-    corrupt_from_marginals,
-    mixup,
     permute_columns,
-    random_below,
 )
 
 MIXUP_NUMERIC_F = torch.tensor([True, True, True, False])
 
 
 def mix(x_NF: Tensor, amount: float, *forms: Mixup, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return mixup(x_NF, MIXUP_NUMERIC_F, amount=amount, forms=forms or MIXUPS, generator=generator)
+    draw = Draw(MIXUP_NUMERIC_F, torch.tensor([0, len(x_NF)]), torch.Generator().manual_seed(seed))
+    return MixupConfig(amount=amount, forms=forms or MIXUPS).view(x_NF, draw)
 
 
 def documents_mixup(n: int) -> Tensor:
@@ -124,23 +120,6 @@ def test_a_document_alone_and_no_document_stay(forms: tuple[Mixup, ...]) -> None
     for n in (0, 1):
         x_NF = documents_mixup(n) + 0.3
         torch.testing.assert_close(mix(x_NF, 0.9, *forms), x_NF, rtol=1e-12, atol=0)
-
-
-def test_wrong_settings_are_refused() -> None:
-    for amount in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="amount between 0 and 1"):
-            mix(documents_mixup(2), amount)
-    with pytest.raises(ValueError, match="at least one form"):
-        mixup(documents_mixup(2), MIXUP_NUMERIC_F, amount=0.5, forms=(), generator=torch.Generator())
-
-
-def test_random_numbers_below_a_bound_are_uniform_and_never_reach_it() -> None:
-    bound = torch.tensor([[1], [3], [1000]])
-    drawn = random_below(bound, (3, 30_000), torch.Generator().manual_seed(0))
-    assert drawn.min() == 0
-    assert drawn.max(1).values.tolist() == [0, 2, 999]
-    shares = torch.stack([(drawn[1] == value).double().mean() for value in range(3)])
-    assert (shares - 1 / 3).abs().max() < 5 * 0.5 / math.sqrt(30_000)
 
 
 NUMERIC_F = torch.tensor([True] * 6 + [False] * 2)
@@ -351,25 +330,22 @@ def test_corrupted_values_come_from_the_training_marginal_of_their_column(
 
 def test_values_of_one_document_are_drawn_from_different_training_documents() -> None:
     marginals_SF = addresses(1000)
-    view_NF = corrupt_from_marginals(addresses(50), marginals_SF, rate=1.0, generator=torch.Generator().manual_seed(0))
+    draw = Draw(NUMERIC_F, torch.tensor([0, 50]), torch.Generator().manual_seed(0), marginals_SF)
+    view_NF = MarginalConfig(probability=1).view(addresses(50), draw)
     assert all(len(set(row)) > 4 for row in (view_NF.long() // 10).tolist())
 
 
 @pytest.mark.parametrize(("rate", "n_features", "count"), [(0.29, 100, 29), (0.6, 5, 3), (0.99, 5, 4), (1.0, 5, 5)])
 def test_a_fixed_count_is_the_rate_rounded_down(rate: float, n_features: int, count: int) -> None:
-    x_NF, generator = torch.zeros(30, n_features), torch.Generator().manual_seed(0)
-    marginals_SF = torch.ones(3, n_features)
-    view_NF = corrupt_from_marginals(x_NF, marginals_SF, rate=rate, generator=generator, fixed_count=True)
+    draw = Draw(torch.ones(n_features, dtype=torch.bool), torch.tensor([0, 30]), torch.Generator().manual_seed(0))
+    draw = draw._replace(marginals_SF=torch.ones(3, n_features))
+    view_NF = MarginalConfig(probability=rate, fixed_count=True).view(torch.zeros(30, n_features), draw)
     assert view_NF.sum(1).tolist() == [count] * 30
 
 
-def test_marginals_must_be_there_and_fit() -> None:
-    x_NF, generator = documents(3), torch.Generator()
+def test_marginals_must_be_there() -> None:
     with pytest.raises(ValueError, match="needs marginals_SF"):
-        MarginalConfig().view(x_NF, Draw(NUMERIC_F, torch.tensor([0, 3]), generator))
-    for wrong in (torch.zeros(0, 8), torch.zeros(5, 7)):
-        with pytest.raises(ValueError, match="documents of 8 features"):
-            corrupt_from_marginals(x_NF, wrong, rate=0.1, generator=generator)
+        MarginalConfig().view(documents(3), Draw(NUMERIC_F, torch.tensor([0, 3]), torch.Generator()))
     assert {config.kind for config in CONFIGS if config.needs_marginals} == {"marginal"}
     assert ComposeConfig(steps=(ZeroingConfig(), MarginalConfig())).needs_marginals
 
@@ -386,47 +362,24 @@ def test_a_composition_applies_its_steps_in_order() -> None:
     assert zeros == [True, False]  # noise on a zero leaves none
 
 
-def test_permuted_columns_keep_their_values_and_are_permuted_apart() -> None:
-    x_NF = addresses(500)
-    permuted_NF = permute_columns(x_NF, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(permuted_NF.sort(0).values, x_NF)
+def assert_permuted_apart(permuted_NF: Tensor) -> None:
+    assert torch.equal(permuted_NF.sort(0).values, addresses(500))
     source_NF = permuted_NF.long() // 10
     assert all((source_NF[:, a] == source_NF[:, b]).sum() < 10 for a in range(8) for b in range(a))
     assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
 
 
-def test_configs_are_distinguished_by_kind() -> None:
-    read = TypeAdapter(AugmentConfig).validate_python
-    assert read({"kind": "zeroing", "probability": 0.7}) == ZeroingConfig(probability=0.7)
-    assert read({"kind": "gaussian", "scale": 2}) == GaussianConfig(scale=2.0)
-    steps = [{"kind": "swap_in_group", "probability": 0.2}, {"kind": "mixup", "forms": ["linear"]}]
-    assert read({"kind": "compose", "steps": steps}) == ComposeConfig(
-        steps=(SwapInGroupConfig(probability=0.2), MixupConfig(forms=("linear",)))
-    )
-    for config in CONFIGS:
-        assert read(config.model_dump(mode="json")) == config
-    for wrong in (
-        {"kind": "swap"},
-        {"kind": "compose", "steps": []},
-        {"kind": "mixup", "forms": ["cubic"]},
-        {"kind": "zeroing", "probability": 1.1},
-        {"kind": "gaussian", "scale": -1},
-    ):
-        with pytest.raises(ValidationError):
-            read(wrong)
+def test_permuted_columns_keep_their_values_and_are_permuted_apart() -> None:
+    assert_permuted_apart(permute_columns(addresses(500), generator=torch.Generator().manual_seed(0)))
 
 
 def test_a_gpu_permutes_all_columns_at_once() -> None:
-    x_NF = addresses(500)
     with pretending() as device:
-        there_NF = x_NF.to(device)
+        there_NF = addresses(500).to(device)
         with counting() as counted:
             permuted_NF = permute_columns(there_NF, generator=torch.Generator().manual_seed(0)).cpu()
     assert counted.counts.launches <= 4
-    assert torch.equal(permuted_NF.sort(0).values, x_NF)
-    source_NF = permuted_NF.long() // 10
-    assert all((source_NF[:, a] == source_NF[:, b]).sum() < 10 for a in range(8) for b in range(a))
-    assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
+    assert_permuted_apart(permuted_NF)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)

@@ -15,7 +15,7 @@ from ltrscale.models.cross_encoder import Pairs
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.masked_language import MaskedLanguageConfig, TokenDecoder, hide, masked_language
+from ltrscale.pretext.masked_language import MaskedLanguageConfig, _hide, _masked_language, _TokenDecoder
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.auxiliary import AuxiliaryConfig
 from ltrscale.training.pretrain import PretrainConfig
@@ -34,7 +34,7 @@ def pretrainer(**settings: float) -> Pretrainer:
 
 def test_hiding_has_the_frequencies_of_the_paper() -> None:
     pairs = text_encoder(max_tokens=40).pairs(text_groups([40] * 200))
-    ids_T, rows_M, _ = hide(pairs, VOCABULARY, generator(), rate=0.15)
+    ids_T, rows_M, _ = _hide(pairs, VOCABULARY, generator(), rate=0.15)
     hidden_T = torch.zeros_like(pairs.text_T).index_fill(0, rows_M, True)
     assert not hidden_T[~pairs.text_T].any()
     assert torch.equal(ids_T[~hidden_T], pairs.ids_T[~hidden_T])
@@ -56,9 +56,9 @@ def test_hiding_has_the_frequencies_of_the_paper() -> None:
 def test_the_loss_equals_a_loop_over_documents_and_tokens() -> None:
     encoder, groups = text_encoder(), text_groups()
     torch.manual_seed(3)
-    decoder, pairs = TokenDecoder(8, VOCABULARY.size), encoder.pairs(groups)
-    losses_M, _ = masked_language(encoder, decoder, pairs, generator(), rate=0.3)
-    ids_T, rows_M, _ = hide(pairs, VOCABULARY, generator(), rate=0.3)
+    decoder, pairs = _TokenDecoder(8, VOCABULARY.size), encoder.pairs(groups)
+    losses_M, _ = _masked_language(encoder, decoder, pairs, generator(), rate=0.3)
+    ids_T, rows_M, _ = _hide(pairs, VOCABULARY, generator(), rate=0.3)
     expected = []
     for n in range(groups.n_documents):
         first, last = pairs.offsets_N1[[n, n + 1]].tolist()
@@ -77,7 +77,7 @@ def test_the_embedding_learns_as_input_and_as_output() -> None:
     model = pretrainer(rate=0.5)
     loss, count = model(text_groups(), generator())
     loss.backward()
-    assert count == len(hide(model.encoder.pairs(text_groups()), VOCABULARY, generator(), rate=0.5).rows_M)  # type: ignore[operator]
+    assert count == len(_hide(model.encoder.pairs(text_groups()), VOCABULARY, generator(), rate=0.5).rows_M)  # type: ignore[operator]
     gradient = model.encoder.get_parameter("bert.tokens.weight").grad
     assert gradient is not None
     assert gradient.any(1).all()  # every token, also those that are nowhere: as outputs they are wrong answers
@@ -131,11 +131,11 @@ def test_it_may_be_an_auxiliary_objective() -> None:
 def test_a_gpu_hides_the_same_tokens_and_is_asked_for_nothing() -> None:
     model, groups = pretrainer(rate=0.4), text_groups()
     pairs = text_encoder().pairs(groups)
-    expected = hide(pairs, VOCABULARY, generator(), rate=0.4)
+    expected = _hide(pairs, VOCABULARY, generator(), rate=0.4)
     loss, count = model.eval()(groups, generator())
     with pretending() as device:
         there = Pairs(*(values.to(device) for values in pairs))
-        found = hide(there, VOCABULARY, generator(), rate=0.4)
+        found = _hide(there, VOCABULARY, generator(), rate=0.4)
         moved = groups.to(device)
         model.to(device)
         with counting() as counted:

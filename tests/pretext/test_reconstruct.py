@@ -14,17 +14,18 @@ from jobs.bench.pretend import counting, pretending
 from ltrscale.models.encoders import ResNet, ResNetConfig
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext import reconstruct
+from ltrscale.pretext.augment import Draw
 from ltrscale.pretext.reconstruct import (
     MAX_CLASSES,
     DecoderConfig,
     FeatureDecoder,
-    VimeDecoder,
+    _reconstruction_classes,
+    _vime_corrupt,
+    _VimeDecoder,
     feature_errors,
-    reconstruction_classes,
     vime,
-    vime_corrupt,
 )
-from ltrscale.pretext.subtab import Noise, feature_subsets, subtab, subtab_views
+from ltrscale.pretext.subtab import Noise, SubTabConfig, subtab
 
 DECODER_NUMERIC_F = torch.tensor([True, True, False, True])
 DECODER_CARDINALITIES = [4]
@@ -47,7 +48,7 @@ def test_a_decoder_has_an_output_for_each_number_and_each_class(layers: int) -> 
 
 
 def test_vimes_estimators_share_nothing() -> None:
-    decoder = VimeDecoder(DecoderConfig(), 8, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    decoder = _VimeDecoder(DecoderConfig(), 8, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     decoded_NO, logits_NF = decoder(torch.ones(2, 8))
     assert decoded_NO.shape == (2, 3 + 4)
     assert logits_NF.shape == (2, 4)
@@ -73,11 +74,11 @@ def learned(parts: nn.ModuleList, loss: Callable[[torch.Generator], Tensor], ste
 def test_vime_learns() -> None:
     torch.manual_seed(0)
     encoder = ResNet(ResNetConfig(width=32, dropout=0), DECODER_NUMERIC_F, DECODER_CARDINALITIES)
-    decoder = VimeDecoder(DecoderConfig(), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    decoder = _VimeDecoder(DecoderConfig(), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     x_NF = documents_decoder(512)
 
     def loss(generator: torch.Generator) -> Tensor:
-        corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=0.3, generator=generator)
+        corrupted_NF, changed_NF = _vime_corrupt(x_NF, rate=0.3, generator=generator)
         decoded_NO, logits_NF = decoder(encoder(corrupted_NF))
         return vime(decoded_NO, logits_NF, x_NF, changed_NF, DECODER_NUMERIC_F, DECODER_CARDINALITIES, alpha=2.0)
 
@@ -91,12 +92,9 @@ def test_subtab_learns() -> None:
     decoder = FeatureDecoder(DecoderConfig(layers=2), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     projector = Projector(encoder.width, ProjectorConfig(layers=1))
     x_NF, offsets_Q1 = documents_decoder(128), torch.tensor([0, 128])
-    subsets_KF = feature_subsets(4, subsets=4, overlap=0.75)
 
     def loss(generator: torch.Generator) -> Tensor:
-        views = subtab_views(
-            x_NF, DECODER_NUMERIC_F, subsets_KF, rate=0.1, noise="swap", scale=0.0, generator=generator
-        )
+        views = SubTabConfig(rate=0.1).views(x_NF, Draw(DECODER_NUMERIC_F, offsets_Q1, generator))
         h_ND = encoder(views.flatten(0, 1))
         decoded_KNO, z_KNP = (part(h_ND).unflatten(0, views.shape[:2]) for part in (decoder, projector))
         return subtab(decoded_KNO, z_KNP, x_NF, offsets_Q1, DECODER_NUMERIC_F, DECODER_CARDINALITIES, temperature=0.1)
@@ -147,7 +145,7 @@ def test_a_perfect_reconstruction_has_no_error_and_a_wrong_category_costs_as_muc
 
 
 def test_classes_are_bounded() -> None:
-    assert reconstruction_classes([1, 256, 257, 10**6]) == [1, 256, reconstruct.MAX_CLASSES, reconstruct.MAX_CLASSES]
+    assert _reconstruction_classes([1, 256, 257, 10**6]) == [1, 256, reconstruct.MAX_CLASSES, reconstruct.MAX_CLASSES]
 
 
 def test_vime_is_the_formula_and_its_gradient_that_of_the_loop() -> None:
@@ -174,7 +172,7 @@ def test_the_mask_of_vime_is_true_where_a_value_changed_and_nowhere_else(rate: f
     x_NF = torch.cat([documents(4000), torch.zeros(4000, 1, dtype=torch.float64)], 1)
     x_NF[:, 0] = (x_NF[:, 0] > 1).double()  # few values: a draw is often the value itself
     before_NF = x_NF.clone()
-    corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=rate, generator=generator())
+    corrupted_NF, changed_NF = _vime_corrupt(x_NF, rate=rate, generator=generator())
     assert torch.equal(x_NF, before_NF)
     assert torch.equal(changed_NF, corrupted_NF != x_NF)
     assert not changed_NF[:, 5].any()
@@ -186,19 +184,19 @@ def test_the_mask_of_vime_is_true_where_a_value_changed_and_nowhere_else(rate: f
 
 def test_vime_corrupts_with_values_of_the_same_column_and_with_every_one_of_them_once() -> None:
     x_NF = documents(500)
-    corrupted_NF, _ = vime_corrupt(x_NF, rate=1.0, generator=generator())
+    corrupted_NF, _ = _vime_corrupt(x_NF, rate=1.0, generator=generator())
     assert torch.equal(corrupted_NF.sort(0).values, x_NF.sort(0).values)
     rows = [{tuple(row) for row in values.tolist()} for values in (x_NF[:, [0, 2]], corrupted_NF[:, [0, 2]])]
     assert len(rows[0] & rows[1]) < 10  # each column has an order of its own: 1 pair of values is expected to stay
-    again_NF, _ = vime_corrupt(x_NF, rate=1.0, generator=generator())
-    other_NF, _ = vime_corrupt(x_NF, rate=1.0, generator=generator(1))
+    again_NF, _ = _vime_corrupt(x_NF, rate=1.0, generator=generator())
+    other_NF, _ = _vime_corrupt(x_NF, rate=1.0, generator=generator(1))
     assert torch.equal(again_NF, corrupted_NF)
     assert not torch.equal(other_NF, corrupted_NF)
 
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_vime_of_no_or_one_document_corrupts_nothing(n: int) -> None:
-    corrupted_NF, changed_NF = vime_corrupt(documents(n), rate=0.9, generator=generator())
+    corrupted_NF, changed_NF = _vime_corrupt(documents(n), rate=0.9, generator=generator())
     assert torch.equal(corrupted_NF, documents(n))
     assert not changed_NF.any()
     loss_N = vime(normal(n, OUTPUTS), normal(n, 5), documents(n), changed_NF, NUMERIC_F, CARDINALITIES, alpha=2.0)
@@ -206,11 +204,11 @@ def test_vime_of_no_or_one_document_corrupts_nothing(n: int) -> None:
     assert loss_N.isfinite().all()
 
 
-@given(st.integers(1, 150), st.integers(1, 8), st.floats(0, 0.99))
+@given(st.integers(1, 150), st.integers(2, 8), st.floats(0, 0.99))
 def test_subsets_cover_all_features_have_one_size_and_overlap_as_stated(
     n_features: int, subsets: int, overlap: float
 ) -> None:
-    mask_KF = feature_subsets(n_features, subsets=subsets, overlap=overlap)
+    mask_KF = SubTabConfig(subsets=subsets, overlap=overlap).masks(n_features)
     block = math.ceil(n_features / subsets)
     shared = round(overlap * block)
     assert mask_KF.shape == (subsets, n_features)
@@ -227,17 +225,11 @@ def test_subsets_cover_all_features_have_one_size_and_overlap_as_stated(
 @pytest.mark.parametrize("n_features", [1, 2, 3, 4, 5, 46, 136, 220, 700])
 def test_four_subsets_with_three_quarters_of_overlap(n_features: int) -> None:
     """The setting of HOU24, section A.2.3."""
-    mask_KF = feature_subsets(n_features, subsets=4, overlap=0.75)
+    mask_KF = SubTabConfig().masks(n_features)
     assert mask_KF.any(0).all()
     if n_features % 4 == 0:
         assert [int((mask_KF[k] & mask_KF[k - 1]).sum()) for k in range(4)] == [round(0.75 * n_features / 4)] * 4
         assert mask_KF.sum(1).tolist() == [n_features // 4 + round(0.75 * n_features / 4)] * 4
-
-
-@pytest.mark.parametrize(("n_features", "subsets", "overlap"), [(0, 4, 0.5), (4, 0, 0.5), (4, 2, 1.0), (4, 2, -0.1)])
-def test_impossible_subsets_are_refused(n_features: int, subsets: int, overlap: float) -> None:
-    with pytest.raises(ValueError, match="cannot be cut"):
-        feature_subsets(n_features, subsets=subsets, overlap=overlap)
 
 
 NOISES: list[Noise] = ["swap", "gaussian", "zero"]
@@ -247,8 +239,8 @@ NOISES: list[Noise] = ["swap", "gaussian", "zero"]
 def test_views_of_subsets_hold_the_subset_at_full_width_and_noise_at_its_rate(noise: Noise) -> None:
     x_NF = documents(5000)
     x_NF[:, [1, 3]] += 1  # so that 0 means a value outside the subset
-    subsets_KF = feature_subsets(5, subsets=3, overlap=0.75)
-    views_KNF = subtab_views(x_NF, NUMERIC_F, subsets_KF, rate=0.4, noise=noise, scale=0.5, generator=generator())
+    config = SubTabConfig(subsets=3, rate=0.4, noise=noise, scale=0.5)
+    subsets_KF, views_KNF = config.masks(5), config.views(x_NF, Draw(NUMERIC_F, torch.tensor([0, 5000]), generator()))
     assert views_KNF.shape == (3, 5000, 5)
     for view_NF, subset_F in zip(views_KNF, subsets_KF, strict=True):
         assert not view_NF[:, ~subset_F].any()
@@ -271,16 +263,13 @@ def test_views_of_subsets_hold_the_subset_at_full_width_and_noise_at_its_rate(no
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_views_of_subsets_follow_the_generator(noise: Noise) -> None:
-    subsets_KF = feature_subsets(5, subsets=4, overlap=0.75)
-
     def views(seed: int, rate: float = 0.5) -> Tensor:
-        return subtab_views(
-            documents(50), NUMERIC_F, subsets_KF, rate=rate, noise=noise, scale=1.0, generator=generator(seed)
-        )
+        draw = Draw(NUMERIC_F, torch.tensor([0, 50]), generator(seed))
+        return SubTabConfig(rate=rate, noise=noise, scale=1).views(documents(50), draw)
 
     assert torch.equal(views(1), views(1))
     assert not torch.equal(views(1), views(2))
-    assert torch.equal(views(1, rate=0.0), torch.where(subsets_KF[:, None], documents(50), 0.0))
+    assert torch.equal(views(1, rate=0.0), torch.where(SubTabConfig().masks(5)[:, None], documents(50), 0.0))
 
 
 @pytest.mark.parametrize(("contrast", "distance"), [(1.0, 1.0), (0.0, 0.5), (2.0, 0.0)])
@@ -335,19 +324,6 @@ def test_subtab_and_vime_are_finite_for_few_documents_zero_vectors_and_half_prec
         total = 1e-3 * (subtab_N.sum() + vime_N.sum())  # scaled, as half precision is trained
         grads = torch.autograd.grad(total, [decoded_KNO, z_KNP, logits_NF])
         assert all(grad.isfinite().all() for grad in grads)
-
-
-def test_subtab_needs_a_pair_of_subsets() -> None:
-    with pytest.raises(ValueError, match="two of them, not 1"):
-        subtab(
-            normal(1, 2, OUTPUTS),
-            normal(1, 2, 6),
-            documents(2),
-            torch.tensor([0, 2]),
-            NUMERIC_F,
-            CARDINALITIES,
-            temperature=0.1,
-        )
 
 
 def test_a_gpu_gives_the_same_errors_of_all_categories_at_once() -> None:

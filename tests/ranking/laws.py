@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import sum_by_group, to_offsets
-from ltrscale.ranking import losses, neuralsort, pairwise
+from ltrscale.ranking import lists as engine
+from ltrscale.ranking import losses, neuralsort
 from ltrscale.ranking.loss import Loss as RankingLoss
 from ltrscale.ranking.loss import Scored
 
@@ -251,8 +252,8 @@ def _left_out(case: Case) -> set[str]:
 def blocks_of(size: int) -> Iterator[None]:
     """Within the context, losses handle at most this many pairs or slots at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairwise, "PAIRS_PER_BLOCK", size)
-        patch.setattr(losses, "SLOTS_PER_CHUNK", size)
+        patch.setattr(engine, "PAIRS_PER_BLOCK", size)
+        patch.setattr(losses, "SORTED_PER_CHUNK", size)
         patch.setattr(neuralsort, "CHOICES_PER_BLOCK", size)
         yield
 

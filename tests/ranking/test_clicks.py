@@ -18,9 +18,9 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.ranking.clicks import (
     PropensityModel,
+    _position_index,
     dla_propensity_loss,
     dla_ranking_loss,
-    position_index,
     with_negatives,
 )
 from ltrscale.ranking.metrics import ndcg
@@ -382,11 +382,11 @@ def test_documents_that_share_the_first_position_count_by_their_mean_score() -> 
 
 
 def test_positions_beyond_the_table_take_the_last_and_none_below_one_is_taken() -> None:
-    assert position_index(torch.tensor([1.0, 4.0, 5.0, 1e9, torch.nan]), 4).tolist() == [0, 3, 3, 3, 0]
-    assert position_index(torch.zeros(0), 4).tolist() == []
+    assert _position_index(torch.tensor([1.0, 4.0, 5.0, 1e9, torch.nan]), 4).tolist() == [0, 3, 3, 3, 0]
+    assert _position_index(torch.zeros(0), 4).tolist() == []
     for position in (0.0, -3.0):
         with pytest.raises(InputError, match=f"positions: {position} is below 1; count from 1"):
-            position_index(torch.tensor([2.0, position, torch.nan]), 4)
+            _position_index(torch.tensor([2.0, position, torch.nan]), 4)
 
 
 @pytest.mark.parametrize("clip", [0.5, math.inf, math.nan])

@@ -28,26 +28,22 @@ from ltrscale.ranking.libraries import (
     KINDS,
     POLICIES,
     PROGRAMS,
+    LetorMAPConfig,
+    LetorMeanNDCGConfig,
+    LetorNDCGConfig,
+    LetorPrecisionConfig,
     Policy,
-    letor_average_precision,
-    letor_mean_ndcg,
-    letor_ndcg,
-    letor_precision,
     under,
 )
-from ltrscale.ranking.metric import Rules
+from ltrscale.ranking.metric import Metric, Rules
 
-Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 METRICS: dict[str, tuple[Metric, Callable[[list[float], list[float]], float]]] = {
-    "ndcg@1": (lambda s, y, o: letor_ndcg(s, y, o, k=1), lambda s, y: script.ndcg(s, y, 1)),
-    "ndcg@4": (lambda s, y, o: letor_ndcg(s, y, o, k=4), lambda s, y: script.ndcg(s, y, 4)),
-    "mean_ndcg": (letor_mean_ndcg, script.mean_ndcg),
-    "map": (letor_average_precision, script.average_precision),
-    "map2": (
-        lambda s, y, o: letor_average_precision(s, y, o, threshold=2),
-        lambda s, y: script.average_precision(s, y, 2),
-    ),
-    "precision@3": (lambda s, y, o: letor_precision(s, y, o, k=3), lambda s, y: script.precision(s, y, 3)),
+    "ndcg@1": (LetorNDCGConfig(k=1), lambda s, y: script.ndcg(s, y, 1)),
+    "ndcg@4": (LetorNDCGConfig(k=4), lambda s, y: script.ndcg(s, y, 4)),
+    "mean_ndcg": (LetorMeanNDCGConfig(), script.mean_ndcg),
+    "map": (LetorMAPConfig(), script.average_precision),
+    "map2": (LetorMAPConfig(threshold=2), lambda s, y: script.average_precision(s, y, 2)),
+    "precision@3": (LetorPrecisionConfig(k=3), lambda s, y: script.precision(s, y, 3)),
 }
 every_metric = pytest.mark.parametrize("name", METRICS)
 document = st.tuples(st.sampled_from([-math.inf, -1.0, 0.0, 2.0, math.inf]), st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]))
@@ -65,42 +61,34 @@ def ragged_letor(lists: list[list[tuple[float, float]]]) -> tuple[Tensor, Tensor
 def test_every_group_has_the_value_of_the_script(name: str, lists: list[list[tuple[float, float]]]) -> None:
     metric, oracle = METRICS[name]
     expected = [oracle([s for s, _ in group], [y for _, y in group]) for group in lists]
-    assert metric(*ragged_letor(lists)).tolist() == pytest.approx(expected, abs=1e-12)
+    assert metric.values(*ragged_letor(lists)).tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_list_shorter_than_k_has_ndcg_0_though_its_order_is_perfect() -> None:
-    scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 1.0, 0.0])
-    offsets = torch.tensor([0, 3])
-    assert [letor_ndcg(scores, labels, offsets, k=k).item() for k in (1, 3, 4)] == [1.0, 1.0, 0.0]
-    assert metrics.ndcg(scores, labels, offsets, k=4).item() == 1.0
+    lists = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 1.0, 0.0]), torch.tensor([0, 3])
+    assert [LetorNDCGConfig(k=k).values(*lists).item() for k in (1, 3, 4)] == [1.0, 1.0, 0.0]
+    assert metrics.ndcg(*lists, k=4).item() == 1.0
 
 
 def test_ranks_1_and_2_weigh_the_same() -> None:
-    offsets = torch.tensor([0, 4])
-    labels = torch.tensor([0.0, 1.0, 0.0, 1.0])
-    at = [letor_ndcg(torch.tensor([4.0, 3.0, 2.0, 1.0]), labels, offsets, k=k).item() for k in (1, 2, 3, 4)]
+    lists = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([0, 4])
+    at = [LetorNDCGConfig(k=k).values(*lists).item() for k in (1, 2, 3, 4)]
     assert at == pytest.approx([0, 1 / 2, 1 / 2, (1 + 1 / 2) / 2])
 
 
-def test_tied_documents_keep_the_order_of_the_input() -> None:
-    offsets, tied = torch.tensor([0, 2]), torch.zeros(2)
-    assert letor_average_precision(tied, torch.tensor([1.0, 0.0]), offsets).item() == 1.0
-    assert letor_average_precision(tied, torch.tensor([0.0, 1.0]), offsets).item() == 0.5
-
-
-def test_long_lists_of_ties_keep_it_too() -> None:
+def test_long_lists_of_ties_keep_the_order_of_the_input() -> None:
     n = 3000  # longer than any block in which an unstable sort happens to be stable
     labels = torch.zeros(n)
     labels[0] = 1
-    assert letor_ndcg(torch.zeros(n), labels, torch.tensor([0, n]), k=1).item() == 1.0
+    assert LetorNDCGConfig(k=1).values(torch.zeros(n), labels, torch.tensor([0, n])).item() == 1.0
 
 
 @every_metric
 def test_without_relevant_documents_or_any_the_value_is_0(name: str) -> None:
     metric, _ = METRICS[name]
     offsets = torch.tensor([0, 5, 5])
-    assert metric(torch.arange(5.0), torch.zeros(5), offsets).tolist() == [0.0, 0.0]
-    assert metric(torch.zeros(0), torch.zeros(0), torch.tensor([0])).tolist() == []
+    assert metric.values(torch.arange(5.0), torch.zeros(5), offsets).tolist() == [0.0, 0.0]
+    assert metric.values(torch.zeros(0), torch.zeros(0), torch.tensor([0])).tolist() == []
 
 
 @every_metric
@@ -110,20 +98,16 @@ def test_other_groups_change_nothing(name: str) -> None:
     offsets = to_offsets(lengths)
     scores = torch.randint(0, 9, (int(lengths.sum()),), generator=generator).float()
     labels = torch.randint(0, 3, scores.shape, generator=generator).float()
-    together = METRICS[name][0](scores, labels, offsets)
+    together = METRICS[name][0].values(scores, labels, offsets)
     for q in (0, 7, 199):
         rows = slice(int(offsets[q]), int(offsets[q + 1]))
-        alone = METRICS[name][0](scores[rows], labels[rows], torch.tensor([0, int(lengths[q])]))
+        alone = METRICS[name][0].values(scores[rows], labels[rows], torch.tensor([0, int(lengths[q])]))
         assert together[q].item() == pytest.approx(alone.item(), abs=1e-12)
 
 
-def test_misuse_is_an_error_letor() -> None:
-    offsets = torch.tensor([0, 1])
-    for metric in (letor_ndcg, letor_precision):
-        with pytest.raises(ValueError, match="k must be at least 1, not 0"):
-            metric(torch.zeros(1), torch.zeros(1), offsets, k=0)
+def test_a_score_that_is_no_number_has_no_mean_ndcg() -> None:
     with pytest.raises(ValueError, match="scores contain NaN"):
-        letor_mean_ndcg(torch.tensor([math.nan]), torch.zeros(1), offsets)
+        LetorMeanNDCGConfig().values(torch.tensor([math.nan]), torch.zeros(1), torch.tensor([0, 1]))
 
 
 def read_test_file(path: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,9 +129,8 @@ def test_one_feature_of_mq2008_shows_the_script_s_drop_at_rank_9(shared_data: Pa
     for fold in range(1, 6):
         features, labels, offsets = read_test_file(shared_data / "letor" / "MQ2008" / f"Fold{fold}" / "test.txt.gz")
         scored = (features[:, 38], labels, offsets)
-        found = [letor_ndcg(*scored, k=k).mean() for k in (1, 5, 8, 9, 10)]
-        found += [letor_mean_ndcg(*scored).mean(), letor_average_precision(*scored).mean()]
-        folds.append(torch.stack(found))
+        shown = [*(LetorNDCGConfig(k=k) for k in (1, 5, 8, 9, 10)), LetorMeanNDCGConfig(), LetorMAPConfig()]
+        folds.append(torch.stack([metric.values(*scored).mean() for metric in shown]))
     expected = [0.3524, 0.4683, 0.4534, 0.2189, 0.2233, 0.4831, 0.4712]
     assert torch.stack(folds).mean(0).tolist() == pytest.approx(expected, abs=6e-5)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ltrscale.batch import to_offsets
 from ltrscale.ranking import pairwise
+from ltrscale.ranking.lists import over_lists
 from ltrscale.ranking.loss import has_pairs
 from ltrscale.ranking.pairwise import hinge, lambdarank, ranknet, softmax_negatives
 
@@ -119,10 +120,10 @@ def test_a_block_of_pairs_is_no_work_for_several_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        pairwise.over_lists(torch.zeros(3), torch.zeros(3), torch.tensor([0, 3]), solve)
+        over_lists(torch.zeros(3), torch.zeros(3), torch.tensor([0, 3]), solve)
         assert (seen, torch.get_num_threads()) == ([1], 2)
         with pytest.raises(IndexError):  # and after an error
-            pairwise.over_lists(torch.zeros(3), torch.zeros(2), torch.tensor([0, 3]), solve)
+            over_lists(torch.zeros(3), torch.zeros(2), torch.tensor([0, 3]), solve)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -1,6 +1,7 @@
 """Losses over a relaxed sort: against plain loops, exact NDCG and other libraries' figures, and their laws."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from ltrscale.batch import to_offsets
 from ltrscale.ranking import neuralsort
+from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.neuralsort import Mode
-from ltrscale.ranking.sorting import gumbel_neural_sort_ndcg, neural_sort_ndcg, pirank
+from ltrscale.ranking.sorting import pirank
 
 MODES: list[Mode] = ["soft", "hard", "straight_through"]
 RELAXED: list[Mode] = ["soft", "straight_through"]
@@ -235,11 +237,10 @@ def test_degenerate_groups_have_finite_values_and_gradients(
 
 def test_an_empty_batch_gives_no_values() -> None:
     scores_N = torch.zeros(0, requires_grad=True)
+    empty, cold = (scores_N, torch.zeros(0), torch.tensor([0])), partial(pirank, temperature=1.0)
     for loss_Q in (
-        pirank(scores_N, torch.zeros(0), torch.tensor([0]), temperature=1.0, depth=2),
-        gumbel_neural_sort_ndcg(
-            scores_N, torch.zeros(0), torch.tensor([0]), temperature=1.0, generator=torch.Generator()
-        ),
+        cold(*empty, depth=2),
+        mean_under_noise(cold, *empty, samples=8, scale=1.0, generator=torch.Generator()),
     ):
         assert loss_Q.shape == (0,)
         assert torch.autograd.grad(loss_Q.sum(), scores_N)[0].shape == (0,)
@@ -277,7 +278,7 @@ def test_a_far_outlier_costs_the_others_no_precision() -> None:
 def test_neural_sort_ndcg_has_the_values_of_tf_rankings_own_test() -> None:
     """TF-Ranking (losses_impl_test.py, NeuralSortNDCGLoss, temperature 1) returns -NDCG: -0.761571 and -0.956006."""
     scores_N, labels_N = torch.tensor([1.0, 3.0, 2.0, 1.0, 3.0]), torch.tensor([0.0, 0.0, 1.0, 0.0, 2.0])
-    loss_Q = neural_sort_ndcg(scores_N, labels_N, torch.tensor([0, 3, 5]), temperature=1.0)
+    loss_Q = pirank(scores_N, labels_N, torch.tensor([0, 3, 5]), temperature=1.0)
     torch.testing.assert_close(loss_Q - 1, torch.tensor([-0.761571, -0.956006]), rtol=0, atol=1e-6)
 
 
@@ -295,17 +296,14 @@ def test_hard_sorts_agree_with_rax(k: int | None) -> None:
 
 def test_noise_of_scale_zero_changes_nothing_and_samples_are_averaged() -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(12, [7, 0, 20])
-    plain_Q = neural_sort_ndcg(scores_N, labels_N, offsets_Q1, temperature=0.5, k=5)
-    silent_Q = gumbel_neural_sort_ndcg(
-        scores_N, labels_N, offsets_Q1, temperature=0.5, k=5, samples=3, scale=0.0, generator=torch.Generator()
-    )
-    torch.testing.assert_close(silent_Q, plain_Q)
+    loss = partial(pirank, temperature=0.5, k=5)
+    silent_Q = mean_under_noise(loss, scores_N, labels_N, offsets_Q1, samples=3, scale=0.0, generator=torch.Generator())
+    torch.testing.assert_close(silent_Q, loss(scores_N, labels_N, offsets_Q1))
     many, one = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
 
     def draw(generator: torch.Generator, samples: int) -> Tensor:
-        return gumbel_neural_sort_ndcg(
-            scores_N[:1], labels_N[:1] + 1, torch.tensor([0, 1]), temperature=1.0, samples=samples, generator=generator
-        )
+        lists = scores_N[:1], labels_N[:1] + 1, torch.tensor([0, 1])
+        return mean_under_noise(loss, *lists, samples=samples, scale=1.0, generator=generator)
 
     assert torch.equal(draw(many, 4), draw(one, 4))
     assert torch.equal(many.get_state(), one.get_state())
@@ -313,27 +311,20 @@ def test_noise_of_scale_zero_changes_nothing_and_samples_are_averaged() -> None:
 
 def test_the_noise_draws_orders_as_plackett_luce_does() -> None:
     """A cold sort of noisy scores ranks a document first with its probability in the softmax of scores / scale."""
-    scores_N, labels_N, offsets_Q1 = torch.tensor([1.0, 0.0, -0.5]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3])
+    lists = torch.tensor([1.0, 0.0, -0.5]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3])
     for scale in (1.0, 2.0):
-        loss_Q = gumbel_neural_sort_ndcg(
-            scores_N,
-            labels_N,
-            offsets_Q1,
-            temperature=1e-6,
-            k=1,
-            samples=40_000,
-            scale=scale,
-            generator=torch.Generator().manual_seed(0),
-        )
-        assert float(loss_Q) == pytest.approx(1 - float((scores_N / scale).softmax(0)[0]), abs=0.01)
+        cold, draw = partial(pirank, temperature=1e-6, k=1), torch.Generator().manual_seed(0)
+        loss_Q = mean_under_noise(cold, *lists, samples=40_000, scale=scale, generator=draw)
+        assert float(loss_Q) == pytest.approx(1 - float((lists[0] / scale).softmax(0)[0]), abs=0.01)
 
 
 def test_the_mean_over_samples_carries_the_gradient() -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(13, [6, 3])
     scores_N.requires_grad_()
+    loss = partial(pirank, temperature=1.0)
     assert torch.autograd.gradcheck(
-        lambda s: gumbel_neural_sort_ndcg(
-            s, labels_N, offsets_Q1, temperature=1.0, samples=3, generator=torch.Generator().manual_seed(1)
+        lambda s: mean_under_noise(
+            loss, s, labels_N, offsets_Q1, samples=3, scale=1.0, generator=torch.Generator().manual_seed(1)
         ),
         scores_N,
     )
@@ -352,8 +343,3 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, float], message: s
     scores_N, labels_N, offsets_Q1 = random_lists(0, [3])
     with pytest.raises(ValueError, match=message):
         pirank(scores_N, labels_N, offsets_Q1, **{"temperature": 1.0, **wrong})
-
-
-def test_no_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
-        gumbel_neural_sort_ndcg(*random_lists(0, [3]), temperature=1.0, samples=0, generator=torch.Generator())

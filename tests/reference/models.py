@@ -12,11 +12,11 @@ from torch import Tensor
 from ltrscale.models.attention import (
     DASALC,
     Attention,
-    AttentionBlock,
-    InducedBlock,
     RankFormer,
-    SelfAttentionBlock,
     SetRank,
+    _AttentionBlock,
+    _InducedBlock,
+    _SelfAttentionBlock,
 )
 from ltrscale.models.listwise import DLCM, GSF
 
@@ -86,10 +86,10 @@ def setrank(module: SetRank, h_LD: Tensor, ranks: Sequence[int] | None) -> Tenso
         table = module.ranks.weight
         x = torch.stack([x_i + table[min(rank, len(table) - 1)] for x_i, rank in zip(x, ranks, strict=True)])
     for block in module.blocks:
-        if isinstance(block, InducedBlock):
+        if isinstance(block, _InducedBlock):
             x = _mab(block.spread, x, _mab(block.collect, block.points_PD, x))
         else:
-            assert isinstance(block, SelfAttentionBlock)
+            assert isinstance(block, _SelfAttentionBlock)
             x = _mab(block.block, x, x)
     return x
 
@@ -131,7 +131,7 @@ def gsf(module: GSF, h_LD: Tensor, windows: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([sum(found) / len(found) for found in blocks.values()])
 
 
-def _mab(block: AttentionBlock, x: Tensor, y: Tensor) -> Tensor:
+def _mab(block: _AttentionBlock, x: Tensor, y: Tensor) -> Tensor:
     h = block.attention_norm(x + attend(block.attention, x, y))
     out: Tensor = block.feedforward_norm(h + block.feedforward(h))
     return out

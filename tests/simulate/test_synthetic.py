@@ -3,7 +3,6 @@
 import datetime
 import itertools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import lightgbm
@@ -13,18 +12,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from sklearn.cluster import MiniBatchKMeans
-from synthetic_columns import COLUMN_MAPPING
+from synthetic_columns import COLUMN_MAPPING, write_synthetic
 
 from ltrscale import storage
 from ltrscale.config import load
 from ltrscale.errors import InputError
-from ltrscale.simulate.synthetic import SyntheticLogConfig, week_names, write_log
+from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 
 SMALL = SyntheticLogConfig(weeks=2, groups_per_week=300, n_features=20)
 
 
 def written(config: SyntheticLogConfig, out: Path) -> list[pa.Table]:
-    return [pq.read_table(path) for path in write_log(config, str(out), report=lambda _: None)]
+    return [pq.read_table(path) for path in write_synthetic(config, out / "log")]
 
 
 def features(table: pa.Table) -> np.ndarray:
@@ -66,7 +65,7 @@ def test_events_lie_in_their_week_in_order_over_blocks(tmp_path: Path) -> None:
         first_week="2020-W53", weeks=2, groups_per_week=1100, mean_documents=2, max_documents=3, n_features=2
     )
     names = []
-    for path in write_log(config, str(tmp_path), report=lambda _: None):
+    for path in write_synthetic(config, tmp_path / "log"):
         assert pq.ParquetFile(path).num_row_groups == 2
         times = pq.read_table(path)["event_time"].to_pylist()
         assert times == sorted(times)
@@ -88,31 +87,25 @@ def test_a_week_depends_on_its_name_and_the_seed_alone(tables: list[pa.Table], t
 
 
 def test_writing_again_is_a_no_op_and_another_config_replaces(tmp_path: Path) -> None:
-    out = str(tmp_path)
-    records: list[Mapping[str, object]] = []
-    config = SMALL.replace(groups_per_week=5)
-    files = write_log(config, out, report=records.append)
-    assert [record["week"] for record in records] == ["2026-W01", "2026-W02"]
+    out, config = str(tmp_path / "log"), SMALL.replace(groups_per_week=5)
+    files = write_synthetic(config, out)
     before = [storage.fingerprint(file) for file in files]
-    assert write_log(config, out, report=records.append) == files
-    assert len(records) == 2
+    assert not SyntheticLog(out=out, log=config).run()
     assert before == [storage.fingerprint(file) for file in files]
-    assert len(write_log(config.replace(weeks=1), out, report=records.append)) == 1
+    assert len(write_synthetic(config.replace(weeks=1), out)) == 1
     assert not storage.exists(files[1])
 
 
 def test_a_log_of_an_earlier_generator_is_written_again(tmp_path: Path) -> None:
-    config, made = SMALL.replace(weeks=1, groups_per_week=5), str(tmp_path)
-    (file,) = write_log(config, made, report=lambda _: None)
-    rows, written_by = pq.read_table(file), storage.read_manifest(made)
+    config, out = SMALL.replace(weeks=1, groups_per_week=5), tmp_path / "log"
+    (file,) = write_synthetic(config, out)
+    rows, written_by = pq.read_table(file), storage.read_manifest(str(out))
     assert written_by is not None
     earlier = {**written_by, "made_by": {**written_by["made_by"], "inputs": {"generator": "1"}}}
-    (tmp_path / "manifest.json").write_text(json.dumps(earlier))
-    records: list[Mapping[str, object]] = []
-    write_log(config, made, report=records.append)
-    assert len(records) == 1
+    (out / "manifest.json").write_text(json.dumps(earlier))
+    assert SyntheticLog(out=str(out), log=config).run()
     assert pq.read_table(file).equals(rows)
-    assert storage.read_manifest(made) == written_by
+    assert storage.read_manifest(str(out)) == written_by
 
 
 @pytest.mark.parametrize("labels", [{"noise": 2.0}, {"unanswered": 0.5}])
@@ -181,7 +174,6 @@ def test_outliers_are_few_cells_of_the_share_of_groups_asked_for(tmp_path: Path)
 def test_a_bad_week_is_an_input_error() -> None:
     with pytest.raises(InputError, match=r"first_week: not an ISO week; write it as 2026-W01 \(given '2026-W60'\)"):
         load(SyntheticLogConfig, overrides=["first_week=2026-W60"])
-    assert week_names("2026-W01", 2) == ["2026-W01", "2026-W02"]
 
 
 def mean_ndcg(scores: np.ndarray, labels: np.ndarray, bounds: np.ndarray, k: int = 5) -> float:

@@ -16,21 +16,13 @@ from ltrscale.config import kind_of, members
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.pretext.augment import (
-    ComposeConfig,
-    Draw,
-    GaussianConfig,
-    MarginalConfig,
-    ZeroingConfig,
-    corrupt_from_marginals,
-    mixup,
-)
+from ltrscale.pretext.augment import ComposeConfig, Draw, GaussianConfig, MarginalConfig, MixupConfig, ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.pretext.contrast import scarf, simclr, simclr_rank
+from ltrscale.pretext.contrast import scarf, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.reconstruct import vime, vime_corrupt
+from ltrscale.pretext.reconstruct import _vime_corrupt, vime
 from ltrscale.pretext.siamese import simsiam
-from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
+from ltrscale.pretext.subtab import SubTabConfig, subtab
 from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])
@@ -84,10 +76,11 @@ class Parts:
         return self.z(AUGMENTATION.view(self.x_NF, Draw(self.numeric_F, OFFSETS, self.draw)))
 
     def corrupted(self) -> Tensor:
-        return self.z(corrupt_from_marginals(self.x_NF, self.marginals_SF, rate=0.9, generator=self.draw))
+        draw = Draw(self.numeric_F, OFFSETS, self.draw, self.marginals_SF)
+        return self.z(MarginalConfig(probability=0.9).view(self.x_NF, draw))
 
     def mixed(self) -> Tensor:
-        return self.z(mixup(self.x_NF, self.numeric_F, amount=0.8, generator=self.draw))
+        return self.z(MixupConfig(amount=0.8).view(self.x_NF, Draw(self.numeric_F, OFFSETS, self.draw)))
 
 
 def simsiam_of(parts: Parts) -> Tensor:
@@ -96,16 +89,14 @@ def simsiam_of(parts: Parts) -> Tensor:
 
 
 def vime_of(parts: Parts) -> Tensor:
-    corrupted_NF, changed_NF = vime_corrupt(parts.x_NF, rate=0.8, generator=parts.draw)
+    corrupted_NF, changed_NF = _vime_corrupt(parts.x_NF, rate=0.8, generator=parts.draw)
     decoded_NO, mask_logits_NF = parts.model.decoder(parts.model.encoder(corrupted_NF))
     return vime(decoded_NO, mask_logits_NF, parts.x_NF, changed_NF, parts.numeric_F, parts.cardinalities, alpha=3.0)
 
 
 def subtab_of(parts: Parts, offsets_Q1: Tensor) -> Tensor:
-    subsets_KF = feature_subsets(5, subsets=3, overlap=0.5)
-    views = subtab_views(
-        parts.x_NF, parts.numeric_F, subsets_KF, rate=0.6, noise="gaussian", scale=0.7, generator=parts.draw
-    )
+    config = SubTabConfig.model_validate(SUBTAB)
+    views = config.views(parts.x_NF, Draw(parts.numeric_F, OFFSETS, parts.draw))
     decoded_KNO = torch.stack([parts.model.decoder(parts.model.encoder(view_NF)) for view_NF in views])
     z_KNP = torch.stack([parts.z(view_NF) for view_NF in views])
     kinds = parts.numeric_F, parts.cardinalities
@@ -121,7 +112,7 @@ CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     "simclr_sample": (method("simclr_sample", temperature=0.3), rank_of),
     "simclr": (
         method("simclr", temperature=0.3),
-        lambda parts: simclr(parts.augmented(), parts.augmented(), temperature=0.3),
+        lambda parts: simclr_rank(parts.augmented(), parts.augmented(), OFFSETS[[0, -1]], temperature=0.3),
     ),
     "simclr_rank without the positive": (
         method("simclr_rank", temperature=0.3, with_positive=False),
@@ -140,7 +131,7 @@ CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     ),
     "dacl": (
         method("dacl", temperature=0.3, amount=0.8),
-        lambda parts: simclr(parts.mixed(), parts.mixed(), temperature=0.3),
+        lambda parts: simclr_rank(parts.mixed(), parts.mixed(), OFFSETS[[0, -1]], temperature=0.3),
     ),
     "vime": (method("vime", rate=0.8, alpha=3.0), vime_of),
     "subtab": (method("subtab", **SUBTAB), lambda parts: subtab_of(parts, OFFSETS[[0, -1]])),

@@ -38,9 +38,10 @@ from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.ranking import graded, libraries, metrics
+from ltrscale.ranking import graded, metrics
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.graded import rbp
+from ltrscale.ranking.libraries import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.loss import Loss, SigmoidConfig
 from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.reports.findings import print_report, table
@@ -377,12 +378,8 @@ def test_letor_s_policy_stands_beside_ours(
     assert batch.n_groups == 144
     assert batch.labels_N is not None
     scored = (scorer(batch), batch.labels_N, batch.offsets_Q1)
-    expected = {
-        **{f"letor_ndcg@{k}": libraries.letor_ndcg(*scored, k=k) for k in (1, 5, 10)},
-        "letor_mean_ndcg": libraries.letor_mean_ndcg(*scored),
-        "letor_map": libraries.letor_average_precision(*scored),
-        "letor_precision@5": libraries.letor_precision(*scored, k=5),
-    }
+    letor = [*(LetorNDCGConfig(k=k) for k in (1, 5, 10)), LetorMeanNDCGConfig(), LetorMAPConfig()]
+    expected = {metric.name: metric.values(*scored) for metric in (*letor, LetorPrecisionConfig())}
     found = {name: summary.mean for name, summary in both.summaries.items() if name not in ours.summaries}
     assert found == pytest.approx({name: values.mean().item() for name, values in expected.items()})
     assert {both.summaries[name].undefined for name in found} == {0}
