@@ -349,9 +349,7 @@ def _save(
     }
     check_members(files, url)
     with storage.Commit(url) as commit:
-        for name, data in files.items():
-            with commit.file(name) as path:
-                path.write_bytes(data)
+        commit.write(files)
         commit.finish({"format": FORMAT, "version": VERSION, "made_by": dict(facts_of_bundle["made_by"])})
 
 

@@ -55,7 +55,7 @@ def write_report(
 ) -> None:
     """Write to a commit: results, the document that shows them, and the texts of other files by name."""
     texts = {name: text.encode() for name, text in {**(also or {}), findings.file: findings.to_json()}.items()}
-    write_files(commit, texts | files(document))
+    commit.write(texts | files(document))
 
 
 def commit_report(
@@ -73,13 +73,6 @@ def commit_report(
                 pq.write_table(rows, path)
         write_report(commit, findings, document)
         commit.finish({"made_by": made_by})
-
-
-def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:
-    """Write files of these names to a commit."""
-    for name, content in contents.items():
-        with commit.file(name) as path:
-            path.write_bytes(content)
 
 
 def print_report(url: str, document: Document) -> None:

@@ -125,9 +125,7 @@ Before this was published, the scores of a reader that has these files only were
 """
     reports = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
-        for name, content in {**files, **reports}.items():
-            with commit.file(name) as path:
-                path.write_bytes(content)
+        commit.write({**files, **reports})
         commit.finish({"made_by": made_by})
     message = "export: %s: the scores of %s documents are at most %.2g from the bundle's"
     log.info(message, out, f"{parity.documents:,}", parity.largest_difference)
