@@ -10,7 +10,7 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, softmax_by_group
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled, meeting_points
@@ -147,15 +147,3 @@ def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], tempera
         return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)  # above 0: leaf values divide by its sum
 
     return objective
-
-
-def softmax_by_group(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
-    """Softmax of each group's scores, shape [N]; groups have at least one document.
-
-    Example:
-        >>> softmax_by_group(np.array([1.0, 1.0, 7.0]), np.array([0, 2, 3])).tolist()
-        [0.5, 0.5, 1.0]
-    """
-    starts_Q, lengths_Q = offsets_Q1[:-1], np.diff(offsets_Q1)
-    shifted_N = np.exp(scores_N - np.repeat(np.maximum.reduceat(scores_N, starts_Q), lengths_Q))
-    return np.asarray(shifted_N / np.repeat(np.add.reduceat(shifted_N, starts_Q), lengths_Q))
