@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -22,6 +21,7 @@ from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.decoder import newest
 from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
@@ -236,7 +236,6 @@ DOCUMENTS = 100_000
 """Documents sampled from training and from the rows to score, in whole row groups at equal distances."""
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 _MOST_CODES = 1 << 16
-_REFERENCES = 4
 
 
 class FeatureReference(Strict):
@@ -271,6 +270,7 @@ class Reference(Strict):
         """The reference made of these groups; `fills` are the numbers that stand for missing values, by feature.
 
         Example:
+            >>> import torch
             >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))
             >>> (price,) = Reference.from_groups(groups, [Feature(name="price")]).features
             >>> price.missing, price.quantiles
@@ -287,11 +287,8 @@ def sample_of(selection: Selection) -> QueryGroups | None:
     if not selection.features:
         return None
     all_groups = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
-    sample = spread(all_groups, documents=DOCUMENTS)
-    parts = [(groups.features_NF, groups.lengths_Q) for groups in iterate(sample)]
-    features, lengths = zip(*parts, strict=True)
-    offsets_Q1 = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-    return QueryGroups(torch.cat(features), offsets_Q1)
+    sample = iterate(spread(all_groups, documents=DOCUMENTS))
+    return QueryGroups.concat([QueryGroups(groups.features_NF, groups.offsets_Q1) for groups in sample])
 
 
 _references: dict[Hashable, Reference] = {}
@@ -302,18 +299,14 @@ def reference_of(selection: Selection) -> Reference:
     """The reference of the row groups that a selection reads, unlabelled groups included."""
     fills = fills_of(selection.read_as)
     key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
-    reference = _references.pop(key, None)
-    if reference is None:
+
+    def make() -> Reference:
         groups = sample_of(selection)
-        reference = (
-            Reference(lists=0, features=())
-            if groups is None
-            else Reference.from_groups(groups, selection.features, fills)
-        )
-    _references[key] = reference
-    for oldest in list(_references)[:-_REFERENCES]:
-        del _references[oldest]
-    return reference
+        if groups is None:
+            return Reference(lists=0, features=())
+        return Reference.from_groups(groups, selection.features, fills)
+
+    return newest(_references, key, make)
 
 
 def _seen(
