@@ -16,7 +16,6 @@ from ltrscale.arrays import Doubles, Moments
 from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
-from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
@@ -94,10 +93,9 @@ class SemiJob(LabelledStage):
         """Train, and commit the bundle; records of the first trees have `"model": "first"`.
 
         Raises:
-            InputError: as `train_gbdt` and `fit_projection`.
+            InputError: as `GBDTJob.work` and `fit_projection`.
         """
         config, splits = self.semi, self.splits
-        check_disjoint(splits)
         for trees in (config.first, config.gbdt):
             if trees is not None:
                 check_alone(trees)
@@ -120,10 +118,10 @@ class SemiJob(LabelledStage):
         if config.pseudo_labels is not None:
             train, codes = _all_groups(config, train, codes, all_groups, validation, context)
             metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
-        grown = grow(config.gbdt, train, codes, validation, context)
+        model, grown = grow(config.gbdt, train, codes, validation, context)
         trees = TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0)
-        facts_of_bundle = facts(labelled, config, metrics={**grown.metrics, **metrics}, made_by=origin)
-        save_trees(self.out, {"model": grown.model}, trees, projection=projection, **facts_of_bundle)
+        facts_of_bundle = facts(labelled, config, metrics={**grown, **metrics}, made_by=origin)
+        save_trees(self.out, {"model": model}, trees, projection=projection, **facts_of_bundle)
         log.info("committed %s", self.out)
 
 
@@ -140,10 +138,8 @@ def _all_groups(
     groups, codes_of_all = read_labelled(all_groups, labelled.split, labelled.view)
     settings = config.first or config.gbdt
     marked = replace(context, report=lambda record: context.report({"model": "first", **record}))
-    first = grow(settings, labelled, codes, validation, marked)
-    scorer = boosters.scorer(
-        settings.kind, {"the first trees": first.model}, labelled.view, threads=settings.num_threads
-    )
+    model, _ = grow(settings, labelled, codes, validation, marked)
+    scorer = boosters.scorer(settings.kind, {"the first trees": model}, labelled.view, threads=settings.num_threads)
     scores_N = score_selection(all_groups, scorer, "the first trees").scores_N.numpy()
     return replace(groups, labels_N=with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
 

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, member_files, save_trees, views, with_tokens_of
 from ltrscale.config import Config, settings_of, validate
-from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
@@ -91,10 +90,9 @@ class StackedJob(LabelledStage):
         """Train, and commit the bundle.
 
         Raises:
-            InputError: as `train_gbdt`; a bundle is missing or for other features; the data lacks a chosen feature.
+            InputError: as `GBDTJob.work`; a bundle is missing or for other features; the data lacks a chosen feature.
         """
         config = self.stack
-        check_disjoint(self.splits)
         check_alone(config.gbdt)
         train = learnt(self.splits.train, config.gbdt)
         _chosen_names(train.features, config.features)
@@ -119,7 +117,7 @@ class StackedJob(LabelledStage):
         validation = read_judged(
             relevant, views.scored(view, scores, standardise=config.standardise), config.gbdt.highest_judged
         )
-        grown = grow(config.gbdt, train, codes, validation, context)
+        model, grown = grow(config.gbdt, train, codes, validation, context)
         cut = config.gbdt.stop_on
         member_values = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}
         trees = TreesArchitecture(
@@ -130,7 +128,7 @@ class StackedJob(LabelledStage):
             standardise=config.standardise,
         )
         metrics = {
-            **grown.metrics,
+            **grown,
             "labelled_groups": len(train.ids_Q),
             "validation_groups": judged.n_groups,
             **{f"validation_ndcg@{cut}_{name}": value for name, value in member_values.items()},
@@ -139,7 +137,7 @@ class StackedJob(LabelledStage):
         facts_of_bundle["files"] = {
             path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()
         }
-        save_trees(self.out, {"model": grown.model}, trees, **facts_of_bundle)
+        save_trees(self.out, {"model": model}, trees, **facts_of_bundle)
         log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in member_values.items()))
 
 

@@ -117,17 +117,17 @@ def test_an_interrupted_job_goes_on_and_no_candidate_is_trained_twice(
     splits: Splits, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    train = gbdt.train_gbdt
+    grow = gbdt.grow
 
-    def dies(config, *arguments, **keywords):  # type: ignore[no-untyped-def]
+    def dies(config, *arguments):  # type: ignore[no-untyped-def]
         if config.seed == 5:
             raise RuntimeError("lost power")
-        return train(config, *arguments, **keywords)
+        return grow(config, *arguments)
 
-    monkeypatch.setattr(gbdt, "train_gbdt", dies)
+    monkeypatch.setattr(gbdt, "grow", dies)
     with pytest.raises(RuntimeError, match="lost power"):
         job(splits, out, candidates=3, most=2).run()
-    monkeypatch.setattr(gbdt, "train_gbdt", train)
+    monkeypatch.setattr(gbdt, "grow", grow)
     assert written(job(splits, out, candidates=3, most=2), caplog) == [str(out), f"{out}/candidates/seed-5"]
     assert written(job(splits, out, candidates=3, most=2), caplog) == []
     assert written(job(splits, out, candidates=3, most=1), caplog) == [str(out)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA, TruncatedSVD
+from small_trainers import grow_trees
 
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups, standardise_groups
@@ -22,7 +23,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import GBDTJob, seen_by, train_gbdt
+from ltrscale.trees.gbdt import GBDTJob, seen_by
 from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
@@ -75,7 +76,7 @@ def read(split: Split) -> QueryGroups:
 
 
 def train(config: GBDTConfig, splits: Splits, out: Path) -> Bundle:
-    return train_gbdt(config, splits, str(out), made_by={}, report=lambda _: None)
+    return grow_trees(config, splits, str(out))
 
 
 def check_scores_raw_features(bundle: Bundle, splits: Splits) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from dataset_columns import add_column
 from numpy.typing import NDArray
+from small_trainers import grow_trees
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
@@ -26,7 +27,6 @@ from ltrscale.errors import InputError
 from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import read_labelled
-from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.library import QuantisedConfig, watching
 from ltrscale.trees.with_lightgbm import softmax_objective
 
@@ -57,7 +57,7 @@ def splits(write_dataset: WriteDataset) -> Splits:
 
 
 def train(splits: Splits, out: Path, config: LightGBMConfig) -> Bundle:
-    return train_gbdt(config, splits, str(out), made_by={}, report=lambda _: None)
+    return grow_trees(config, splits, str(out))
 
 
 def all_groups(splits: Splits, split: str) -> QueryGroups:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from linear_teacher import linear_teacher
 from numpy.typing import NDArray
+from small_trainers import grow_trees
 from torch import Tensor
 
 from ltrscale import storage
@@ -46,7 +47,7 @@ from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.reports.findings import print_report, table
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import GBDTJob, train_gbdt
+from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -91,7 +92,7 @@ def network(
 def config(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfig:
     folder = tmp_path_factory.mktemp("bundles")
     trees = LightGBMConfig(num_trees=5, num_threads=1)
-    train_gbdt(trees, splits, str(folder / "gbdt"), made_by={}, report=lambda _: None)
+    grow_trees(trees, splits, str(folder / "gbdt"))
     return EvaluateConfig.model_validate(
         {
             "models": {
