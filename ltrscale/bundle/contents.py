@@ -5,7 +5,7 @@ Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of
 
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -113,6 +113,33 @@ class InContext(Config):
     """Samples of the examples that it reads; their scores are averaged."""
 
 
+Part = Architecture | CombinedArchitecture | TreesArchitecture | FeatureOrder | Blend | InContext
+"""What a bundle holds."""
+PART_KEYS: Mapping[type[Config], str] = {
+    Architecture: "architecture",
+    CombinedArchitecture: "architecture",
+    TreesArchitecture: "trees",
+    FeatureOrder: "order",
+    Blend: "blend",
+    InContext: "in_context",
+}
+"""The keys of `config.json` for them; all others are null."""
+
+
+def names_of(part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the files of weights or trees, and of the bundles inside."""
+    match part:
+        case TreesArchitecture():
+            return (*part.files(), *([PROJECTION] if part.projection else [])), part.members
+        case Blend():
+            return (), tuple(part.weights)
+        case FeatureOrder():
+            return (), ()
+        case InContext():
+            return (WEIGHTS, EXAMPLES), ()
+    return (WEIGHTS,), ()
+
+
 class BundleConfig(Strict):
     """`config.json` of a bundle."""
 
@@ -120,15 +147,10 @@ class BundleConfig(Strict):
     features: tuple[Feature, ...]
     """Features that the model reads, in order."""
     architecture: Architecture | CombinedArchitecture | None = None
-    """Architecture of a network; None for trees."""
     trees: TreesArchitecture | None = None
-    """Parts of a tree bundle; None for a network."""
     order: FeatureOrder | None = None
-    """The feature that orders documents, of a bundle that holds no model."""
     blend: Blend | None = None
-    """Weights of the bundles inside, of a bundle that scores by their weighted mean."""
     in_context: InContext | None = None
-    """The network and the number of samples of a ranker that reads examples."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str
@@ -140,6 +162,11 @@ class BundleConfig(Strict):
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
+
+    @property
+    def part(self) -> Part | None:
+        """What the bundle holds."""
+        return self.architecture or self.trees or self.order or self.blend or self.in_context
 
 
 def member_folder(name: str) -> str:
@@ -333,6 +360,37 @@ def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.b
     """True for documents with a value other than the fill of missing ones."""
     has_value_N: NDArray[np.bool_] = ~np.isnan(values_N)
     return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleFacts:
+    """What every bundle records."""
+
+    config: Mapping[str, Any]
+    """Settings of the run that made the bundle."""
+    features: tuple[Feature, ...]
+    dataset_hash: str
+    read_as: Mapping[str, Any] = field(default_factory=dict)
+    """Settings with which the raw rows of the training data were read; empty if they are not known."""
+    reference: Reference | None = None
+    """What the rows of its training periods look like; None for a bundle that does not score."""
+    metrics: Mapping[str, MetricValue]
+    made_by: Mapping[str, Any]
+
+
+def facts(
+    selection: Selection, config: Config, *, metrics: Mapping[str, MetricValue], made_by: Mapping[str, Any]
+) -> BundleFacts:
+    """The facts of a model that scores, trained on a selection with the settings of a config."""
+    return BundleFacts(
+        config=config.model_dump(mode="json"),
+        features=selection.features,
+        dataset_hash=selection.hash,
+        read_as=selection.read_as,
+        reference=reference_of(selection),
+        metrics=metrics,
+        made_by=made_by,
+    )
 
 
 class RecordedSplits(Strict, extra="ignore"):

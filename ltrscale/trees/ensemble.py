@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import MetricValue, TreesBundle, load_trees, save_trees, with_tokens_of
+from ltrscale.bundle import BundleFacts, MetricValue, TreesBundle, load, save_trees, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -56,7 +56,7 @@ class AverageJob(LabelledStage):
         Raises:
             InputError: a bundle or the data cannot be read.
         """
-        bundles = [load_trees(url) for url in self.bundles]
+        bundles = [load(url, TreesBundle) for url in self.bundles]
         if len({opened.content for opened in bundles}) < (n := len(bundles)):
             log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", self.out, n)
         judged, stop_on = _Judged.from_bundles(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
@@ -82,7 +82,7 @@ def choose_members(
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load_trees(url) for url in candidates]
+    bundles = [load(url, TreesBundle) for url in candidates]
     judged, name = _Judged.from_bundles(bundles, validation), f"validation_ndcg@{config.stop_on}"
     members, value, best_alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
@@ -129,10 +129,7 @@ def _save_mean(
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
     first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
-    save_trees(
-        out,
-        models,
-        first.trees.replace(models=tuple(models)),
+    about = BundleFacts(
         config=config,
         features=first.features,
         dataset_hash=first.dataset_hash,
@@ -146,6 +143,7 @@ def _save_mean(
         },
         made_by=made_by,
     )
+    save_trees(out, models, first.part.replace(models=tuple(models)), about)
 
 
 def forward_selection(

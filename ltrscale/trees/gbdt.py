@@ -146,9 +146,7 @@ class GBDTJob(LabelledStage):
         counts = {"labelled_groups": selection.n_groups}
         if judged is not None:
             counts["validation_groups"] = judged.n_groups
-        save_trees(
-            self.out, models, trees, **facts(selection, self.gbdt, metrics={**metrics, **counts}, made_by=origin)
-        )
+        save_trees(self.out, models, trees, facts(selection, self.gbdt, metrics={**metrics, **counts}, made_by=origin))
         log.info("committed %s", self.out)
 
 

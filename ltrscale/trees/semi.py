@@ -120,8 +120,8 @@ class SemiJob(LabelledStage):
             metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
         model, grown = grow(config.gbdt, train, codes, validation, context)
         trees = TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0)
-        facts_of_bundle = facts(labelled, config, metrics={**grown, **metrics}, made_by=origin)
-        save_trees(self.out, {"model": model}, trees, projection=projection, **facts_of_bundle)
+        about = facts(labelled, config, metrics={**grown, **metrics}, made_by=origin)
+        save_trees(self.out, {"model": model}, trees, about, projection=projection)
         log.info("committed %s", self.out)
 
 

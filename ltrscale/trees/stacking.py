@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, member_files, save_trees, views, with_tokens_of
+from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.config import Config, settings_of, validate
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
@@ -133,11 +133,9 @@ class StackedJob(LabelledStage):
             "validation_groups": judged.n_groups,
             **{f"validation_ndcg@{cut}_{name}": value for name, value in member_values.items()},
         }
-        facts_of_bundle = facts(selection, config, metrics=metrics, made_by=origin)
-        facts_of_bundle["files"] = {
-            path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()
-        }
-        save_trees(self.out, {"model": model}, trees, **facts_of_bundle)
+        about = facts(selection, config, metrics=metrics, made_by=origin)
+        urls = {name: member.bundle for name, member in members.items()}
+        save_trees(self.out, {"model": model}, trees, about, members=urls)
         log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in member_values.items()))
 
 

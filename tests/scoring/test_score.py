@@ -89,9 +89,8 @@ def save_network(url: str, *, seed: int = 0, weight: float = 1.0, features: tupl
     ranker = Ranker(architecture, transform)
     with torch.no_grad():
         next(iter(ranker.head.parameters())).mul_(weight)
-    bundle.save_ranker(
-        url, ranker.eval(), config={}, features=features, dataset_hash="", metrics={}, made_by={"stage": "test"}
-    )
+    about = bundle.BundleFacts(config={}, features=features, dataset_hash="", metrics={}, made_by={"stage": "test"})
+    bundle.save_ranker(url, ranker.eval(), about)
     return url
 
 

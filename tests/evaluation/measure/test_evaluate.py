@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, save_ranker
+from ltrscale.bundle import BundleFacts, load, save_ranker
 from ltrscale.config import kind_of, members, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -84,7 +84,8 @@ def network(
     network = Architecture(transform=transform.config, encoder=ResNetConfig(width=8), head=HeadConfig())
     ranker = Ranker(network, transform)
     settings = {} if loss is None else {"loss": loss.model_dump(mode="json")}
-    save_ranker(str(url), ranker, config=settings, features=features, dataset_hash="", metrics={}, made_by={})
+    about = BundleFacts(config=settings, features=features, dataset_hash="", metrics={}, made_by={})
+    save_ranker(str(url), ranker, about)
     return str(url)
 
 
@@ -455,7 +456,8 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
     for weight in ranker.head.parameters():
         torch.nn.init.constant_(weight, math.inf)
     diverged = str(tmp_path / "diverged")
-    save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
+    about = BundleFacts(config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
+    save_ranker(diverged, ranker, about)
     with pytest.raises(InputError, match="diverged: gives scores that are not finite"):
         evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
 
