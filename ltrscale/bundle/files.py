@@ -29,7 +29,6 @@ from ltrscale.bundle.contents import (
     FeatureOrder,
     InContext,
     Part,
-    Reference,
     TreesArchitecture,
     check_members,
     hash_of,
@@ -39,6 +38,7 @@ from ltrscale.bundle.contents import (
 )
 from ltrscale.bundle.networks import CombinedBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import BlendBundle, Bundle, InContextBundle, OrderBundle, TreesBundle, fitting
+from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.views import Projection
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import Selection
