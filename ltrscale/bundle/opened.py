@@ -72,19 +72,8 @@ def loaded(make: Callable[[], ModuleT], weights: Mapping[str, Tensor]) -> Module
     return module
 
 
-class SharedScores:
-    """A cache of the newest batch's scores, for rankers that are in several bundles.
-
-    Example:
-        >>> def score(groups):
-        ...     print("scores")
-        ...     return groups.features_NF[:, 0]
-        >>> shared, groups = SharedScores(), QueryGroups(torch.ones(3, 1), torch.tensor([0, 3]))
-        >>> alone, in_blend = (shared.scorer("its hash", lambda: score) for _ in range(2))
-        >>> alone(groups) is in_blend(groups)
-        scores
-        True
-    """
+class _SharedScores:
+    """A cache of the newest batch's scores, for rankers that are in several bundles."""
 
     def __init__(self) -> None:
         self._scorers: dict[str, Scorer] = {}
@@ -115,7 +104,7 @@ class Computing(NamedTuple):
     """Device of networks."""
     threads: int = 0
     """Threads of a tree model; 0 takes all cores."""
-    shared: SharedScores | None = None
+    shared: _SharedScores | None = None
     """Scores that scorers of the same batches share; None if each computes alone."""
 
 
@@ -270,7 +259,7 @@ def scorers_of(
     Raises:
         InputError: as `Bundle.scorer`.
     """
-    computing = Computing(device, threads, SharedScores())
+    computing = Computing(device, threads, _SharedScores())
     return {name: bundle.scorer_by(computing, features) for name, bundle in bundles.items()}
 
 

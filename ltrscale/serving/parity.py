@@ -190,7 +190,7 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str], rows: int) ->
     sampled = sample_raw(export.bundle, module, files, rows)
     if sampled is None:
         return None
-    matrix_NG = raw_matrix(sampled, module, names, export.bundle)
+    matrix_NG = _raw_matrix(sampled, module, names, export.bundle)
     difference, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
     return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=difference)
 
@@ -333,12 +333,8 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     return urls
 
 
-def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
-    """The exported model's matrix of the rows, made by the transformer.
-
-    Raises:
-        InputError: a value is not bitwise equal to that of `prepare`, or a row is refused; the message names it.
-    """
+def _raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
+    """The exported model's matrix of the rows, made by the transformer; each value must equal that of `prepare`."""
     places = [[feature.name for feature in bundle.features].index(name) for name in names]
     expected_NG = sampled.groups.features_NF.numpy()[:, places]
     for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG, strict=True):

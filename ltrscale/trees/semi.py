@@ -93,7 +93,7 @@ class SemiJob(LabelledStage):
         """Train, and commit the bundle; records of the first trees have `"model": "first"`.
 
         Raises:
-            InputError: as `GBDTJob.work` and `fit_projection`.
+            InputError: as `GBDTJob.work`; there are fewer numeric features than components.
         """
         config, splits = self.semi, self.splits
         for trees in (config.first, config.gbdt):
@@ -110,7 +110,7 @@ class SemiJob(LabelledStage):
         config = self.semi
         view, projection = seen_by(config.gbdt, labelled.features), None
         if config.pca is not None:
-            projection = fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
+            projection = _fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
             view = views.projected(view, projection)
         train, codes = read_labelled(labelled, "train", view)
         validation = read_judged(only_relevant(judged), view, config.gbdt.highest_judged)
@@ -141,14 +141,11 @@ def _all_groups(
     model, _ = grow(settings, labelled, codes, validation, marked)
     scorer = boosters.scorer(settings.kind, {"the first trees": model}, labelled.view, threads=settings.num_threads)
     scores_N = score_selection(all_groups, scorer, "the first trees").scores_N.numpy()
-    return replace(groups, labels_N=with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
+    return replace(groups, labels_N=_with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
 
 
-def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Doubles) -> Doubles:
-    """Labels [N] of all groups: their own if these are in use, otherwise grades of their scores.
-
-    Only scores of groups without a label in use determine the borders of the grades.
-    """
+def _with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Doubles) -> Doubles:
+    """Labels [N] of all groups: their own if in use, otherwise grades, whose borders come from these scores alone."""
     is_labelled_Q = np.isin(groups.ids_Q, labelled.ids_Q)
     is_labelled_N = np.repeat(is_labelled_Q, groups.lengths_Q)
     assert is_labelled_N.sum() == len(labelled.labels_N)
@@ -159,18 +156,10 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
     return labels_N
 
 
-def fit_projection(
+def _fit_projection(
     selection: Selection, components: int, view: View | None = None, *, scaled: bool = True, run: Run = run_here
 ) -> Projection:
-    """Principal components of the numeric features; the mean replaces missing values.
-
-    They are the eigenvectors of the features' correlation matrix with the largest eigenvalues, or of the covariance
-    matrix if features are not scaled. Two passes over the data gather the matrix in float64: means, then products of
-    deviations. The largest entry of each component is positive.
-
-    Raises:
-        InputError: there are fewer numeric features than components, or the data cannot be read.
-    """
+    """Eigenvectors of the numeric features' correlation matrix (covariance matrix if not `scaled`), from two passes."""
     numeric_C = np.array([i for i, feature in enumerate(selection.features) if feature.kind == "numeric"], np.int64)
     if len(numeric_C) < components:
         raise InputError(f"pca: {components} components of {len(numeric_C)} numeric features; lower pca")

@@ -99,7 +99,7 @@ class StackedJob(LabelledStage):
         for member in self.members.values():
             for url in (member.bundle, *member.folds):
                 train.serving(load(url).features, whose=url)
-        folds = folds_of(config, self.splits.train) if any(member.folds for member in self.members.values()) else []
+        folds = _folds_of(config, self.splits.train) if any(member.folds for member in self.members.values()) else []
         validation = with_features_of(train, select(self.splits.validation, labelled=True))
         # launched so that a signal can stop it between trees
         launch(partial(self._grow, train, folds, validation, origin), workers=ONE, report=report)
@@ -110,7 +110,7 @@ class StackedJob(LabelledStage):
         config, members = self.stack, self.members
         chosen = _chosen_names(selection.features, config.features)
         view = seen_by(config.gbdt, selection.features, chosen)
-        held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
+        held_out = {name: _out_of_fold(name, member, selection, folds) for name, member in members.items()}
         train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
         relevant = only_relevant(judged)
         scores = {name: _score(relevant, load(member.bundle), name) for name, member in members.items()}
@@ -148,13 +148,13 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
     check_member(name, url, splits.train, fault)
 
 
-def folds_of(config: StackConfig, train: Split) -> list[Selection]:
+def _folds_of(config: StackConfig, train: Split) -> list[Selection]:
     """The folds of the labelled training groups that the trees learn from."""
     folds = (config.fold(number, train, held_out=True) for number in range(config.folds))
     return [learnt(train.replace(fold=fold.model_dump()), config.gbdt) for fold in folds]
 
 
-def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
+def _out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels."""
     if not member.folds:
         return _score(train, load(member.bundle), name)

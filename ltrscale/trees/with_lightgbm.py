@@ -49,7 +49,7 @@ def boost(
     if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
-    objective = None if temperature is None else softmax_objective(targets_N, train.offsets_Q1, temperature)
+    objective = None if temperature is None else _softmax_objective(targets_N, train.offsets_Q1, temperature)
     booster = lgb.Booster({**parameters, **_network()}, train_set)
     if validation_set is not None:
         booster.add_valid(validation_set, "validation")
@@ -134,12 +134,9 @@ def _dataset(
     return dataset
 
 
-def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
-    """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective.
-
-    With p the softmax of a group's scores and t that of its targets, the loss is -sum t log p; its first derivative is
-    p - t and the diagonal of its second p (1 - p).
-    """
+def _softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
+    """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective."""
+    # -sum t log p with p the softmax of scores, t of targets: the derivatives are p - t and, on the diagonal, p (1 - p)
     target_N = softmax_by_group(targets_N / temperature, offsets_Q1)
 
     def objective(scores_N: Doubles, _: lgb.Dataset) -> tuple[Doubles, Doubles]:

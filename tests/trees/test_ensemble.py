@@ -20,7 +20,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import gbdt
-from ltrscale.trees.ensemble import forward_selection
+from ltrscale.trees.ensemble import _forward_selection
 from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -74,7 +74,7 @@ def test_forward_selection_is_greedy_and_keeps_the_best_on_the_way(seed: int, n:
     truth_N = rng.normal(size=5)
     scores_CN = truth_N + rng.normal(size=(n, 5))
     most = int(rng.integers(1, n + 1))
-    taken, value, alone = forward_selection(scores_CN, lambda s_N: -float(np.square(s_N - truth_N).sum()), most=most)
+    taken, value, alone = _forward_selection(scores_CN, lambda s_N: -float(np.square(s_N - truth_N).sum()), most=most)
     assert taken == slow_choice(scores_CN, truth_N, most)
     assert len(set(taken)) == len(taken) <= most
     assert value >= alone == max(-float(np.square(s_N - truth_N).sum()) for s_N in scores_CN)

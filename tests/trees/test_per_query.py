@@ -125,7 +125,7 @@ def test_semi_supervised_trees(both: tuple[Splits, Splits], tmp_path: Path, sett
 def test_components_of_features_that_are_not_scaled_are_those_of_scikit_learn(both: tuple[Splits, Splits]) -> None:
     selection = select(both[0].train, labelled=False)
     view = seen_by(LIGHTGBM, selection.features)
-    projection = semi.fit_projection(selection, 2, view, scaled=False)
+    projection = semi._fit_projection(selection, 2, view, scaled=False)
     columns_NG = view.columns(read(both[0].train))
     z_NC = np.nan_to_num(columns_NG[:, [0, 2, 3]].astype(np.float64))
     z_NC -= z_NC.mean(0)  # groups with missing values leave a mean that is not quite 0

@@ -28,7 +28,7 @@ from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import read_labelled
 from ltrscale.trees.library import QuantisedConfig, watching
-from ltrscale.trees.with_lightgbm import softmax_objective
+from ltrscale.trees.with_lightgbm import _softmax_objective
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -208,7 +208,7 @@ def test_the_softmax_objective_is_the_derivative_of_the_cross_entropy(temperatur
     rng = np.random.default_rng(1)
     offsets_Q1 = np.array([0, 4, 5, 11])
     targets_N, scores_N = rng.normal(size=(2, 11)) * 3
-    objective = softmax_objective(targets_N, offsets_Q1, temperature)
+    objective = _softmax_objective(targets_N, offsets_Q1, temperature)
     gradient_N, hessian_N = objective(scores_N, None)
 
     def loss(scores: torch.Tensor) -> torch.Tensor:
@@ -232,8 +232,8 @@ def test_the_softmax_student_comes_close_to_its_target(splits: Splits, tmp_path:
     groups = all_groups(splits, "train")
     assert groups.labels_N is not None
     scores_N = bundle.scorer()(groups).numpy()
-    gradient_N, _ = softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(scores_N, None)
-    before_N, _ = softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(
+    gradient_N, _ = _softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(scores_N, None)
+    before_N, _ = _softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(
         0 * scores_N, None
     )
     assert np.abs(gradient_N).mean() < 0.3 * np.abs(before_N).mean()
