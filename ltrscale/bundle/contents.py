@@ -104,9 +104,9 @@ class InContext(Config):
     """Samples of the examples that it reads; their scores are averaged."""
 
 
-Part = Architecture | CombinedArchitecture | TreesArchitecture | FeatureOrder | Blend | InContext
+Held = Architecture | CombinedArchitecture | TreesArchitecture | FeatureOrder | Blend | InContext
 """What a bundle holds."""
-PART_KEYS: Mapping[type[Config], str] = {
+HELD_KEYS: Mapping[type[Config], str] = {
     Architecture: "architecture",
     CombinedArchitecture: "architecture",
     TreesArchitecture: "trees",
@@ -117,13 +117,13 @@ PART_KEYS: Mapping[type[Config], str] = {
 """The keys of `config.json` for them; all others are null."""
 
 
-def names_of(part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def names_of(held: Held) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the files of weights or trees, and of the bundles inside."""
-    match part:
+    match held:
         case TreesArchitecture():
-            return (*part.files(), *([PROJECTION] if part.projection else [])), part.members
+            return (*held.files(), *([PROJECTION] if held.projection else [])), held.members
         case Blend():
-            return (), tuple(part.weights)
+            return (), tuple(held.weights)
         case FeatureOrder():
             return (), ()
         case InContext():
@@ -155,7 +155,7 @@ class BundleConfig(Strict):
     """Versions of Python and the libraries."""
 
     @property
-    def part(self) -> Part | None:
+    def held(self) -> Held | None:
         """What the bundle holds."""
         return self.architecture or self.trees or self.order or self.blend or self.in_context
 

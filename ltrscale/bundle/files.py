@@ -17,7 +17,7 @@ from ltrscale.bundle.contents import (
     CONFIG,
     EXAMPLES,
     FORMAT,
-    PART_KEYS,
+    HELD_KEYS,
     PROJECTION,
     REFERENCE,
     VERSION,
@@ -27,8 +27,8 @@ from ltrscale.bundle.contents import (
     BundleFacts,
     BundleKind,
     FeatureOrder,
+    Held,
     InContext,
-    Part,
     TreesArchitecture,
     check_members,
     hash_of,
@@ -52,9 +52,9 @@ from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.objective import Pretrainer
 
 BundleT = TypeVar("BundleT", bound=Bundle)
-_CLASSES: dict[tuple[str, type[Part]], type[Bundle]] = {
-    (bundle_class.kind, part): bundle_class
-    for part, bundle_class in (
+_CLASSES: dict[tuple[str, type[Held]], type[Bundle]] = {
+    (bundle_class.kind, held): bundle_class
+    for held, bundle_class in (
         (Architecture, PretrainedBundle),
         (Architecture, RankerBundle),
         (CombinedArchitecture, CombinedBundle),
@@ -97,17 +97,17 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
 
     path = storage.join(url, folder + CONFIG)
     config = validate(BundleConfig, _json(read(CONFIG), path), path)
-    part = config.part
-    if part is None or (config.kind, type(part)) not in _CLASSES:
+    held = config.held
+    if held is None or (config.kind, type(held)) not in _CLASSES:
         raise InputError(
             f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again"
         )
-    files, members = names_of(part)
+    files, members = names_of(held)
     has_reference = folder + REFERENCE in storage.listed_in(manifest)
-    return _CLASSES[config.kind, type(part)](
+    return _CLASSES[config.kind, type(held)](
         url=url,
         content_hash=hash_of(manifest, folder),
-        part=part,
+        held=held,
         contents={name: read(name) for name in files},
         members={name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in members},
         features=config.features,
@@ -246,7 +246,7 @@ def save_in_context(url: str, network: InContextNetwork, samples: Sequence[Query
 def _save(
     url: str,
     kind: BundleKind,
-    part: Part,
+    held: Held,
     about: BundleFacts,
     contents: Mapping[str, bytes],
     says: Sequence[str],
@@ -254,12 +254,12 @@ def _save(
 ) -> None:
     # JSON has neither NaN nor infinity
     metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about.metrics.items()}
-    library = part.library if isinstance(part, TreesArchitecture) else "lightgbm"
+    library = held.library if isinstance(held, TreesArchitecture) else "lightgbm"
     config = BundleConfig.model_validate(
         {
             "kind": kind,
             "features": about.features,
-            PART_KEYS[type(part)]: part,
+            HELD_KEYS[type(held)]: held,
             "training": about.config,
             "dataset_hash": about.dataset_hash,
             "read_as": about.read_as,

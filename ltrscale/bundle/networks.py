@@ -92,17 +92,17 @@ class CombinedBundle(NetworkBundle):
 
     kind: ClassVar[BundleKind] = "neural"
     holds: ClassVar = "several rankers"
-    part: CombinedArchitecture
+    held: CombinedArchitecture
 
     @property
     def parts(self) -> tuple[Architecture, ...]:
         """The architectures of the rankers."""
-        return self.part.parts
+        return self.held.parts
 
     def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
         """The network that scores, before its weights are loaded."""
         parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(self.parts)]
-        return combine_rankers(parts, how=self.part.how, dropout=self.part.dropout)
+        return combine_rankers(parts, how=self.held.how, dropout=self.held.dropout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +113,17 @@ class EncoderBundle(NetworkBundle):
     wanted: ClassVar = ENCODER
     layers_of_projector: ClassVar[str]
     """Prefix of the names of their weights."""
-    part: Architecture
+    held: Architecture
 
     @property
     def architecture(self) -> Architecture:
         """The configs of its parts."""
-        return self.part
+        return self.held
 
     @property
     def parts(self) -> tuple[Architecture, ...]:
         """The one architecture."""
-        return (self.part,)
+        return (self.held,)
 
     def transform(self) -> FeatureTransform:
         """The feature transform.

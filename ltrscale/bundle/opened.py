@@ -26,8 +26,8 @@ from ltrscale.bundle.contents import (
     BundleFacts,
     BundleKind,
     FeatureOrder,
+    Held,
     InContext,
-    Part,
     TreesArchitecture,
 )
 from ltrscale.data.dataset.manifest import Feature, places
@@ -120,7 +120,7 @@ class Bundle(BundleFacts, ABC):
     url: str
     content_hash: str
     """Hash of the names and content hashes of its files; the same inside another bundle."""
-    part: Part
+    held: Held
     contents: Mapping[str, bytes]
     """Bytes of the files of weights or trees, by name."""
     members: Mapping[str, "Bundle"]
@@ -270,16 +270,16 @@ class TreesBundle(Bundle):
     kind: ClassVar[BundleKind] = "trees"
     holds: ClassVar = "trees"
     wanted: ClassVar = "a bundle that jobs.train_gbdt made"
-    part: TreesArchitecture
+    held: TreesArchitecture
 
     @property
     def forest(self) -> TreesArchitecture:
         """How the trees are put together."""
-        return self.part
+        return self.held
 
     def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
-        return boosters.scorer(self.part.library, self.models(), self._view(computing), threads=computing.threads)
+        return boosters.scorer(self.held.library, self.models(), self._view(computing), threads=computing.threads)
 
     def explaining(self, computing: Computing) -> Explainer:
         """The library's exact contributions if trees see only features, otherwise those of `by_swaps`."""
@@ -287,7 +287,7 @@ class TreesBundle(Bundle):
         columns = {feature: place for place, feature in enumerate(self.features)}
         if not columns.keys() >= {*view.features}:
             return super().explaining(computing)
-        explain = boosters.explainer(self.part.library, self.models(), view, threads=computing.threads)
+        explain = boosters.explainer(self.held.library, self.models(), view, threads=computing.threads)
         seen = [columns[feature] for feature in view.features]
 
         def explained(groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
@@ -299,11 +299,11 @@ class TreesBundle(Bundle):
 
     def models(self) -> dict[str, bytes]:
         """The files of the trees, by the names that errors use."""
-        return {storage.join(self.url, name): self.contents[name] for name in self.part.files()}
+        return {storage.join(self.url, name): self.contents[name] for name in self.held.files()}
 
     def _view(self, computing: Computing) -> views.View:
         """The view of a batch that the trees see."""
-        trees = self.part
+        trees = self.held
         with fitting(self.url):
             view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
             if trees.per_query:
@@ -322,12 +322,12 @@ class BlendBundle(Bundle):
 
     kind: ClassVar[BundleKind] = "blend"
     holds: ClassVar = "several rankers"
-    part: Blend
+    held: Blend
 
     @property
     def blended(self) -> Mapping[str, float]:
         """Weight of each member's score."""
-        return self.part.weights
+        return self.held.weights
 
     def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
@@ -377,13 +377,13 @@ class OrderBundle(Bundle):
 
     kind: ClassVar[BundleKind] = "feature"
     holds: ClassVar = "the order of a feature"
-    part: FeatureOrder
+    held: FeatureOrder
 
     def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features."""
-        if [feature.name for feature in self.features] != [self.part.feature]:
-            raise InputError(f"{self.url}: its features are not the one that orders, {self.part.feature!r}")
-        return order_scorer(self.part)
+        if [feature.name for feature in self.features] != [self.held.feature]:
+            raise InputError(f"{self.url}: its features are not the one that orders, {self.held.feature!r}")
+        return order_scorer(self.held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,17 +392,17 @@ class InContextBundle(Bundle):
 
     kind: ClassVar[BundleKind] = "in_context"
     holds: ClassVar = "examples and the network that reads them"
-    part: InContext
+    held: InContext
 
     def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features, on the CPU."""
         with fitting(self.url):
             weights = safetensors.torch.load(self.contents[WEIGHTS])
-            network = loaded(lambda: InContextNetwork(self.part.sizes), weights)
+            network = loaded(lambda: InContextNetwork(self.held.sizes), weights)
             tensors = safetensors.torch.load(self.contents[EXAMPLES])
             samples = [
                 QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
-                for k in range(self.part.readings)
+                for k in range(self.held.readings)
             ]
             if {sample.features_NF.shape[1] for sample in samples} != {len(self.features)}:
                 raise ValueError(f"its examples have other features than the {len(self.features)} that it names")

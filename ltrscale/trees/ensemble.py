@@ -148,7 +148,7 @@ def _save_mean(
         },
         made_by=made_by,
     )
-    save_trees(out, models, first.part.replace(models=tuple(models)), about)
+    save_trees(out, models, first.forest.replace(models=tuple(models)), about)
 
 
 def _forward_selection(
