@@ -53,7 +53,8 @@ def fitting(where: str) -> Iterator[None]:
     """Turn the errors of a bundle with inconsistent files into one line."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # RecursionError: deep JSON
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        # a RuntimeError may be the RecursionError of deep JSON
         raise InputError(f"{where}: the bundle's files do not fit each other ({error}); train it again") from error
 
 

@@ -89,14 +89,14 @@ def check_parity(
     to: Format,
     bundle: Bundle,
     split: Split,
-    raw_files: Sequence[str] = (),
+    raw_urls: Sequence[str] = (),
     *,
     rows: int,
     tolerance: float | None = None,
 ) -> tuple[Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle on some `rows`.
 
-    The transformer must agree with `prepare` on the first rows of `raw_files`. Without a `tolerance`, a share of the
+    The transformer must agree with `prepare` on the first rows of `raw_urls`. Without a `tolerance`, a share of the
     largest score, the format's own one counts.
 
     Raises:
@@ -116,7 +116,7 @@ def check_parity(
         export = _Export(to, bundle, allowed, features_in(folder), to.readers(folder))
         matrix_NG = export.features.matrix(names, groups.features_NF.numpy())
         difference, largest = export.apart(groups, matrix_NG, "documents")
-        from_raw = _from_raw(export, folder, raw_files, rows) if raw.CODE in files else None
+        from_raw = _from_raw(export, folder, raw_urls, rows) if raw.CODE in files else None
     return files, Parity(
         to=to.kind,
         documents=groups.n_documents,
