@@ -103,6 +103,18 @@ def maximum(values_N: NDArray[Any], offsets_Q1: Ints) -> NDArray[Any]:
     return np.asarray(np.maximum.reduceat(values_N, offsets_Q1[:-1]))
 
 
+def softmax_by_group(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
+    """The softmax of each group's values, shape [N], without overflow; values of -inf get 0, and no group is empty.
+
+    Example:
+        >>> softmax_by_group(np.array([1000.0, 1000.0, -np.inf, 3.0]), np.array([0, 3, 4])).tolist()
+        [0.5, 0.5, 0.0, 1.0]
+    """
+    lengths_Q = np.diff(offsets_Q1)
+    weights_N = np.exp(values_N - np.repeat(maximum(values_N, offsets_Q1), lengths_Q))
+    return np.asarray(weights_N / np.repeat(np.add.reduceat(weights_N, offsets_Q1[:-1]), lengths_Q))
+
+
 def place_in_group(offsets_Q1: Ints, *sort_keys_N: NDArray[Any]) -> Ints:
     """The place of each document in its group, from 0, after sorting by keys; the first key is the primary one.
 

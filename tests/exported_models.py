@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.bundle import save_ranker
+from ltrscale.bundle import BundleFacts, save_ranker
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import read_as
@@ -85,9 +85,7 @@ def network(data: str, seed: int = 0, **parts: Any) -> Ranker:
 def saved(folder: Path, data: str, model: Any) -> str:
     dataset = open_dataset(data)
     manifest = dataset.manifest
-    save_ranker(
-        str(folder),
-        model,
+    about = BundleFacts(
         config={},
         features=manifest.features,
         dataset_hash=manifest.hash,
@@ -95,4 +93,5 @@ def saved(folder: Path, data: str, model: Any) -> str:
         made_by={},
         read_as=read_as(dataset),
     )
+    save_ranker(str(folder), model, about)
     return str(folder)

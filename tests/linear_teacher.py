@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ltrscale.bundle import save_ranker
+from ltrscale.bundle import BundleFacts, save_ranker
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.models.encoders import IdentityConfig
@@ -22,6 +22,6 @@ def linear_teacher(url: str, data: str, weights: Sequence[float]) -> str:
         values = torch.tensor([weights]) if name.endswith("weight") else torch.zeros(1)
         assert parameter.shape == values.shape, name
         parameter.data.copy_(values)
-    about = {"config": {}, "features": selection.features, "dataset_hash": selection.hash, "metrics": {}, "made_by": {}}
-    save_ranker(url, ranker.eval(), **about)  # type: ignore[arg-type]
+    about = BundleFacts(config={}, features=selection.features, dataset_hash=selection.hash, metrics={}, made_by={})
+    save_ranker(url, ranker.eval(), about)
     return url

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import GroupStream
@@ -20,6 +21,8 @@ from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = ("2026-W01", "2026-W02")
 Records = list[dict[str, Any]]
@@ -73,6 +76,14 @@ def combine(
     """Do the work of a job that combines rankers, whether or not `out` is up to date."""
     splits = Splits(train=train, validation=validation)
     CombineJob(out=out, splits=splits, bundles=tuple(bundles), combine=config).work(origin, report)
+
+
+def grow_trees(
+    config: GBDTConfig, splits: Splits, out: Path | str, *, report: Report = lambda _: None, **job: Any
+) -> Bundle:
+    """Do the work of a job of trees, whether or not `out` is up to date; returns the bundle."""
+    GBDTJob(out=str(out), splits=splits, gbdt=config, **job).work({}, report)
+    return load(str(out))
 
 
 def finetuned(

@@ -102,11 +102,12 @@ def ranker(home: Path, data: Path) -> Path:
     transform = fit_transform([torch.zeros(5, 2)], ["numeric"] * 2, config)
     made = Ranker(Architecture(transform=config, encoder=ResNetConfig(width=4, blocks=1), head=HeadConfig()), transform)
     splits = [{"data": [str(data)], "periods": [period]} for period in ("p1", "p2")]
-    bundle.save_ranker(
-        str(home / "ranker"), made, config={}, features=FEATURES, dataset_hash="", metrics={"ndcg": 0.5},
+    about = bundle.BundleFacts(
+        config={}, features=FEATURES, dataset_hash="", metrics={"ndcg": 0.5},
         made_by={"stage": "x", "config": {"splits": splits}, "inputs": {str(data): "h", str(home / "ranker"): "h"}},
         read_as={"source": {"kind": "items", "columns": {"query": "q", "features": ["a", "b"]}}, "sort": True},
     )  # fmt: skip
+    bundle.save_ranker(str(home / "ranker"), made, about)
     return home / "ranker"
 
 
@@ -203,7 +204,7 @@ def test_the_manifest_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject
     with one_line_at_most(home, path):
         write(path, drawn.draw(changed(json.loads(path.read_text()))))
         url = str(ranker)
-        for read in (bundle.load, lambda u: bundle.member_files("a", u), lambda u: bundle_hashes([u]), _check_origin):
+        for read in (bundle.load, lambda u: bundle_hashes([u]), _check_origin):
             with contextlib.suppress(InputError):
                 read(url)
 

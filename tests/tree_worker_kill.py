@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ltrscale.runtime.workers import Context
-from ltrscale.trees.gbdt import TreeGrowing
+from ltrscale.runtime.workers import Context, Work
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class TreesWithKilledWorker:
     folder: str
     rank: int
     tree: int
-    work: TreeGrowing
-    then: TreeGrowing
+    work: Work
+    then: Work
 
     def __call__(self, context: Context) -> None:
         trees = 0

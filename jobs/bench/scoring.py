@@ -115,4 +115,5 @@ def _save(url: str) -> None:
     transform = fit_transform([torch.randn(1000, N_FEATURES)], ["numeric"] * N_FEATURES, network.transform)
     architecture = Architecture(transform=network.transform, encoder=network.encoder, head=HeadConfig())
     ranker = Ranker(architecture, transform).eval()
-    bundle.save_ranker(url, ranker, config={}, features=_FEATURES, dataset_hash="", metrics={}, made_by={})
+    about = bundle.BundleFacts(config={}, features=_FEATURES, dataset_hash="", metrics={}, made_by={})
+    bundle.save_ranker(url, ranker, about)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from jobs.bench.measure import N_FEATURES, Row, peak_own_bytes, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.gbdt import GBDTJob
 
 _LARGE = 8800  # lists of training: 1.1 million documents, a float matrix of 600 MB
 _USUAL = 2200
@@ -48,7 +48,9 @@ def _splits(folder: str) -> SplitsWithTest:
 
 def _train(folder: str, trees: int) -> Bundle:
     config = _CONFIG.replace(num_trees=trees)
-    return train_gbdt(config, _splits(folder), f"{folder}/gbdt-{trees}", made_by={}, report=lambda _: None)
+    job = GBDTJob(out=f"{folder}/gbdt-{trees}", splits=_splits(folder), gbdt=config)
+    job.work({}, lambda _: None)
+    return load(job.out)
 
 
 def _train_and_validation(folder: str) -> Iterator[Split]:

@@ -38,7 +38,7 @@ from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.gbdt import GBDTJob
 
 _SHORT, _ROW_GROUP = 20, 1 << 21
 _ENCODER = {"kind": "mlp", "hidden": [64, 32]}
@@ -178,7 +178,7 @@ def _grow(folder: str, names: list[str]) -> None:  # noqa: ARG001
     periods = ("train", "validation", "test")
     splits = SplitsWithTest(**{period: _split(folder, period) for period in periods})
     config = LightGBMConfig(num_trees=3, num_threads=1, early_stopping_rounds=None)
-    train_gbdt(config, splits, f"{folder}/gbdt", made_by={}, report=lambda _: None)
+    GBDTJob(out=f"{folder}/gbdt", splits=splits, gbdt=config).work({}, lambda _: None)
 
 
 def _score(folder: str, names: list[str]) -> None:  # noqa: ARG001

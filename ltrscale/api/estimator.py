@@ -353,9 +353,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         files = _bundle_files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
         manifest = json.loads(files.pop(storage.MANIFEST))
         with storage.Commit(url) as commit:
-            for name, content in files.items():
-                with commit.file(name) as path:
-                    path.write_bytes(content)
+            commit.write(files)
             commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
 
     @classmethod

@@ -225,7 +225,7 @@ def _mean_of(
             answers = (ask(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters)
             return np.asarray(sum(np.asarray(answer, np.float64) for answer in answers) / len(boosters))
 
-        return mean_answer() if len(columns_NG) <= _SHORT else interruptibly(mean_answer)
+        return mean_answer() if len(columns_NG) <= _SHORT else _interruptibly(mean_answer)
 
     return mean
 
@@ -241,12 +241,8 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"{name}: no model of these features ({error}); train the bundle again") from error
 
 
-def interruptibly(call: Callable[[], T]) -> T:
-    """The result of a call into a library, made in a separate thread while this one waits.
-
-    Python handles signals in the main thread between two Python instructions: a long call in the main thread would
-    delay them until its end.
-    """
+def _interruptibly(call: Callable[[], T]) -> T:
+    """The result of a call into a library, made in a thread of its own: in the main one it would delay signals."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     result: Future[T] = Future()

@@ -1,28 +1,19 @@
-"""The files of a bundle, and what their JSON says: `config.json`, `reference.json`, and the origin in the manifest.
-
-Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of a vocabulary.
-"""
+"""The files of a bundle, and what `config.json` and the origin in the manifest say."""
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.batch import QueryGroups, group_index
 from ltrscale.bundle import boosters
+from ltrscale.bundle.reference import Reference, reference_of
 from ltrscale.config import Config, Strict, digest
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.in_context import InContextSizes
@@ -113,6 +104,33 @@ class InContext(Config):
     """Samples of the examples that it reads; their scores are averaged."""
 
 
+Held = Architecture | CombinedArchitecture | TreesArchitecture | FeatureOrder | Blend | InContext
+"""What a bundle holds."""
+HELD_KEYS: Mapping[type[Config], str] = {
+    Architecture: "architecture",
+    CombinedArchitecture: "architecture",
+    TreesArchitecture: "trees",
+    FeatureOrder: "order",
+    Blend: "blend",
+    InContext: "in_context",
+}
+"""The keys of `config.json` for them; all others are null."""
+
+
+def names_of(held: Held) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the files of weights or trees, and of the bundles inside."""
+    match held:
+        case TreesArchitecture():
+            return (*held.files(), *([PROJECTION] if held.projection else [])), held.members
+        case Blend():
+            return (), tuple(held.weights)
+        case FeatureOrder():
+            return (), ()
+        case InContext():
+            return (WEIGHTS, EXAMPLES), ()
+    return (WEIGHTS,), ()
+
+
 class BundleConfig(Strict):
     """`config.json` of a bundle."""
 
@@ -120,15 +138,10 @@ class BundleConfig(Strict):
     features: tuple[Feature, ...]
     """Features that the model reads, in order."""
     architecture: Architecture | CombinedArchitecture | None = None
-    """Architecture of a network; None for trees."""
     trees: TreesArchitecture | None = None
-    """Parts of a tree bundle; None for a network."""
     order: FeatureOrder | None = None
-    """The feature that orders documents, of a bundle that holds no model."""
     blend: Blend | None = None
-    """Weights of the bundles inside, of a bundle that scores by their weighted mean."""
     in_context: InContext | None = None
-    """The network and the number of samples of a ranker that reads examples."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str
@@ -140,6 +153,11 @@ class BundleConfig(Strict):
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
+
+    @property
+    def held(self) -> Held | None:
+        """What the bundle holds."""
+        return self.architecture or self.trees or self.order or self.blend or self.in_context
 
 
 def member_folder(name: str) -> str:
@@ -232,114 +250,35 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
         )
 
 
-DOCUMENTS = 100_000
-"""Documents sampled from training and from the rows to score, in whole row groups at equal distances."""
-QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-_MOST_CODES = 1 << 16
-_REFERENCES = 4
+@dataclass(frozen=True, kw_only=True)
+class BundleFacts:
+    """What every bundle records."""
+
+    config: Mapping[str, Any]
+    """Settings of the run that made the bundle."""
+    features: tuple[Feature, ...]
+    dataset_hash: str
+    read_as: Mapping[str, Any] = field(default_factory=dict)
+    """Settings with which the raw rows of the training data were read; empty if they are not known."""
+    reference: Reference | None = None
+    """What the rows of its training periods look like; None for a bundle that does not score."""
+    metrics: Mapping[str, MetricValue]
+    made_by: Mapping[str, Any]
 
 
-class FeatureReference(Strict):
-    """A feature in the rows of training."""
-
-    name: str
-    kind: Literal["numeric", "categorical"]
-    missing: float
-    """Share of the documents without a value, or with `fill`."""
-    fill: float | None = None
-    """The number that stands for a missing value where these are filled; rows no longer distinguish the two."""
-    quantiles: tuple[float, ...] = ()
-    """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
-    value."""
-    codes: tuple[int, ...] = ()
-    """Of a categorical feature the sorted codes; at most the 65,536 most frequent ones."""
-    new: float = 0.0
-    """Share of the documents with a code that no other list has: the expected share of new codes in further lists."""
-
-
-class Reference(Strict):
-    """What the rows of a bundle's training periods look like, with and without labels."""
-
-    lists: int
-    """Number of query groups sampled."""
-    features: tuple[FeatureReference, ...]
-
-    @classmethod
-    def from_groups(
-        cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None
-    ) -> Self:
-        """The reference made of these groups; `fills` are the numbers that stand for missing values, by feature.
-
-        Example:
-            >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))
-            >>> (price,) = Reference.from_groups(groups, [Feature(name="price")]).features
-            >>> price.missing, price.quantiles
-            (0.25, (1.0, 1.0, 2.0, 5.0, 5.0))
-        """
-        group_N = group_index(groups.offsets_Q1).numpy()
-        columns = zip(features, groups.features_NF.numpy().T, strict=True)
-        references = tuple(_seen(f, values_N, group_N, (fills or {}).get(f.name)) for f, values_N in columns)
-        return cls(lists=groups.n_groups, features=references)
-
-
-def sample_of(selection: Selection) -> QueryGroups | None:
-    """The groups of a selection, labelled or not, of about `DOCUMENTS` documents; None if it serves no features."""
-    if not selection.features:
-        return None
-    all_groups = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
-    sample = spread(all_groups, documents=DOCUMENTS)
-    parts = [(groups.features_NF, groups.lengths_Q) for groups in iterate(sample)]
-    features, lengths = zip(*parts, strict=True)
-    offsets_Q1 = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-    return QueryGroups(torch.cat(features), offsets_Q1)
-
-
-_references: dict[Hashable, Reference] = {}
-"""References made last in this process, because a search trains on the same groups repeatedly."""
-
-
-def reference_of(selection: Selection) -> Reference:
-    """The reference of the row groups that a selection reads, unlabelled groups included."""
-    fills = fills_of(selection.read_as)
-    key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
-    reference = _references.pop(key, None)
-    if reference is None:
-        groups = sample_of(selection)
-        reference = (
-            Reference(lists=0, features=())
-            if groups is None
-            else Reference.from_groups(groups, selection.features, fills)
-        )
-    _references[key] = reference
-    for oldest in list(_references)[:-_REFERENCES]:
-        del _references[oldest]
-    return reference
-
-
-def _seen(
-    feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.int64], fill: float | None
-) -> FeatureReference:
-    has_value_N = has_value(values_N, fill)
-    present_N = values_N[has_value_N]
-    missing = 1 - len(present_N) / max(1, len(values_N))
-    reference = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
-    if not len(present_N):
-        return reference
-    if feature.kind == "numeric":
-        quantiles = np.quantile(present_N, QUANTILES, method="nearest")
-        return reference.replace(quantiles=tuple(map(float, quantiles)))
-    pairs, counts = np.unique(np.stack([present_N.astype(np.int64), group_N[has_value_N]]), axis=1, return_counts=True)
-    codes_V, first_V, lists_V = np.unique(pairs[0], return_index=True, return_counts=True)
-    documents_V = np.add.reduceat(counts, first_V)
-    kept = np.sort(np.argsort(-documents_V, kind="stable")[:_MOST_CODES])
-    new = documents_V[lists_V == 1].sum() / len(values_N)
-    return reference.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
-
-
-def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
-    """True for documents with a value other than the fill of missing ones."""
-    has_value_N: NDArray[np.bool_] = ~np.isnan(values_N)
-    return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))
+def facts(
+    selection: Selection, config: Config, *, metrics: Mapping[str, MetricValue], made_by: Mapping[str, Any]
+) -> BundleFacts:
+    """The facts of a model that scores, trained on a selection with the settings of a config."""
+    return BundleFacts(
+        config=config.model_dump(mode="json"),
+        features=selection.features,
+        dataset_hash=selection.hash,
+        read_as=selection.read_as,
+        reference=reference_of(selection),
+        metrics=metrics,
+        made_by=made_by,
+    )
 
 
 class RecordedSplits(Strict, extra="ignore"):

@@ -28,7 +28,19 @@ _NEGLIGIBLE = 1e-3
 _SAID, _WORTH_SAYING = 3, 0.05
 """Number of reasons in a sentence, and the minimum share of the largest one."""
 _IN_TABLE = 10
-_COLUMNS = ("query_id", "item_id", "against_id", "others", "difference", "feature", "value", "against", "adds")
+_COLUMNS = pa.schema(
+    {
+        "query_id": pa.string(),
+        "item_id": pa.string(),
+        "against_id": pa.string(),
+        "others": pa.int32(),
+        "difference": pa.float64(),
+        "feature": pa.string(),
+        "value": pa.string(),
+        "against": pa.string(),
+        "adds": pa.float64(),
+    }
+)
 
 
 class FeaturePart(Strict):
@@ -134,15 +146,7 @@ def as_table(explanations: Sequence[Explanation]) -> pa.Table:
         for each in explanations
         for reason in each.reasons[:_IN_TABLE]
     ]
-    texts = ("query_id", "item_id", "against_id", "feature", "value", "against")
-    types = {
-        **dict.fromkeys(texts, pa.string()),
-        "others": pa.int32(),
-        "difference": pa.float64(),
-        "adds": pa.float64(),
-    }
-    names = ("query_id", "item_id", "against_id", "others", "difference", "feature", "value", "against", "adds")
-    return pa.Table.from_pylist(rows, schema=pa.schema([(name, types[name]) for name in names]))
+    return pa.Table.from_pylist(rows, schema=_COLUMNS)
 
 
 Chosen = tuple[int, Sequence[int]]

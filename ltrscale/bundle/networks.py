@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import CONFIG, BundleKind
-from ltrscale.bundle.opened import Bundle, Computing, Explainer, Scorer, fitting, loaded
+from ltrscale.bundle.opened import ENCODER, Bundle, Computing, Explainer, Scorer, fitting, loaded
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.contributions import along_path
@@ -92,18 +92,17 @@ class CombinedBundle(NetworkBundle):
 
     kind: ClassVar[BundleKind] = "neural"
     holds: ClassVar = "several rankers"
-    architecture: CombinedArchitecture
+    held: CombinedArchitecture
 
     @property
     def parts(self) -> tuple[Architecture, ...]:
         """The architectures of the rankers."""
-        return self.architecture.parts
+        return self.held.parts
 
     def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
         """The network that scores, before its weights are loaded."""
-        architecture = self.architecture
-        parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(architecture.parts)]
-        return combine_rankers(parts, how=architecture.how, dropout=architecture.dropout)
+        parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(self.parts)]
+        return combine_rankers(parts, how=self.held.how, dropout=self.held.dropout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +110,20 @@ class EncoderBundle(NetworkBundle):
     """One network, from whose encoder a training can start."""
 
     holds: ClassVar = "a network"
+    wanted: ClassVar = ENCODER
     layers_of_projector: ClassVar[str]
     """Prefix of the names of their weights."""
-    architecture: Architecture
+    held: Architecture
+
+    @property
+    def architecture(self) -> Architecture:
+        """The configs of its parts."""
+        return self.held
 
     @property
     def parts(self) -> tuple[Architecture, ...]:
         """The one architecture."""
-        return (self.architecture,)
+        return (self.held,)
 
     def transform(self) -> FeatureTransform:
         """The feature transform.
@@ -139,9 +144,9 @@ class EncoderBundle(NetworkBundle):
             transform, network = self.transform(), self.architecture.network
             return loaded(lambda: network.build(transform), _below("encoder.", self.weights()))
 
-    @abstractmethod
     def projector_layers(self) -> int:
         """Hidden layers of the projector that finetuning can start from."""
+        return self.architecture.projector_layers
 
     def projector(self) -> ProjectorConfig | None:
         """The projector that pretraining has left in this bundle, if any."""
@@ -179,10 +184,6 @@ class RankerBundle(EncoderBundle):
     kind: ClassVar[BundleKind] = "neural"
     layers_of_projector: ClassVar = "neck."
 
-    def projector_layers(self) -> int:
-        """Hidden layers of the projector that finetuning kept."""
-        return self.architecture.projector_layers
-
     def embedder(self) -> Scorer:
         """Embeddings before the last layer."""
         ranker = self.ranker()
@@ -200,6 +201,7 @@ class PretrainedBundle(EncoderBundle):
     """A pretrained encoder, which does not score."""
 
     kind: ClassVar[BundleKind] = "pretrained"
+    wanted: ClassVar = "the bundle of a pretrained encoder, which jobs.pretrain makes"
     layers_of_projector: ClassVar = "projector.layers."
 
     def projector_layers(self) -> int:

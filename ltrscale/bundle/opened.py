@@ -6,9 +6,9 @@ Shapes: N documents, Q groups, P pairs, F features.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
@@ -20,13 +20,14 @@ from ltrscale.batch import QueryGroups, group_index, standardise_by_group, sum_b
 from ltrscale.bundle import boosters, views
 from ltrscale.bundle.contents import (
     EXAMPLES,
+    PROJECTION,
     WEIGHTS,
     Blend,
+    BundleFacts,
     BundleKind,
     FeatureOrder,
+    Held,
     InContext,
-    MetricValue,
-    Reference,
     TreesArchitecture,
 )
 from ltrscale.data.dataset.manifest import Feature, places
@@ -44,12 +45,16 @@ Explainer = Callable[[QueryGroups, Tensor], Contributions]
 """What each feature adds to the score difference of pairs [P, 2] of rows of a batch; each pair is within one list."""
 
 
+ENCODER = "a bundle with an encoder to start from, which jobs.pretrain or jobs.finetune makes"
+
+
 @contextmanager
 def fitting(where: str) -> Iterator[None]:
     """Turn the errors of a bundle with inconsistent files into one line."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # RecursionError: deep JSON
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        # a RuntimeError may be the RecursionError of deep JSON
         raise InputError(f"{where}: the bundle's files do not fit each other ({error}); train it again") from error
 
 
@@ -68,19 +73,8 @@ def loaded(make: Callable[[], ModuleT], weights: Mapping[str, Tensor]) -> Module
     return module
 
 
-class SharedScores:
-    """A cache of the newest batch's scores, for rankers that are in several bundles.
-
-    Example:
-        >>> def score(groups):
-        ...     print("scores")
-        ...     return groups.features_NF[:, 0]
-        >>> shared, groups = SharedScores(), QueryGroups(torch.ones(3, 1), torch.tensor([0, 3]))
-        >>> alone, in_blend = (shared.scorer("its hash", lambda: score) for _ in range(2))
-        >>> alone(groups) is in_blend(groups)
-        scores
-        True
-    """
+class _SharedScores:
+    """A cache of the newest batch's scores, for rankers that are in several bundles."""
 
     def __init__(self) -> None:
         self._scorers: dict[str, Scorer] = {}
@@ -111,33 +105,26 @@ class Computing(NamedTuple):
     """Device of networks."""
     threads: int = 0
     """Threads of a tree model; 0 takes all cores."""
-    shared: SharedScores | None = None
+    shared: _SharedScores | None = None
     """Scores that scorers of the same batches share; None if each computes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bundle(ABC):
+class Bundle(BundleFacts, ABC):
     """A bundle, opened and checked against its hashes by `load`; each kind has a subclass."""
 
     kind: ClassVar[BundleKind]
     holds: ClassVar[str]
     """What it holds, for error messages."""
+    wanted: ClassVar[str] = "a bundle"
+    """What to name where a bundle of this class is needed, for error messages."""
     url: str
     content_hash: str
     """Hash of the names and content hashes of its files; the same inside another bundle."""
-    features: tuple[Feature, ...]
-    config: Mapping[str, Any]
-    """Settings of the run that made the bundle."""
-    dataset_hash: str
-    metrics: Mapping[str, MetricValue]
-    made_by: Mapping[str, Any]
+    held: Held
     contents: Mapping[str, bytes]
     """Bytes of the files of weights or trees, by name."""
-    read_as: Mapping[str, Any]
-    """Settings with which the raw rows of the training data were read; empty if they are not known."""
-    reference: Reference | None
-    """What the rows of its training periods look like; None if it does not record that."""
-    members: Mapping[str, "Bundle"] = field(default_factory=dict)
+    members: Mapping[str, "Bundle"]
     """The bundles inside it, by name."""
 
     @property
@@ -173,7 +160,7 @@ class Bundle(ABC):
     @property
     def content(self) -> bytes:
         """Bytes of the weights or trees of a bundle that has one such file."""
-        (content,) = self.contents.values()
+        (content,) = (content for name, content in self.contents.items() if name != PROJECTION)
         return content
 
     def count(self, metric: str) -> int | None:
@@ -181,12 +168,9 @@ class Bundle(ABC):
         count = self.metrics.get(metric)
         return count if isinstance(count, int) else None
 
-    def no_encoder(self) -> InputError:
-        """The error of asking a bundle without an encoder for one."""
-        return InputError(
-            f"{self.url}: holds {self.holds}, which have no encoder to start from; "
-            "name a bundle made by jobs.pretrain or jobs.finetune"
-        )
+    def needed(self, wanted: str) -> InputError:
+        """The error of a bundle of this kind where another one is needed."""
+        return InputError(f"{self.url}: holds {self.holds}; name {wanted}")
 
     def ranker(self) -> AnyRanker:
         """The network that scores, in inference mode.
@@ -194,7 +178,7 @@ class Bundle(ABC):
         Raises:
             InputError: the bundle holds no network that scores, or its weights do not fit its architecture.
         """
-        raise self.no_encoder()
+        raise self.needed(ENCODER)
 
     def embedder(self) -> Scorer:
         """The function from a batch of its features to embeddings [N, D]: of its encoder, or before the last layer.
@@ -202,7 +186,7 @@ class Bundle(ABC):
         Raises:
             InputError: the bundle holds trees or several rankers, or its weights do not fit its architecture.
         """
-        raise self.no_encoder()
+        raise self.needed(ENCODER)
 
     def scorer(
         self,
@@ -276,28 +260,27 @@ def scorers_of(
     Raises:
         InputError: as `Bundle.scorer`.
     """
-    computing = Computing(device, threads, SharedScores())
+    computing = Computing(device, threads, _SharedScores())
     return {name: bundle.scorer_by(computing, features) for name, bundle in bundles.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreesBundle(Bundle):
-    """One model of trees, or several whose scores are averaged."""
+    """One model of trees, or several whose scores are averaged; trees may see the scores of the bundles inside."""
 
     kind: ClassVar[BundleKind] = "trees"
     holds: ClassVar = "trees"
-    trees: TreesArchitecture
-    projection: bytes | None = None
-    """Projection from raw features to principal components, for trees that see these."""
+    wanted: ClassVar = "a bundle that jobs.train_gbdt made"
+    held: TreesArchitecture
 
     @property
     def forest(self) -> TreesArchitecture:
         """How the trees are put together."""
-        return self.trees
+        return self.held
 
     def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
-        return boosters.scorer(self.trees.library, self.models(), self._view(computing), threads=computing.threads)
+        return boosters.scorer(self.held.library, self.models(), self._view(computing), threads=computing.threads)
 
     def explaining(self, computing: Computing) -> Explainer:
         """The library's exact contributions if trees see only features, otherwise those of `by_swaps`."""
@@ -305,7 +288,7 @@ class TreesBundle(Bundle):
         columns = {feature: place for place, feature in enumerate(self.features)}
         if not columns.keys() >= {*view.features}:
             return super().explaining(computing)
-        explain = boosters.explainer(self.trees.library, self.models(), view, threads=computing.threads)
+        explain = boosters.explainer(self.held.library, self.models(), view, threads=computing.threads)
         seen = [columns[feature] for feature in view.features]
 
         def explained(groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
@@ -317,31 +300,21 @@ class TreesBundle(Bundle):
 
     def models(self) -> dict[str, bytes]:
         """The files of the trees, by the names that errors use."""
-        return {storage.join(self.url, name): content for name, content in self.contents.items()}
+        return {storage.join(self.url, name): self.contents[name] for name in self.held.files()}
 
     def _view(self, computing: Computing) -> views.View:
+        """The view of a batch that the trees see."""
+        trees = self.held
         with fitting(self.url):
-            return self.view(computing)
-
-    def view(self, computing: Computing) -> views.View:  # noqa: ARG002
-        """The view of a batch that the trees see."""
-        trees = self.trees
-        view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
-        if trees.per_query:
-            view = views.per_query(view)
-        if self.projection is not None:
-            view = views.projected(view, views.Projection.from_bytes(self.projection, len(self.features)))
-        return view
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackBundle(TreesBundle):
-    """Trees that see the scores of the bundles inside."""
-
-    def view(self, computing: Computing) -> views.View:
-        """The view of a batch that the trees see."""
-        view, members = super().view(computing), self.member_scorers(computing)
-        return views.scored(view, members, standardise=self.trees.standardise)
+            view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
+            if trees.per_query:
+                view = views.per_query(view)
+            if trees.projection:
+                projection = views.Projection.from_bytes(self.contents[PROJECTION], len(self.features))
+                view = views.projected(view, projection)
+            if not trees.members:
+                return view
+            return views.scored(view, self.member_scorers(computing), standardise=trees.standardise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,12 +323,12 @@ class BlendBundle(Bundle):
 
     kind: ClassVar[BundleKind] = "blend"
     holds: ClassVar = "several rankers"
-    blend: Blend
+    held: Blend
 
     @property
     def blended(self) -> Mapping[str, float]:
         """Weight of each member's score."""
-        return self.blend.weights
+        return self.held.weights
 
     def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
@@ -405,13 +378,13 @@ class OrderBundle(Bundle):
 
     kind: ClassVar[BundleKind] = "feature"
     holds: ClassVar = "the order of a feature"
-    order: FeatureOrder
+    held: FeatureOrder
 
     def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features."""
-        if [feature.name for feature in self.features] != [self.order.feature]:
-            raise InputError(f"{self.url}: its features are not the one that orders, {self.order.feature!r}")
-        return order_scorer(self.order)
+        if [feature.name for feature in self.features] != [self.held.feature]:
+            raise InputError(f"{self.url}: its features are not the one that orders, {self.held.feature!r}")
+        return order_scorer(self.held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,17 +393,17 @@ class InContextBundle(Bundle):
 
     kind: ClassVar[BundleKind] = "in_context"
     holds: ClassVar = "examples and the network that reads them"
-    in_context: InContext
+    held: InContext
 
     def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features, on the CPU."""
         with fitting(self.url):
             weights = safetensors.torch.load(self.contents[WEIGHTS])
-            network = loaded(lambda: InContextNetwork(self.in_context.sizes), weights)
+            network = loaded(lambda: InContextNetwork(self.held.sizes), weights)
             tensors = safetensors.torch.load(self.contents[EXAMPLES])
             samples = [
                 QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
-                for k in range(self.in_context.readings)
+                for k in range(self.held.readings)
             ]
             if {sample.features_NF.shape[1] for sample in samples} != {len(self.features)}:
                 raise ValueError(f"its examples have other features than the {len(self.features)} that it names")

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from ltrscale.arrays import Bools, Doubles, Floats, Ints, maximum, place_in_group
+from ltrscale.arrays import Bools, Doubles, Floats, Ints, maximum, place_in_group, softmax_by_group
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.derive.feedback import check_shown_positions
 from ltrscale.derive.rewrite import GroupBlock
@@ -252,18 +252,6 @@ def _with_clicks(block: GroupBlock, labels_N: Doubles | Ints, clicks_N: Floats) 
     )
 
 
-def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
-    """The softmax of each group's values, without overflow; values of -inf get 0.
-
-    Example:
-        >>> group_softmax(np.array([1000.0, 1000.0, -np.inf, 3.0]), np.array([0, 3, 4])).tolist()
-        [0.5, 0.5, 0.0, 1.0]
-    """
-    lengths_Q = np.diff(offsets_Q1)
-    weights_N = np.exp(values_N - np.repeat(maximum(values_N, offsets_Q1), lengths_Q))
-    return np.asarray(weights_N / np.repeat(np.add.reduceat(weights_N, offsets_Q1[:-1]), lengths_Q))
-
-
 def _deviation(dataset: Dataset, feature: int) -> float:
     summaries = dataset.manifest.summaries
     deviation = summaries[feature].std if summaries else None
@@ -299,7 +287,7 @@ def refined_labels(
     lowest_Q = np.where(np.isinf(lowest_Q), 0.0, lowest_Q)
     filled_N = np.where(valued_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
     logits_N = (delta * clicks_N + filled_N) / temperature
-    return group_softmax(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
+    return softmax_by_group(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
 
 
 def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> Bools:

@@ -22,7 +22,7 @@ from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.in_context import InContextConfig, InContextJob, weights_of
 from ltrscale.training.resumption import TrainingStage
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.gbdt import GBDTJob
 
 
 class RefitSettings(Config):
@@ -122,16 +122,15 @@ class RefitJob(TrainingStage):
             case InContextConfig() as settings:
                 InContextJob(out=self.out, splits=splits, in_context=settings).work(origin, report, refit=True)
             case trees:
-                train_gbdt(
-                    trees,
-                    splits,
-                    self.out,
+                kept = learned.opened.count("trees") or trees.num_trees
+                grown = GBDTJob(
+                    out=self.out,
+                    splits=splits,
+                    gbdt=trees.replace(num_trees=kept, early_stopping_rounds=None),
                     start=learned.start,
-                    trees=learned.opened.count("trees"),
-                    made_by=origin,
-                    report=report,
                     workers=self.workers,
                 )
+                grown.work(origin, report, refit=True)
 
     def _rest(self, learned: _Learned) -> Split:
         """The groups that join those of the training split."""

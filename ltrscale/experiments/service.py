@@ -120,9 +120,7 @@ def copied(url: str, out: str) -> str:
     if storage.read_manifest(place) is None:
         with storage.Commit(place) as commit:
             for name in storage.listed_in(manifest):
-                content = storage.read_verified(url, name, manifest)
-                with commit.file(name, size=len(content)) as path:
-                    path.write_bytes(content)
+                commit.write({name: storage.read_verified(url, name, manifest)})
             commit.finish(manifest)
     _check_copy(place)
     return place

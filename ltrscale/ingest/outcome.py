@@ -9,13 +9,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
-from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
+from ltrscale.data.dataset.selection import nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.batches import first_groups
 from ltrscale.data.stream.parts import spread
 from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
@@ -44,7 +43,7 @@ def examine_features(split: Split, *, k: int = 5, relevant_from: float = 1.0) ->
     if split.scores is not None:
         return []
     sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
-    groups = _read(spread(sample, documents=_DOCUMENTS))
+    groups = first_groups(spread(sample, documents=_DOCUMENTS), _DOCUMENTS)  # row groups may be larger than the sample
     assert groups.labels_N is not None
     features = single_features(
         groups.features_NF,
@@ -74,16 +73,6 @@ def _named(feature: SingleFeature, names: Mapping[str, Mapping[int, str]]) -> Si
     if there is None or there.usual is None or (text := names.get(feature.name, {}).get(int(there.usual))) is None:
         return feature
     return feature.replace(there=there.replace(usual_name=one_line(text)[:_LONGEST_NAME]))
-
-
-def _read(selection: Selection) -> QueryGroups:
-    """The first groups of a selection, since row groups may be larger than the sample."""
-    parts: list[QueryGroups] = []
-    for groups in iterate(selection):
-        parts.append(groups)
-        if sum(part.n_documents for part in parts) >= _DOCUMENTS:
-            break
-    return QueryGroups.concat(parts)
 
 
 def questions(found: Sequence[SingleFeature]) -> dict[str, str]:

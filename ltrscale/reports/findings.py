@@ -53,7 +53,7 @@ class Findings(Strict):
 def write_report(commit: storage.Commit, findings: Findings, document: Document | None = None) -> None:
     """Write to a commit: results, and the document that shows them."""
     pages = {} if document is None else files(document)
-    write_files(commit, {findings.file: findings.to_json().encode(), **pages})
+    commit.write({findings.file: findings.to_json().encode(), **pages})
 
 
 def commit_report(
@@ -71,13 +71,6 @@ def commit_report(
                 pq.write_table(rows, path)
         write_report(commit, findings, document)
         commit.finish({"made_by": made_by})
-
-
-def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:
-    """Write files of these names to a commit."""
-    for name, content in contents.items():
-        with commit.file(name) as path:
-            path.write_bytes(content)
 
 
 def print_report(url: str, document: Document) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.contents import QUANTILES, FeatureReference, Reference, has_value, sample_of
+from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select

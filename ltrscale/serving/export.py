@@ -98,7 +98,7 @@ class ExportJob(Stage):
         with storage.scratch.directory() as folder:
             for name in storage.listed_in(manifest):
                 (folder / name).write_bytes(storage.read_verified(self.out, name, manifest))
-            times = time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self.data), rows)
+            times = _time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self.data), rows)
         if times is None:
             raise InputError("measure: no raw row that can be used is at hand; name some as raw")
         engine = "" if times.scores_Q is not None else f"; {self.to} scores in a program of its own"
@@ -125,9 +125,7 @@ Before this was published, the scores of a reader that has these files only were
 """
     reports = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
-        for name, content in {**files, **reports}.items():
-            with commit.file(name) as path:
-                path.write_bytes(content)
+        commit.write({**files, **reports})
         commit.finish({"made_by": made_by})
     message = "export: %s: the scores of %s documents are at most %.2g from the bundle's"
     log.info(message, out, f"{parity.documents:,}", parity.largest_difference)
@@ -137,7 +135,7 @@ Before this was published, the scores of a reader that has these files only were
 
 
 @dataclass(frozen=True)
-class QueryTimes:
+class _QueryTimes:
     """Seconds per query: to make the matrix from its raw rows, and to score it; None if nothing here scores."""
 
     rows: int
@@ -153,11 +151,8 @@ class QueryTimes:
         return f"one query of {self.rows} rows, {len(self.matrix_Q):,} times: {'; '.join(parts)}"
 
 
-def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> QueryTimes | None:
-    """Time queries of `rows` rows each, made from the first rows of some files; None without such rows.
-
-    The model is already open, as in a service, and the first queries are not counted.
-    """
+def _time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> _QueryTimes | None:
+    """Time queries of `rows` rows each, made from the first rows of some files; None without such rows."""
     module = transformer(folder)
     sampled = sample_raw(bundle, module, files, rows * (_QUERIES + _WARM))
     if sampled is None:
@@ -168,7 +163,7 @@ def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str],
     for row_list in [*lists[:_WARM], *lists]:
         seconds.append(_timed(row_list, module.inputs, reader))
     seconds_Q2 = np.array(seconds[min(_WARM, len(lists)) :])
-    return QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
+    return _QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
 
 
 def _timed(

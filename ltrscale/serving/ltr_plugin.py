@@ -94,7 +94,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
         for query in json.loads((folder / _FEATURES).read_bytes())["featureset"]["features"]:
             where = f"{_FEATURES}: {query['name']}"
             try:
-                body = validate(FunctionScore, query["template"]["function_score"], where)
+                body = validate(_FunctionScore, query["template"]["function_score"], where)
                 values_N = body.scores(fields)
                 values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
             except InputError as error:
@@ -122,13 +122,13 @@ class OpenSearchFormat(PluginFormat):
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
 
 
-class FieldReference(Strict):
+class _FieldReference(Strict):
     """The name of a field."""
 
     field: str
 
 
-class FieldValue(FieldReference):
+class _FieldValue(_FieldReference):
     """The value of a field, times a factor in single precision."""
 
     factor: float = 1
@@ -147,7 +147,7 @@ class FieldValue(FieldReference):
         return values_n
 
 
-class RangeBounds(Strict):
+class _RangeBounds(Strict):
     """Limits of a range; None is no limit."""
 
     gt: float | None = None
@@ -168,16 +168,16 @@ class RangeBounds(Strict):
 class Function(Strict):
     """For documents within ranges: a field's value, or only the weight."""
 
-    filter: dict[Literal["range"], dict[str, RangeBounds]] = Field(default_factory=dict)
-    field_value_factor: FieldValue | None = None
+    filter: dict[Literal["range"], dict[str, _RangeBounds]] = Field(default_factory=dict)
+    field_value_factor: _FieldValue | None = None
     weight: float = Field(1, ge=0)
 
 
-class FunctionScore(Strict):
+class _FunctionScore(Strict):
     """The body of a `function_score` of documents that have a field."""
 
-    query: dict[Literal["exists"], FieldReference]
-    field_value_factor: FieldValue | None = None
+    query: dict[Literal["exists"], _FieldReference]
+    field_value_factor: _FieldValue | None = None
     """The only function, instead of `functions`."""
     functions: tuple[Function, ...] = ()
     score_mode: Literal["first"] | None = None
@@ -201,7 +201,7 @@ class FunctionScore(Strict):
         Example:
             >>> body = {"query": {"exists": {"field": "age"}}, "field_value_factor": {"field": "age"}}
             >>> ages_N = np.array([3.0, np.nan], np.float32)
-            >>> FunctionScore.model_validate({**body, "boost_mode": "replace"}).scores({"age": ages_N}).tolist()
+            >>> _FunctionScore.model_validate({**body, "boost_mode": "replace"}).scores({"age": ages_N}).tolist()
             [3.0, nan]
         """
         left_N = ~np.isnan(_values_of(fields, self.query["exists"].field))

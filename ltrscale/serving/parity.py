@@ -28,7 +28,7 @@ from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.batches import first_groups, iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
@@ -89,14 +89,14 @@ def check_parity(
     to: Format,
     bundle: Bundle,
     split: Split,
-    raw_files: Sequence[str] = (),
+    raw_urls: Sequence[str] = (),
     *,
     rows: int,
     tolerance: float | None = None,
 ) -> tuple[Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle on some `rows`.
 
-    The transformer must agree with `prepare` on the first rows of `raw_files`. Without a `tolerance`, a share of the
+    The transformer must agree with `prepare` on the first rows of `raw_urls`. Without a `tolerance`, a share of the
     largest score, the format's own one counts.
 
     Raises:
@@ -116,7 +116,7 @@ def check_parity(
         export = _Export(to, bundle, allowed, features_in(folder), to.readers(folder))
         matrix_NG = export.features.matrix(names, groups.features_NF.numpy())
         difference, largest = export.apart(groups, matrix_NG, "documents")
-        from_raw = _from_raw(export, folder, raw_files, rows) if raw.CODE in files else None
+        from_raw = _from_raw(export, folder, raw_urls, rows) if raw.CODE in files else None
     return files, Parity(
         to=to.kind,
         documents=groups.n_documents,
@@ -190,7 +190,7 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str], rows: int) ->
     sampled = sample_raw(export.bundle, module, files, rows)
     if sampled is None:
         return None
-    matrix_NG = raw_matrix(sampled, module, names, export.bundle)
+    matrix_NG = _raw_matrix(sampled, module, names, export.bundle)
     difference, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
     return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=difference)
 
@@ -229,12 +229,7 @@ def _zeros_hint(incomplete: Sequence[str]) -> str:
 def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
     """The first `rows` documents of a split in groups; `disturbed` adds missing values and unseen categories."""
     selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
-    parts: list[QueryGroups] = []
-    for part in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
-        parts.append(part)
-        if sum(part.n_documents for part in parts) >= rows:
-            break
-    groups = QueryGroups.concat(parts)
+    groups = first_groups(selection, rows)
     offsets_Q1 = groups.offsets_Q1.clamp(max=rows)  # the last group may become shorter
     groups = QueryGroups(groups.features_NF[:rows], offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1])
     if not disturbed:
@@ -333,12 +328,8 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     return urls
 
 
-def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
-    """The exported model's matrix of the rows, made by the transformer.
-
-    Raises:
-        InputError: a value is not bitwise equal to that of `prepare`, or a row is refused; the message names it.
-    """
+def _raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
+    """The exported model's matrix of the rows, made by the transformer; each value must equal that of `prepare`."""
     places = [[feature.name for feature in bundle.features].index(name) for name in names]
     expected_NG = sampled.groups.features_NF.numpy()[:, places]
     for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG, strict=True):

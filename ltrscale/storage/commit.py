@@ -138,6 +138,12 @@ class Commit:
             self._waiting[name] = placed, local
         self.files.append(placed)
 
+    def write(self, contents: Mapping[str, bytes]) -> None:
+        """Write files with these contents, by their names; raises as `file`."""
+        for name, content in contents.items():
+            with self.file(name, size=len(content)) as path:
+                path.write_bytes(content)
+
     def keep(self, names: Iterable[str]) -> None:
         """Leave these files in place even if the directory is not committed."""
         self._kept.update(names)

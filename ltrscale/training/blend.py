@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
-from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, member_files, save_blend, with_tokens_of
+from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, save_blend, with_tokens_of
 from ltrscale.config import Config, settings_of
 from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.stream.batches import iterate
@@ -97,10 +97,7 @@ class BlendJob(LabelledStage):
         )
         report(metrics)
         about = facts(train, self.blend, metrics=metrics, made_by=origin)
-        about["files"] = {
-            path: data for name in weights for path, data in member_files(name, self.bundles[name]).items()
-        }
-        save_blend(self.out, Blend(weights=weights), **about)
+        save_blend(self.out, Blend(weights=weights), about, {name: self.bundles[name] for name in weights})
 
     def _weighed(self, opened: Mapping[str, Bundle]) -> tuple[dict[str, float], dict[str, MetricValue]]:
         """The weights and validation metrics; no metrics if weights are given or a member has learnt the groups."""

@@ -47,7 +47,7 @@ class FeatureJob(LabelledStage):
         assert data.judged is not None
         metrics = validated(data.judged, order_scorer(self.order))
         report(metrics)
-        save_order(self.out, self.order, **facts(data.train, self.order, metrics=metrics, made_by=origin))
+        save_order(self.out, self.order, facts(data.train, self.order, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
 
 

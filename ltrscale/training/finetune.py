@@ -197,7 +197,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
 
     def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
         """The bundle to start from, the best of several if probes choose; None for random weights."""
-        config, start = self.finetune, bundle.load_encoder(self.pretrained) if self.pretrained else None
+        config, start = self.finetune, bundle.load(self.pretrained, bundle.EncoderBundle) if self.pretrained else None
         try:
             config.check_start(start.projector_layers() if start else None)
             if config.auxiliary is not None:
@@ -217,7 +217,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before any work starts
         if not config.probe_epochs:
             return start
-        return bundle.load_encoder(self._best_of(kept_encoders(start.url), origin, report))
+        return bundle.load(self._best_of(kept_encoders(start.url), origin, report), bundle.EncoderBundle)
 
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
         """The encoder whose linear probe validates best, the last of equals; a resumed run reuses finished probes."""
@@ -272,7 +272,7 @@ class Finetuning:
     def __call__(self, context: Context) -> None:
         """Run on one worker; rank 0 writes checkpoints and the bundle."""
         config, data = self.config, self.data
-        start = bundle.load_encoder(self.pretrained) if self.pretrained else None
+        start = bundle.load(self.pretrained, bundle.EncoderBundle) if self.pretrained else None
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)

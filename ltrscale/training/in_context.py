@@ -83,7 +83,7 @@ class InContextJob(LabelledStage):
         network = pretrained_network(config.pretrained)
         metrics = {} if data.judged is None else validated(data.judged, InContextRanker(network, samples))
         report(metrics)
-        save_in_context(self.out, network, samples, **facts(data.train, config, metrics=metrics, made_by=origin))
+        save_in_context(self.out, network, samples, facts(data.train, config, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
 
 

@@ -198,9 +198,7 @@ class Pretraining:
 
     def _save(self, model: Pretrainer, url: str, loss: float, origin: Mapping[str, Any]) -> None:
         """Commit the encoder with its current weights."""
-        bundle.save_pretrained(
-            url,
-            model,
+        about = bundle.BundleFacts(
             config=self.config.model_dump(mode="json"),
             features=self.selection.features,
             dataset_hash=self.selection.hash,
@@ -208,3 +206,4 @@ class Pretraining:
             metrics={"loss": loss},
             made_by=origin,
         )
+        bundle.save_pretrained(url, model, about)

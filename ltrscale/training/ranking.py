@@ -341,7 +341,7 @@ class Best:
             **also,
         }
         facts = bundle.facts(train, self.config, metrics=metrics, made_by=origin)
-        bundle.save_ranker(out, self.model, **facts)
+        bundle.save_ranker(out, self.model, facts)
         metric = metric_label(self.config.validation_metric)
         judged = f", validation {metric} {self.value:.4f}" if self.data.validation else ""
         log.info("trained on %d labelled groups%s: %s", train.n_groups, judged, out)

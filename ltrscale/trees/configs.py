@@ -40,7 +40,24 @@ _POOL_MB = 1024
 """Maximum memory for histograms."""
 
 
-class LightGBMConfig(TreesConfig):
+class _PairTrees(TreesConfig):
+    """What LightGBM and XGBoost share, whose ranking objectives compare pairs of documents."""
+
+    unbiased: bool = False
+    """Labels are clicks, which higher positions attract, as the data's `positions` say. LightGBM learns a bias of each
+    position and trains on what it does not explain (LambdaRank only); XGBoost estimates how much each place of a group
+    in their order attracts, and weights pairs accordingly (Hu 2019)."""
+    monotone: dict[str, Direction] = Field(default_factory=dict)
+    """Numeric features on which scores must depend monotonically, by name or prefix and *: {price: -1, f_clicks*: 1};
+    1 = the score never falls as the value rises. Missing values are not bound."""
+
+    @property
+    def learns_biases(self) -> bool:
+        """Whether `unbiased` is set."""
+        return self.unbiased
+
+
+class LightGBMConfig(_PairTrees):
     """LightGBM: leaves are split best first."""
 
     sampling: ClassVar = "feature_fraction or bagging_fraction"
@@ -83,14 +100,8 @@ class LightGBMConfig(TreesConfig):
     """Maximum number of bins of a feature."""
     truncation: int = Field(30, ge=1)
     """LambdaRank counts only pairs with at least one document within this rank."""
-    unbiased: bool = False
-    """Labels are clicks, which higher positions attract: learn a bias of each value of the data's `positions` and
-    train on what it does not explain (LambdaRank only)."""
     bias_regularization: float = Field(0.0, ge=0)
     """Weight of the squared biases, which keeps those of rare positions near 0."""
-    monotone: dict[str, Direction] = Field(default_factory=dict)
-    """Numeric features on which scores must depend monotonically, by name or prefix and *: {price: -1, f_clicks*: 1};
-    1 = the score never falls as the value rises. Missing values are not bound."""
     cegb_tradeoff: float = Field(1.0, gt=0)
     """Weight of the costs below against the loss."""
     cegb_penalty_split: float = Field(0.0, ge=0)
@@ -116,11 +127,6 @@ class LightGBMConfig(TreesConfig):
     def is_random(self) -> bool:
         """Whether trees see a share of features or documents, or random targets."""
         return self.feature_fraction < 1 or self.bagging_fraction < 1 or self.objective == "rank_xendcg"
-
-    @property
-    def learns_biases(self) -> bool:
-        """Whether `unbiased` is set."""
-        return self.unbiased
 
     def boost(
         self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
@@ -174,7 +180,7 @@ class LightGBMConfig(TreesConfig):
         }
 
 
-class XGBoostConfig(TreesConfig):
+class XGBoostConfig(_PairTrees):
     """XGBoost, on histograms."""
 
     sampling: ClassVar = "colsample_bytree or subsample"
@@ -207,13 +213,6 @@ class XGBoostConfig(TreesConfig):
     """Lowest rank of the better placed document of a pair; with `mean` it has no effect."""
     pairs: int = Field(1, ge=1, le=10_000)
     """Random pairs of each document; with `topk` it has no effect."""
-    unbiased: bool = False
-    """Labels are clicks, which higher positions attract: estimate how much and weight pairs accordingly (Hu 2019). The
-    data need `positions`; XGBoost counts the places of a group in their order."""
-    monotone: dict[str, Direction] = Field(default_factory=dict)
-    """Numeric features on which scores must depend monotonically, by name or prefix and *: {price: -1, f_clicks*: 1};
-    1 = the score never falls as the value rises. Missing values are not bound."""
-
     device: Device = "cpu"
     """Where trees are grown: `auto` takes this worker's GPU if it has one; or `cpu`, `cuda`, `cuda:1`. Trees grown on a
     GPU differ slightly, because its bins and sums do."""
@@ -242,11 +241,6 @@ class XGBoostConfig(TreesConfig):
     def is_random(self) -> bool:
         """Whether trees see a share of features or documents."""
         return self.colsample_bytree < 1 or self.subsample < 1
-
-    @property
-    def learns_biases(self) -> bool:
-        """Whether `unbiased` is set."""
-        return self.unbiased
 
     def boost(
         self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch

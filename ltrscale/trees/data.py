@@ -29,7 +29,7 @@ from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.decoder import Memory, memory_for
+from ltrscale.data.stream.decoder import Memory, memory_for, newest
 from ltrscale.errors import InputError
 from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
@@ -47,7 +47,6 @@ _NUMBERED = 10_000
 """Document numbers reserved for each group."""
 _MEMORY_GB = 0.25
 """Largest size of the features that are kept in memory."""
-_MEMORIES = 4
 
 
 class BinCodes(NamedTuple):
@@ -173,7 +172,7 @@ def read_labelled(
     return replace(_joined_groups(split, selection, parts, view), kept=kept), codes
 
 
-_memories: dict[Hashable, Memory] = {}
+_memories: dict[Hashable, Memory | None] = {}
 """What this process read last, because a search grows trees on the same groups repeatedly."""
 
 
@@ -182,13 +181,7 @@ def _memory(selection: Selection) -> Memory | None:
     if 4 * selection.n_documents >= selection.row_groups.documents_R.sum():
         return None
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
-    memory = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
-    if memory is None:
-        return None
-    _memories[key] = memory
-    for oldest in list(_memories)[:-_MEMORIES]:
-        del _memories[oldest]
-    return memory
+    return newest(_memories, key, lambda: memory_for(selection, _MEMORY_GB))
 
 
 def _joined_groups(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import MetricValue, TreesBundle, load_trees, save_trees, with_tokens_of
+from ltrscale.bundle import BundleFacts, MetricValue, TreesBundle, load, save_trees, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -56,7 +56,7 @@ class AverageJob(LabelledStage):
         Raises:
             InputError: a bundle or the data cannot be read.
         """
-        bundles = [load_trees(url) for url in self.bundles]
+        bundles = [load(url, TreesBundle) for url in self.bundles]
         if len({opened.content for opened in bundles}) < (n := len(bundles)):
             log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", self.out, n)
         judged, stop_on = _Judged.from_bundles(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
@@ -77,14 +77,19 @@ def choose_members(
 ) -> None:
     """Choose the models whose mean score has the best validation NDCG, and commit only these as a bundle.
 
+    The choice is greedy (Caruana et al. 2004): it starts with the best model; each round adds the model that raises the
+    value of the mean most, or lowers it least; the best mean of all rounds counts, the smallest of equal ones, so a
+    harmful model is never forced in. Unlike in the paper, each model is taken at most once: the paper's models are of
+    many kinds, but these differ only by chance, and weights would fit the noise of the validation groups.
+
     The candidates are of one library and the same features; `stop_on` of the config is the cut-off of the NDCG.
 
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load_trees(url) for url in candidates]
+    bundles = [load(url, TreesBundle) for url in candidates]
     judged, name = _Judged.from_bundles(bundles, validation), f"validation_ndcg@{config.stop_on}"
-    members, value, best_alone = forward_selection(
+    members, value, best_alone = _forward_selection(
         judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
     )
     _save_mean(
@@ -129,10 +134,7 @@ def _save_mean(
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
     first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
-    save_trees(
-        out,
-        models,
-        first.trees.replace(models=tuple(models)),
+    about = BundleFacts(
         config=config,
         features=first.features,
         dataset_hash=first.dataset_hash,
@@ -146,26 +148,13 @@ def _save_mean(
         },
         made_by=made_by,
     )
+    save_trees(out, models, first.forest.replace(models=tuple(models)), about)
 
 
-def forward_selection(
+def _forward_selection(
     scores_CN: NDArray[np.float64], value_of: Callable[[Doubles], float], *, most: int
 ) -> tuple[list[int], float, float]:
-    """Models whose mean score has the highest value, chosen greedily (Caruana et al. 2004).
-
-    Starts with the best model; each round adds the model that raises the value of the mean most, or lowers it least.
-    Returns the best mean of all rounds, the smallest of equal ones, so a harmful model is never forced in. Unlike in
-    the paper, each model is taken at most once: the paper's models are of many kinds, but these differ only by chance,
-    and weights would fit the noise of the validation groups.
-
-    Returns:
-        The chosen models in order, the value of their mean, and the value of the best candidate alone.
-
-    Example:
-        >>> scores_CN = np.array([[0.0, 2.0], [3.0, 0.0], [0.0, 9.0]])
-        >>> forward_selection(scores_CN, lambda scores_N: -abs(float(scores_N[0] - scores_N[1])), most=3)
-        ([0, 1], -0.5, -2.0)
-    """
+    """Models whose mean score has the highest value, in order; that value; and the value of the best model alone."""
     chosen: list[int] = []
     values: list[float] = []
     sum_N = np.zeros(scores_CN.shape[1])

@@ -6,9 +6,10 @@ The training split names the scores, all its groups count as labelled, and valid
 Shapes: N documents, Q groups.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -18,7 +19,7 @@ from ltrscale.arrays import Doubles
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational, settings_of
-from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
+from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
@@ -49,7 +50,21 @@ from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsC
 
 
 class GBDTJob(LabelledStage):
-    """Train gradient boosted trees on labelled groups."""
+    """Train gradient boosted trees on labelled groups.
+
+    Missing values are not imputed: a split sends them to one side. Categorical features are split by sets of codes.
+    Features are streamed into the library's bins. Validation groups without a relevant document, whose NDCG is
+    undefined, are not read. The validation NDCG is this package's own; the library's, which breaks ties differently, is
+    reported beside it. If the training groups are too few for `min_data_in_leaf`, there is nothing to split: all scores
+    are equal, and a warning is logged.
+
+    With several workers each holds a share of the training groups and all validation groups. The trees then differ
+    slightly from those of one process, because LightGBM estimates the number of documents of a leaf and XGBoost merges
+    quantiles. If a worker dies, all restart from the first tree.
+
+    Trees are added to the scores of `start`. The new bundle holds both models and scores by their mean, which has the
+    same order as their sum.
+    """
 
     stage: ClassVar = "train_gbdt"
     gbdt: GBDTConfig = LightGBMConfig()
@@ -75,68 +90,64 @@ class GBDTJob(LabelledStage):
             return self.gbdt
         return {"gbdt": settings_of(self.gbdt), "ensemble": settings_of(self.ensemble)}
 
-    def work(self, origin: Origin, report: Report) -> None:
-        """Train trees; for an ensemble train each candidate that is not up to date, then choose."""
-        if self.ensemble is None:
-            settings: dict[str, Any] = {"workers": self.workers, "start": self.start}
-            train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, **settings)
+    def work(self, origin: Origin, report: Report, *, refit: bool = False) -> None:
+        """Train trees; for an ensemble train each candidate that is not up to date, then choose.
+
+        A `refit` grows all `num_trees` on the groups of both splits.
+
+        Raises:
+            InputError: splits have no labelled group; a label has no gain; a group has more than 10,000 documents; no
+                validation group has a relevant document; the library is not installed or takes only one worker; there
+                are fewer row groups than workers; `monotone` names no feature; `unbiased` lacks positions; `start` is
+                not a bundle of one LightGBM model.
+        """
+        if self.ensemble is not None:
+            self._choose(self.ensemble, origin)
             return
+        world = max(self.workers.most, rank_and_world()[1])
+        self.gbdt.check_workers(world)
+        labelled, judged = self.splits.train, self.splits.validation
+        train = learnt(joined_splits(labelled, judged) if refit else labelled, self.gbdt)
+        if self.start is not None:
+            train = train.serving(_started(self.gbdt, self.start).features, whose=self.start)
+        deal(train, rank=0, world=world)  # raises before any worker is started
+        validation = None if refit else with_features_of(train, select(judged, labelled=True))
+        work = partial(self._grow, train, validation, origin)
+        launch(work, workers=self.workers, report=report, regroups=False)
+
+    def _choose(self, ensemble: EnsembleConfig, origin: Origin) -> None:
+        """Train the candidates, and average the best."""
         urls = []
-        for seed in range(self.gbdt.seed, self.gbdt.seed + self.ensemble.candidates):
+        for seed in range(self.gbdt.seed, self.gbdt.seed + ensemble.candidates):
             urls.append(storage.join(self.out, "candidates", f"seed-{seed}"))
             self.replace(out=urls[-1], gbdt=self.gbdt.replace(seed=seed), ensemble=None).run()
-        choose_members(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
+        choose_members(self.gbdt, ensemble, urls, self.splits.validation, self.out, made_by=origin)
 
-
-def train_gbdt(
-    config: GBDTConfig,
-    splits: Splits,
-    out: str,
-    *,
-    made_by: Mapping[str, Any],
-    report: Report,
-    workers: WorkersConfig = ONE,
-    start: str | None = None,
-    trees: int | None = None,
-) -> Bundle:
-    """Train trees on the labelled groups of the training split and commit them as a bundle.
-
-    Missing values are not imputed: a split sends them to one side. Categorical features are split by sets of codes.
-    Features are streamed into the library's bins. Validation groups without a relevant document, whose NDCG is
-    undefined, are not read. The validation NDCG is this package's own; the library's, which breaks ties differently, is
-    reported beside it. If the training groups are too few for `min_data_in_leaf`, there is nothing to split: all scores
-    are equal, and a warning is logged.
-
-    With several workers each holds a share of the training groups and all validation groups. The trees then differ
-    slightly from those of one process, because LightGBM estimates the number of documents of a leaf and XGBoost merges
-    quantiles. If a worker dies, all restart from the first tree.
-
-    Trees are added to the scores of `start`, a bundle of one LightGBM model. The new bundle holds both models and
-    scores by their mean, which has the same order as their sum. With `trees`, exactly that many are grown on the groups
-    of both splits together and kept.
-
-    Raises:
-        InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
-            documents; no validation group has a relevant document; the library is not installed or takes only one
-            worker; there are fewer row groups than workers; `monotone` names no feature; `unbiased` lacks positions;
-            `start` is not such a bundle.
-    """
-    check_disjoint(splits)
-    world = max(workers.most, rank_and_world()[1])
-    config.check_workers(world)
-    learnt_from = splits.train if trees is None else joined_splits(splits.train, splits.validation)
-    train = learnt(learnt_from, config)
-    if start is not None:
-        train = train.serving(_started(config, start).features, whose=start)
-    deal(train, rank=0, world=world)  # raises before any worker is started
-    validation = None
-    if trees is None:
-        validation = with_features_of(train, select(splits.validation, labelled=True))
-    else:
-        config = config.replace(num_trees=trees, early_stopping_rounds=None)
-    work = TreeGrowing(config, train, validation, out, made_by, workers.cpus, start)
-    launch(work, workers=workers, report=report, regroups=False)
-    return load(out)
+    def _grow(self, selection: Selection, judged: Selection | None, origin: Origin, context: Context) -> None:
+        """Train as one of the workers; rank 0 writes the bundle."""
+        config: GBDTConfig = self.gbdt
+        config.check_device()  # before anything is read
+        rank, world = rank_and_world()
+        view = seen_by(config, selection.features)
+        train, codes = read_labelled(deal(selection, rank=rank, world=world), "train", view)
+        check_complete(selection, train)
+        validation = None if judged is None else read_judged(only_relevant(judged), view, config.highest_judged)
+        models: dict[str, bytes] = {}
+        if self.start is not None:
+            start = _started(config, self.start)
+            train, validation = _with_start(train, start), validation and _with_start(validation, start)
+            models["start"] = start.content
+        if world > 1 and config.num_threads == 0:  # 0 would take all cores of a machine that workers may share
+            config = config.replace(num_threads=max(1, int(self.workers.cpus)))
+        models["model"], metrics = grow(config, train, codes, validation, together(context))
+        if rank > 0:
+            return
+        trees = TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query)
+        counts = {"labelled_groups": selection.n_groups}
+        if judged is not None:
+            counts["validation_groups"] = judged.n_groups
+        save_trees(self.out, models, trees, facts(selection, self.gbdt, metrics={**metrics, **counts}, made_by=origin))
+        log.info("committed %s", self.out)
 
 
 def check_alone(config: GBDTConfig) -> None:
@@ -184,51 +195,6 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
     return start
 
 
-@dataclass(frozen=True)
-class TreeGrowing:
-    """The work of training trees, the same value on every worker."""
-
-    config: GBDTConfig
-    train: Selection
-    validation: Selection | None
-    out: str
-    made_by: Mapping[str, Any]
-    cpus: float
-    """Logical CPUs of each worker."""
-    start: str | None = None
-
-    def __call__(self, context: Context) -> None:
-        """Train as one of the workers; rank 0 writes the bundle."""
-        config: GBDTConfig = self.config
-        config.check_device()  # before anything is read
-        rank, world = rank_and_world()
-        view = seen_by(config, self.train.features)
-        train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
-        check_complete(self.train, train)
-        validation = (
-            None
-            if self.validation is None
-            else read_judged(only_relevant(self.validation), view, config.highest_judged)
-        )
-        models: dict[str, bytes] = {}
-        if self.start is not None:
-            start = _started(config, self.start)
-            train, validation = _with_start(train, start), validation and _with_start(validation, start)
-            models["start"] = start.content
-        if world > 1 and config.num_threads == 0:  # 0 would take all cores of a machine that workers may share
-            config = config.replace(num_threads=max(1, int(self.cpus)))
-        grown = grow(config, train, codes, validation, together(context))
-        if rank > 0:
-            return
-        models["model"] = grown.model
-        trees = TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query)
-        metrics = {**grown.metrics, "labelled_groups": self.train.n_groups}
-        if self.validation is not None:
-            metrics["validation_groups"] = self.validation.n_groups
-        save_trees(self.out, models, trees, **facts(self.train, self.config, metrics=metrics, made_by=self.made_by))
-        log.info("committed %s", self.out)
-
-
 def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str] | None = None) -> View:
     """The features as trees see them."""
     view = views.raw(features) if names is None else views.chosen(features, names)
@@ -242,7 +208,7 @@ def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     return replace(groups, start_N=score_selection(selection, scorer, start.url).scores_N.numpy())
 
 
-def shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
+def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
     """Targets of a worker's documents, shape [N]; the borders of grades come from the scores of all workers."""
     rank, world = rank_and_world()
     if config is None or not config.of_all_groups or world == 1:
@@ -254,15 +220,10 @@ def shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
     return make_targets(config, np.concatenate(labels), offsets_Q1)[first : first + len(share.labels_N)]
 
 
-class Grown(NamedTuple):
-    """A model in its library's own format, and its metrics."""
-
-    model: bytes
-    metrics: Mapping[str, float]
-
-
-def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context) -> Grown:
-    """Grow trees on the training groups of all workers.
+def grow(
+    config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context
+) -> tuple[bytes, dict[str, float]]:
+    """Grow trees on the training groups of all workers; returns the library's own model, and metrics.
 
     `train` and `codes` are this worker's; without validation groups all trees are kept.
 
@@ -270,7 +231,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Label
         InputError: a label has no gain; `monotone` or `unbiased` does not fit the data.
         Stopped: this process was asked to stop.
     """
-    targets_N = shared_targets(config.targets, train)
+    targets_N = _shared_targets(config.targets, train)
     check_labels(train, targets_N, config.highest_label())
     if validation is not None:
         check_labels(validation, validation.labels_N, config.highest_label())
@@ -281,7 +242,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Label
     metrics = watch.metrics()
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
-    return Grown(model, metrics)
+    return model, metrics
 
 
 _STUDENT_TREES = 2_000

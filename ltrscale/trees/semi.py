@@ -16,7 +16,6 @@ from ltrscale.arrays import Doubles, Moments
 from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
-from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
@@ -94,10 +93,9 @@ class SemiJob(LabelledStage):
         """Train, and commit the bundle; records of the first trees have `"model": "first"`.
 
         Raises:
-            InputError: as `train_gbdt` and `fit_projection`.
+            InputError: as `GBDTJob.work`; there are fewer numeric features than components.
         """
         config, splits = self.semi, self.splits
-        check_disjoint(splits)
         for trees in (config.first, config.gbdt):
             if trees is not None:
                 check_alone(trees)
@@ -112,7 +110,7 @@ class SemiJob(LabelledStage):
         config = self.semi
         view, projection = seen_by(config.gbdt, labelled.features), None
         if config.pca is not None:
-            projection = fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
+            projection = _fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
             view = views.projected(view, projection)
         train, codes = read_labelled(labelled, "train", view)
         validation = read_judged(only_relevant(judged), view, config.gbdt.highest_judged)
@@ -120,10 +118,10 @@ class SemiJob(LabelledStage):
         if config.pseudo_labels is not None:
             train, codes = _all_groups(config, train, codes, all_groups, validation, context)
             metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
-        grown = grow(config.gbdt, train, codes, validation, context)
+        model, grown = grow(config.gbdt, train, codes, validation, context)
         trees = TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0)
-        facts_of_bundle = facts(labelled, config, metrics={**grown.metrics, **metrics}, made_by=origin)
-        save_trees(self.out, {"model": grown.model}, trees, projection=projection, **facts_of_bundle)
+        about = facts(labelled, config, metrics={**grown, **metrics}, made_by=origin)
+        save_trees(self.out, {"model": model}, trees, about, projection=projection)
         log.info("committed %s", self.out)
 
 
@@ -140,19 +138,14 @@ def _all_groups(
     groups, codes_of_all = read_labelled(all_groups, labelled.split, labelled.view)
     settings = config.first or config.gbdt
     marked = replace(context, report=lambda record: context.report({"model": "first", **record}))
-    first = grow(settings, labelled, codes, validation, marked)
-    scorer = boosters.scorer(
-        settings.kind, {"the first trees": first.model}, labelled.view, threads=settings.num_threads
-    )
+    model, _ = grow(settings, labelled, codes, validation, marked)
+    scorer = boosters.scorer(settings.kind, {"the first trees": model}, labelled.view, threads=settings.num_threads)
     scores_N = score_selection(all_groups, scorer, "the first trees").scores_N.numpy()
-    return replace(groups, labels_N=with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
+    return replace(groups, labels_N=_with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
 
 
-def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Doubles) -> Doubles:
-    """Labels [N] of all groups: their own if these are in use, otherwise grades of their scores.
-
-    Only scores of groups without a label in use determine the borders of the grades.
-    """
+def _with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Doubles) -> Doubles:
+    """Labels [N] of all groups: their own if in use, otherwise grades, whose borders come from these scores alone."""
     is_labelled_Q = np.isin(groups.ids_Q, labelled.ids_Q)
     is_labelled_N = np.repeat(is_labelled_Q, groups.lengths_Q)
     assert is_labelled_N.sum() == len(labelled.labels_N)
@@ -163,18 +156,10 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
     return labels_N
 
 
-def fit_projection(
+def _fit_projection(
     selection: Selection, components: int, view: View | None = None, *, scaled: bool = True, run: Run = run_here
 ) -> Projection:
-    """Principal components of the numeric features; the mean replaces missing values.
-
-    They are the eigenvectors of the features' correlation matrix with the largest eigenvalues, or of the covariance
-    matrix if features are not scaled. Two passes over the data gather the matrix in float64: means, then products of
-    deviations. The largest entry of each component is positive.
-
-    Raises:
-        InputError: there are fewer numeric features than components, or the data cannot be read.
-    """
+    """Eigenvectors of the numeric features' correlation matrix (covariance matrix if not `scaled`), from two passes."""
     numeric_C = np.array([i for i, feature in enumerate(selection.features) if feature.kind == "numeric"], np.int64)
     if len(numeric_C) < components:
         raise InputError(f"pca: {components} components of {len(numeric_C)} numeric features; lower pca")

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, member_files, save_trees, views, with_tokens_of
+from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.config import Config, settings_of, validate
-from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
@@ -91,17 +90,16 @@ class StackedJob(LabelledStage):
         """Train, and commit the bundle.
 
         Raises:
-            InputError: as `train_gbdt`; a bundle is missing or for other features; the data lacks a chosen feature.
+            InputError: as `GBDTJob.work`; a bundle is missing or for other features; the data lacks a chosen feature.
         """
         config = self.stack
-        check_disjoint(self.splits)
         check_alone(config.gbdt)
         train = learnt(self.splits.train, config.gbdt)
         _chosen_names(train.features, config.features)
         for member in self.members.values():
             for url in (member.bundle, *member.folds):
                 train.serving(load(url).features, whose=url)
-        folds = folds_of(config, self.splits.train) if any(member.folds for member in self.members.values()) else []
+        folds = _folds_of(config, self.splits.train) if any(member.folds for member in self.members.values()) else []
         validation = with_features_of(train, select(self.splits.validation, labelled=True))
         # launched so that a signal can stop it between trees
         launch(partial(self._grow, train, folds, validation, origin), workers=ONE, report=report)
@@ -112,14 +110,14 @@ class StackedJob(LabelledStage):
         config, members = self.stack, self.members
         chosen = _chosen_names(selection.features, config.features)
         view = seen_by(config.gbdt, selection.features, chosen)
-        held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
+        held_out = {name: _out_of_fold(name, member, selection, folds) for name, member in members.items()}
         train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
         relevant = only_relevant(judged)
         scores = {name: _score(relevant, load(member.bundle), name) for name, member in members.items()}
         validation = read_judged(
             relevant, views.scored(view, scores, standardise=config.standardise), config.gbdt.highest_judged
         )
-        grown = grow(config.gbdt, train, codes, validation, context)
+        model, grown = grow(config.gbdt, train, codes, validation, context)
         cut = config.gbdt.stop_on
         member_values = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}
         trees = TreesArchitecture(
@@ -130,16 +128,14 @@ class StackedJob(LabelledStage):
             standardise=config.standardise,
         )
         metrics = {
-            **grown.metrics,
+            **grown,
             "labelled_groups": len(train.ids_Q),
             "validation_groups": judged.n_groups,
             **{f"validation_ndcg@{cut}_{name}": value for name, value in member_values.items()},
         }
-        facts_of_bundle = facts(selection, config, metrics=metrics, made_by=origin)
-        facts_of_bundle["files"] = {
-            path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()
-        }
-        save_trees(self.out, {"model": grown.model}, trees, **facts_of_bundle)
+        about = facts(selection, config, metrics=metrics, made_by=origin)
+        urls = {name: member.bundle for name, member in members.items()}
+        save_trees(self.out, {"model": model}, trees, about, members=urls)
         log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in member_values.items()))
 
 
@@ -152,13 +148,13 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
     check_member(name, url, splits.train, fault)
 
 
-def folds_of(config: StackConfig, train: Split) -> list[Selection]:
+def _folds_of(config: StackConfig, train: Split) -> list[Selection]:
     """The folds of the labelled training groups that the trees learn from."""
     folds = (config.fold(number, train, held_out=True) for number in range(config.folds))
     return [learnt(train.replace(fold=fold.model_dump()), config.gbdt) for fold in folds]
 
 
-def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
+def _out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels."""
     if not member.folds:
         return _score(train, load(member.bundle), name)

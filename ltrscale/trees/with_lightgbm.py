@@ -10,7 +10,7 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, softmax_by_group
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled, meeting_points
@@ -49,7 +49,7 @@ def boost(
     if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
-    objective = None if temperature is None else softmax_objective(targets_N, train.offsets_Q1, temperature)
+    objective = None if temperature is None else _softmax_objective(targets_N, train.offsets_Q1, temperature)
     booster = lgb.Booster({**parameters, **_network()}, train_set)
     if validation_set is not None:
         booster.add_valid(validation_set, "validation")
@@ -134,12 +134,9 @@ def _dataset(
     return dataset
 
 
-def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
-    """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective.
-
-    With p the softmax of a group's scores and t that of its targets, the loss is -sum t log p; its first derivative is
-    p - t and the diagonal of its second p (1 - p).
-    """
+def _softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
+    """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective."""
+    # -sum t log p with p the softmax of scores, t of targets: the derivatives are p - t and, on the diagonal, p (1 - p)
     target_N = softmax_by_group(targets_N / temperature, offsets_Q1)
 
     def objective(scores_N: Doubles, _: lgb.Dataset) -> tuple[Doubles, Doubles]:
@@ -147,15 +144,3 @@ def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], tempera
         return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)  # above 0: leaf values divide by its sum
 
     return objective
-
-
-def softmax_by_group(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
-    """Softmax of each group's scores, shape [N]; groups have at least one document.
-
-    Example:
-        >>> softmax_by_group(np.array([1.0, 1.0, 7.0]), np.array([0, 2, 3])).tolist()
-        [0.5, 0.5, 1.0]
-    """
-    starts_Q, lengths_Q = offsets_Q1[:-1], np.diff(offsets_Q1)
-    shifted_N = np.exp(scores_N - np.repeat(np.maximum.reduceat(scores_N, starts_Q), lengths_Q))
-    return np.asarray(shifted_N / np.repeat(np.add.reduceat(shifted_N, starts_Q), lengths_Q))

@@ -48,7 +48,7 @@ def about(**changes: Any) -> bundle.BundleFacts:
         "metrics": {"validation_ndcg@5": 0.5, "epoch": 7, "lost": math.nan},
         "made_by": {"stage": "test"},
     }
-    return values | changes  # type: ignore[return-value]
+    return bundle.BundleFacts(**values | changes)
 
 
 def trained_ranker(numeric: str = "log1p_standard") -> Ranker:
@@ -90,7 +90,7 @@ def trees() -> tuple[lightgbm.Booster, str]:
 @pytest.fixture
 def neural(tmp_path: Path) -> str:
     url = str(tmp_path / "neural")
-    bundle.save_ranker(url, trained_ranker(), **about())
+    bundle.save_ranker(url, trained_ranker(), about())
     return url
 
 
@@ -98,10 +98,9 @@ def test_a_ranker_that_several_bundles_hold_scores_a_batch_once(
     neural: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order, inner, outer = (str(tmp_path / name) for name in ("order", "inner", "outer"))
-    bundle.save_order(order, bundle.FeatureOrder(feature="age", ascending=True), **about(features=FEATURES[1:2]))
+    bundle.save_order(order, bundle.FeatureOrder(feature="age", ascending=True), about(features=FEATURES[1:2]))
     for url, members in ((inner, {"a": neural, "b": order}), (outer, {"mean": inner, "network": neural})):
-        files = {path: data for name, of in members.items() for path, data in bundle.member_files(name, of).items()}
-        bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), **about(files=files))
+        bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), about(), members)
     opened = [bundle.load(url) for url in (outer, neural, inner, order)]
     assert opened[0].members["mean"].members["a"].content_hash == opened[1].content_hash == bundle.content_hash(neural)
     features = [*reversed(FEATURES), Feature(name="other")]
@@ -122,7 +121,7 @@ def test_a_ranker_that_several_bundles_hold_scores_a_batch_once(
 @pytest.mark.parametrize("numeric", ["none", "standard", "log1p_standard", "quantile_normal"])
 def test_a_ranker_scores_the_same_once_loaded(tmp_path: Path, numeric: str) -> None:
     url, ranker, groups = str(tmp_path / "out"), trained_ranker(numeric), documents(seed=1)
-    bundle.save_ranker(url, ranker, **about())
+    bundle.save_ranker(url, ranker, about())
     opened = bundle.load(url)
     assert torch.equal(opened.scorer()(groups), ranker(groups).detach())
     assert opened.scorer()(QueryGroups(torch.zeros(0, 3), torch.tensor([0]))).shape == (0,)
@@ -148,7 +147,7 @@ def test_a_score_depends_on_its_document_alone(neural: str) -> None:
 
 def test_a_pretrained_encoder_goes_on_but_does_not_score(tmp_path: Path) -> None:
     url, model, groups = str(tmp_path / "out"), Pretrained(trained_ranker()).eval(), documents()
-    bundle.save_pretrained(url, model, **about())
+    bundle.save_pretrained(url, model, about())
     opened = bundle.load(url)
     assert opened.kind == "pretrained"
     encoder = opened.encoder()
@@ -162,7 +161,7 @@ def test_a_pretrained_encoder_goes_on_but_does_not_score(tmp_path: Path) -> None
 
 def test_trees_score_as_lightgbm_does(tmp_path: Path) -> None:
     url, (booster, text), groups = str(tmp_path / "out"), trees(), documents()
-    bundle.save_trees(url, {"model": text.encode()}, bundle.TreesArchitecture(), **about())
+    bundle.save_trees(url, {"model": text.encode()}, bundle.TreesArchitecture(), about())
     opened = bundle.load(url)
     known_N = groups.features_NF[:, 2] % 1000 == 0
     x_NF = groups.features_NF.numpy().copy()
@@ -172,15 +171,15 @@ def test_trees_score_as_lightgbm_does(tmp_path: Path) -> None:
         np.testing.assert_array_equal(opened.scorer(threads=threads)(groups).numpy(), booster.predict(x_NF))
     assert opened.scorer()(QueryGroups(torch.zeros(0, 3), torch.tensor([0]))).shape == (0,)
     assert (Path(url) / "model.txt").read_text() == text
-    with pytest.raises(InputError, match="holds trees, which have no encoder to start from"):
-        bundle.load_encoder(url)
+    with pytest.raises(InputError, match="holds trees; name a bundle with an encoder to start from"):
+        bundle.load(url, bundle.EncoderBundle)
 
 
 @pytest.mark.parametrize("kind", ["neural", "trees"])
 def test_features_are_matched_by_name(neural: str, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     url = neural if kind == "neural" else str(tmp_path / "trees")
     if kind == "trees":
-        bundle.save_trees(url, {"model": trees()[1].encode()}, bundle.TreesArchitecture(), **about())
+        bundle.save_trees(url, {"model": trees()[1].encode()}, bundle.TreesArchitecture(), about())
     opened, groups = bundle.load(url), documents()
     price, age, brand = FEATURES
     extra_N1 = torch.ones(groups.n_documents, 1)
@@ -250,7 +249,7 @@ def test_where_some_bundles_are_trusted_no_other_is_opened(
     with pytest.raises(InputError, match=r"trusted\.txt: no such file"):
         bundle.load(neural)
     trusted.write_text(f"# ours\n{'0' * 64}\n# {digest}\n")
-    for read in (bundle.load, lambda url: bundle.member_files("a", url), bundle.content_hash):
+    for read in (bundle.load, bundle.content_hash):
         with pytest.raises(InputError, match=rf"its content hash {digest} is not in .*trusted\.txt"):
             read(neural)
     trusted.write_text(f"{'0' * 64}\n  {digest} # the one in production\r\n")
@@ -339,9 +338,9 @@ def named(url: str, features: Sequence[Feature]) -> None:
 def test_a_model_of_another_number_of_features_is_refused_before_it_scores(neural: str, tmp_path: Path) -> None:
     order, reader, pretrained = (str(tmp_path / name) for name in ("order", "reader", "pretrained"))
     examples = replace(documents(), labels_N=torch.arange(60.0) % 2)
-    bundle.save_order(order, bundle.FeatureOrder(feature="age"), **about(features=FEATURES[1:2]))
-    bundle.save_in_context(reader, InContextNetwork(InContextSizes(layers=2)), [examples], **about())
-    bundle.save_pretrained(pretrained, Pretrained(trained_ranker()), **about())  # type: ignore[arg-type]
+    bundle.save_order(order, bundle.FeatureOrder(feature="age"), about(features=FEATURES[1:2]))
+    bundle.save_in_context(reader, InContextNetwork(InContextSizes(layers=2)), [examples], about())
+    bundle.save_pretrained(pretrained, Pretrained(trained_ranker()), about())  # type: ignore[arg-type]
     many = [Feature(name=f"f{number}") for number in range(5000)]
     for url in (neural, order, reader):
         named(url, many)
@@ -349,13 +348,13 @@ def test_a_model_of_another_number_of_features_is_refused_before_it_scores(neura
             bundle.load(url).scorer(features=many)
     named(pretrained, many)
     with pytest.raises(InputError, match=r"its network reads \[3\] features, and config.json names 5000"):
-        bundle.load_encoder(pretrained).encoder()
+        bundle.load(pretrained, bundle.EncoderBundle).encoder()
 
 
 def test_an_in_context_network_of_other_sizes_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     url = str(tmp_path / "reader")
     examples = replace(documents(), labels_N=torch.arange(60.0) % 2)
-    bundle.save_in_context(url, InContextNetwork(InContextSizes(layers=2)), [examples], **about())
+    bundle.save_in_context(url, InContextNetwork(InContextSizes(layers=2)), [examples], about())
     content = Path(url, "config.json").read_text()
     for old, new, reason in (
         ('"state": 32', '"state": 1000000', "the architecture has other weights"),
@@ -373,16 +372,13 @@ def test_bundles_inside_a_bundle_have_a_bound_at_any_depth(
 ) -> None:
     inner, outer = str(tmp_path / "inner"), str(tmp_path / "outer")
     for url, members in ((inner, {"a": neural, "b": neural}), (outer, {"mean": inner, "network": neural})):
-        files = {path: data for name, of in members.items() for path, data in bundle.member_files(name, of).items()}
-        bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), **about(files=files))
+        bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), about(), members)
     assert len(bundle.load(outer).members) == 2
     monkeypatch.setattr("ltrscale.bundle.contents._MOST_MEMBERS", 3)
     with pytest.raises(InputError, match="outer: holds 4 bundles, and 3 are the most; blend or stack fewer"):
         bundle.load(outer)
     with pytest.raises(InputError, match="again: holds 4 bundles, and 3 are the most"):
-        bundle.save_blend(
-            str(tmp_path / "again"), bundle.Blend(weights={"mean": 0.5, "network": 0.5}), **about(files=files)
-        )
+        bundle.save_blend(str(tmp_path / "again"), bundle.Blend(weights=dict.fromkeys(members, 0.5)), about(), members)
     assert not (tmp_path / "again").exists()
     assert bundle.load(inner).scorer()(documents()).isfinite().all()
 
@@ -404,22 +400,16 @@ def test_a_projection_that_does_not_fit_is_refused(changes: dict[str, Any], reas
         Projection.from_bytes(Projection(**fits | changes).to_bytes(), 3)
 
 
-def test_the_directory_holds_a_card_and_the_files_of_the_run(tmp_path: Path) -> None:
-    url = str(tmp_path / "out")
-    bundle.save_ranker(url, trained_ranker(), **about(files={"config.yaml": b"seed: 3\n", "log/run.txt": b"done"}))
-    manifest = storage.read_manifest(url)
-    assert manifest is not None
-    assert {file["path"] for file in manifest["files"]} == {
-        "config.json", "weights.safetensors", "README.md", "config.yaml", "log/run.txt",
+def test_the_directory_holds_a_card(neural: str) -> None:
+    assert {path.name for path in Path(neural).iterdir()} == {
+        "config.json", "weights.safetensors", "README.md", "manifest.json",
     }  # fmt: skip
-    assert storage.read_verified(url, "log/run.txt", manifest) == b"done"
-    card = (Path(url) / "README.md").read_text()
+    card = (Path(neural) / "README.md").read_text()
     assert card.startswith("# A neural ranker")
     for text in ("features: 3, 1 of them categorical", "`abc`", "| validation_ndcg@5 | 0.5 |", "| lost | None |"):
         assert text in card
-    bundle.save_ranker(url, trained_ranker("none"), **about())
-    assert not (Path(url) / "config.yaml").exists()
-    assert bundle.load(url).architecture.transform.numeric == "none"
+    bundle.save_ranker(neural, trained_ranker("none"), about())
+    assert bundle.load(neural).architecture.transform.numeric == "none"
 
 
 def test_no_pickle_is_written(neural: str) -> None:
@@ -429,5 +419,5 @@ def test_no_pickle_is_written(neural: str) -> None:
 @pytest.mark.s3
 def test_a_bundle_on_s3(s3: str, tmp_path: Path) -> None:
     url, ranker, groups = storage.join(s3, tmp_path.name), trained_ranker(), documents()
-    bundle.save_ranker(url, ranker, **about())
+    bundle.save_ranker(url, ranker, about())
     assert torch.equal(bundle.load(url).scorer()(groups), ranker(groups).detach())

@@ -86,6 +86,10 @@ def test_the_parts_of_trees_are_exact_shapley_values_subtracted(library: str, nu
     assert found.features_PF.abs().max() > 1e-3
 
 
+def about(features: tuple[Feature, ...]) -> bundle.BundleFacts:
+    return bundle.BundleFacts(config={}, features=features, dataset_hash="", metrics={}, made_by={})
+
+
 def in_context(folder: Path, data: str) -> str:
     dataset = open_dataset(data)
     features = tuple(f for f in dataset.manifest.features if f.kind == "numeric")[:5]
@@ -94,15 +98,13 @@ def in_context(folder: Path, data: str) -> str:
     examples = next(iter(iterate(selection, docs_per_batch=200)))
     torch.manual_seed(0)
     untrained = InContextNetwork(InContextSizes(layers=2))
-    about = {"config": {}, "features": features, "dataset_hash": "", "metrics": {}, "made_by": {}}
-    bundle.save_in_context(str(folder), untrained, [examples], **about)  # type: ignore[arg-type]
+    bundle.save_in_context(str(folder), untrained, [examples], about(features))
     return str(folder)
 
 
 def order(folder: Path, data: str) -> str:
     feature = next(f for f in open_dataset(data).manifest.features if f.kind == "numeric")
-    about = {"config": {}, "features": (feature,), "dataset_hash": "", "metrics": {}, "made_by": {}}
-    bundle.save_order(str(folder), bundle.FeatureOrder(feature=feature.name), **about)  # type: ignore[arg-type]
+    bundle.save_order(str(folder), bundle.FeatureOrder(feature=feature.name), about((feature,)))
     return str(folder)
 
 
@@ -117,11 +119,8 @@ def mean(folder: Path, data: str) -> str:
 
 def blend(folder: Path, data: str) -> str:
     members = {"trees": trees(folder / "trees", data, "lightgbm"), "order": order(folder / "order", data)}
-    manifest = open_dataset(data).manifest
-    files = {n: c for name, url in members.items() for n, c in bundle.member_files(name, url).items()}
-    about = {"config": {}, "features": manifest.features, "dataset_hash": "", "metrics": {}, "made_by": {}}
     weights = bundle.Blend(weights={"trees": 0.75, "order": 0.25})
-    bundle.save_blend(str(folder / "blend"), weights, files=files, **about)  # type: ignore[arg-type]
+    bundle.save_blend(str(folder / "blend"), weights, about(open_dataset(data).manifest.features), members)
     return str(folder / "blend")
 
 
@@ -136,17 +135,8 @@ def stack(folder: Path, data: str) -> str:
     grown = lightgbm.train(parameters, lightgbm.Dataset(columns_NG, columns_NG.sum(1)), 20)
     first = next(f.name for f in features if f.kind == "numeric")
     architecture = TreesArchitecture(sees=(first,), members=("inside",), standardise=True)
-    bundle.save_trees(
-        str(folder / "stack"),
-        {"model": grown.model_to_string().encode()},
-        architecture,
-        files=bundle.member_files("inside", inside),
-        config={},
-        features=features,
-        dataset_hash="",
-        metrics={},
-        made_by={},
-    )
+    models = {"model": grown.model_to_string().encode()}
+    bundle.save_trees(str(folder / "stack"), models, architecture, about(features), members={"inside": inside})
     return str(folder / "stack")
 
 

@@ -10,7 +10,7 @@ import pytest
 import shop
 import torch
 from numpy.typing import NDArray
-from small_trainers import finetune
+from small_trainers import finetune, grow_trees
 
 from ltrscale import storage
 from ltrscale.api.estimator import Ranker
@@ -31,7 +31,6 @@ from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import train_gbdt
 
 COLUMNS = {
     "query": "search_id",
@@ -82,7 +81,7 @@ def datasets(log: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.fixture(scope="module")
 def trees(datasets: dict[str, Dataset], tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp("trees") / "gbdt")
-    train_gbdt(TREES[0], splits_of(datasets["gain"]), out, made_by={}, report=lambda _: None)
+    grow_trees(TREES[0], splits_of(datasets["gain"]), out)
     return out
 
 
@@ -117,7 +116,7 @@ def test_revenue_from_the_log_is_the_gain_of_the_metric(
 def test_no_trees_learn_from_a_gain(config: GBDTConfig, datasets: dict[str, Dataset], tmp_path: Path) -> None:
     models = {}
     for name, data in datasets.items():
-        train_gbdt(config, splits_of(data), str(tmp_path / name), made_by={}, report=lambda _: None)
+        grow_trees(config, splits_of(data), str(tmp_path / name))
         models[name] = load(str(tmp_path / name)).content
     assert models["gain"] == models["plain"]
     assert models["weights"] != models["plain"]
@@ -135,7 +134,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
     assert [check_weights(train[name]) for name in ("plain", "gain")] == ["", ""]
     with caplog.at_level("WARNING", logger="ltrscale"):
         for number in range(2):  # a search says it once
-            train_gbdt(TREES[0], splits_of(datasets["weights"]), f"{tmp_path}/{number}", made_by={}, report=print)
+            grow_trees(TREES[0], splits_of(datasets["weights"]), f"{tmp_path}/{number}")
     week = log[log["search_id"].str.startswith("s01")]
     zeros, n = int((week["purchased"] == 0).sum()), len(week)
     (line,) = [record.message for record in caplog.records if record.message.startswith("weights: ")]

@@ -31,8 +31,9 @@ def ranker(url: Path, number: int) -> str:
     """A bundle that differs by its number."""
     order = bundle.FeatureOrder(feature="age", ascending=True)
     feature = Feature(name="age", kind="numeric")
-    about: dict[str, Any] = {"config": {"number": number}, "dataset_hash": "0", "metrics": {}, "made_by": {}}
-    bundle.save_order(str(url), order, features=[feature], **about)
+    config = {"number": number}
+    about = bundle.BundleFacts(config=config, features=(feature,), dataset_hash="0", metrics={}, made_by={})
+    bundle.save_order(str(url), order, about)
     return str(url)
 
 

@@ -63,10 +63,10 @@ def test_only_the_linear_layer_of_a_concatenation_is_trained() -> None:
 def test_a_bundle_holds_all_parts(how: str, tmp_path: Path) -> None:
     groups, parts = documents(), rankers()
     model = (MeanRanker(parts) if how == "mean" else ConcatRanker(parts, dropout=0.3)).eval()
-    about = {"config": {}, "features": FEATURES, "dataset_hash": "", "metrics": {}, "made_by": {}}
-    bundle.save_ranker(str(tmp_path / "out"), model, **about)  # type: ignore[arg-type]
+    about = bundle.BundleFacts(config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
+    bundle.save_ranker(str(tmp_path / "out"), model, about)
     opened = bundle.load(str(tmp_path / "out"))
     assert opened.architecture == model.architecture
     assert torch.equal(opened.scorer()(groups), model(groups).detach())
-    with pytest.raises(InputError, match="holds several rankers, which have no encoder"):
-        bundle.load_encoder(str(tmp_path / "out"))
+    with pytest.raises(InputError, match="holds several rankers; name a bundle with an encoder"):
+        bundle.load(str(tmp_path / "out"), bundle.EncoderBundle)

@@ -257,9 +257,9 @@ def test_it_travels_from_pretraining_over_finetuning_to_scores(
     (architecture,) = opened.parts
     assert architecture.numbers == config.network.numbers
     assert architecture.reads_lists
-    before = bundle.load_encoder(str(tmp_path / "p")).transform()
-    assert torch.equal(bundle.load_encoder(str(tmp_path / "r")).transform().edges_FB1, before.edges_FB1)
+    before = bundle.load(str(tmp_path / "p"), bundle.EncoderBundle).transform()
+    assert torch.equal(bundle.load(str(tmp_path / "r"), bundle.EncoderBundle).transform().edges_FB1, before.edges_FB1)
     groups = next(iter(iterate(select(test, labelled=False))))
     assert opened.scorer()(groups).isfinite().all()
     n = {"resnet": 8, "tabm": 16 * 8}[encoder["kind"]]
-    assert bundle.load_pretrained(str(tmp_path / "p")).embedder()(groups).shape == (groups.n_documents, n)
+    assert bundle.load(str(tmp_path / "p"), bundle.PretrainedBundle).embedder()(groups).shape == (groups.n_documents, n)

@@ -155,8 +155,8 @@ def test_a_pretrained_encoder_is_taken_over_with_layers_of_its_projector(layers:
     method = SimCLRRankConfig(projector=ProjectorConfig(layers=2, width=10, output=3))
     model = Pretrainer(transform(), network, method, ZeroingConfig()).eval()
     features = [Feature(name=str(i), kind=kind) for i, kind in enumerate(KINDS)]  # type: ignore[arg-type]
-    about = {"config": {}, "features": features, "dataset_hash": "", "metrics": {}, "made_by": {}}
-    bundle.save_pretrained(str(tmp_path / "out"), model, **about)  # type: ignore[arg-type]
+    about = bundle.BundleFacts(config={}, features=features, dataset_hash="", metrics={}, made_by={})
+    bundle.save_pretrained(str(tmp_path / "out"), model, about)
     opened = bundle.load(str(tmp_path / "out"))
     made = architecture(projector=method.projector, projector_layers=layers)
     ranker = Ranker(made, opened.transform()).eval()
@@ -173,8 +173,8 @@ def test_a_method_without_a_projector_leaves_a_bundle_too(tmp_path: Path) -> Non
     network = NetworkConfig(transform=TransformConfig(numeric="standard"), encoder=MLPConfig(hidden=(8,)))
     model = Pretrainer(transform(), network, VimeConfig(), ZeroingConfig()).eval()
     features = [Feature(name=str(i), kind=kind) for i, kind in enumerate(KINDS)]  # type: ignore[arg-type]
-    about = {"config": {}, "features": features, "dataset_hash": "", "metrics": {}, "made_by": {}}
-    bundle.save_pretrained(str(tmp_path / "out"), model, **about)  # type: ignore[arg-type]
+    about = bundle.BundleFacts(config={}, features=features, dataset_hash="", metrics={}, made_by={})
+    bundle.save_pretrained(str(tmp_path / "out"), model, about)
     opened = bundle.load(str(tmp_path / "out"))
     x_NF = opened.transform()(documents().features_NF)
     assert torch.equal(opened.encoder().eval()(x_NF), model.encoder(x_NF))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.bundle import BundleConfig
-from ltrscale.bundle.files import bundle_card
+from ltrscale.bundle.files import _card
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import as_code, escape
 from ltrscale.reports import charts
@@ -62,7 +62,7 @@ def test_plain_cells_stay_as_they_are() -> None:
 def test_the_card_of_a_bundle_shows_texts() -> None:
     metrics = {"a|b\n\n# c": "[x](javascript:y)"}
     config = BundleConfig(kind="pretrained", features=(Feature(name="f"),), dataset_hash="`<b>", metrics=metrics)
-    text = bundle_card(config, "A pretrained encoder")
+    text = _card(config, "A pretrained encoder")
     assert "| a\\|b  # c | [x\\](javascript:y) |\n" in text
     assert "hash `'<b>`\n" in text
 

@@ -17,6 +17,7 @@ import pytest
 import scoring_actors
 import torch
 from dataset_changes import add_period
+from small_trainers import grow_trees
 from writer_tokens import without_writer
 
 from ltrscale import bundle, storage
@@ -36,7 +37,6 @@ from ltrscale.scoring import files
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
 
 FEATURES = tuple(Feature(name=name) for name in "abc")
 PERIODS = ("p1", "p2", "p3", "p4")
@@ -89,9 +89,8 @@ def save_network(url: str, *, seed: int = 0, weight: float = 1.0, features: tupl
     ranker = Ranker(architecture, transform)
     with torch.no_grad():
         next(iter(ranker.head.parameters())).mul_(weight)
-    bundle.save_ranker(
-        url, ranker.eval(), config={}, features=features, dataset_hash="", metrics={}, made_by={"stage": "test"}
-    )
+    about = bundle.BundleFacts(config={}, features=features, dataset_hash="", metrics={}, made_by={"stage": "test"})
+    bundle.save_ranker(url, ranker.eval(), about)
     return url
 
 
@@ -103,7 +102,7 @@ def bundles(data: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
         for name, period in zip(("train", "validation", "test"), PERIODS[:3], strict=True)
     }
     trees = LightGBMConfig(num_trees=5, num_threads=1, min_data_in_leaf=5)
-    train_gbdt(trees, Splits.model_validate(splits), str(folder / "trees"), made_by={}, report=lambda _: None)
+    grow_trees(trees, Splits.model_validate(splits), str(folder / "trees"))
     return {"trees": str(folder / "trees"), "network": save_network(str(folder / "network"))}
 
 

@@ -63,9 +63,8 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> str:
         Architecture(transform=config, encoder=ResNetConfig(width=8, blocks=1), head=HeadConfig()), transform
     )
     url = str(tmp_path_factory.mktemp("tables") / "ranker")
-    bundle.save_ranker(
-        url, model.eval(), config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={"stage": "test"}
-    )
+    about = bundle.BundleFacts(config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={"stage": "test"})
+    bundle.save_ranker(url, model.eval(), about)
     return url
 
 

@@ -9,7 +9,7 @@ from reference import serving as reference
 
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.serving.ltr_plugin import FunctionScore
+from ltrscale.serving.ltr_plugin import _FunctionScore
 from ltrscale.serving.trees import missing_goes_left
 
 VALUES = (-2.5, -1.0, -0.3, 0.0, 0.25, 1.0, 7.0, 3e38, None)
@@ -18,7 +18,7 @@ VALUES = (-2.5, -1.0, -0.3, 0.0, 0.25, 1.0, 7.0, 3e38, None)
 
 def score(body: dict[str, Any], document: dict[str, float]) -> float | None:
     fields = {name: np.array([document.get(name, np.nan)], np.float32) for name in ("a", "b")}
-    found = float(validate(FunctionScore, {**body, "boost_mode": "replace"}, "query").scores(fields)[0])
+    found = float(validate(_FunctionScore, {**body, "boost_mode": "replace"}, "query").scores(fields)[0])
     return None if np.isnan(found) else found
 
 

@@ -89,7 +89,7 @@ def test_what_the_longest_list_takes_is_said_and_changes_no_weight(
     foreseen = train(synthetic_dataset, tmp_path / "foreseen")
     longest = select(splits(synthetic_dataset)[0], labelled=False).longest
     assert f"a step of the longest group, {longest} documents, takes about 0.0 GB of " in caplog.text
-    weights, others = (bundle.load_encoder(url).weights() for url in (plain, foreseen))
+    weights, others = (bundle.load(url, bundle.EncoderBundle).weights() for url in (plain, foreseen))
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert weights.keys() == others.keys()
 

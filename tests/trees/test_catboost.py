@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from small_trainers import grow_trees
 
 from ltrscale.bundle import boosters
 from ltrscale.bundle.views import raw
@@ -23,7 +24,6 @@ from ltrscale.runtime.workers import Context
 from ltrscale.trees import with_catboost
 from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled
-from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.library import StoppingWatch, watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -170,6 +170,6 @@ def test_a_missing_library_is_named_before_data_is_read(
     one_line = r"^CatBoost is not installed; pip install 'ltrscale\[trees-extra\]'$"
     splits = {name: {"data": data, "periods": name} for name in ("train", "validation", "test")}
     with pytest.raises(InputError, match=one_line):
-        train_gbdt(CONFIG, Splits.model_validate(splits), str(tmp_path), made_by={}, report=lambda _: None)
+        grow_trees(CONFIG, Splits.model_validate(splits), str(tmp_path))
     with pytest.raises(InputError, match=one_line):
         boosters.scorer("catboost", {"model": b""}, raw(()), threads=1)

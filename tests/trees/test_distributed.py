@@ -1,5 +1,6 @@
 """Trees on several workers: shares, merged codes, global targets, the trees of one process, a worker that dies."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_trainers import grow_trees
 from tree_worker_kill import TreesWithKilledWorker
 
 from ltrscale.batch import QueryGroups
@@ -26,7 +28,7 @@ from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import deal
-from ltrscale.trees.gbdt import TreeGrowing, train_gbdt
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.library import QuantisedConfig
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -101,7 +103,7 @@ def train(
     config: GBDTConfig, splits: Splits, out: Path, workers: WorkersConfig
 ) -> tuple[Bundle, list[Mapping[str, object]]]:
     records: list[Mapping[str, object]] = []
-    bundle = train_gbdt(config, splits, str(out), made_by={}, report=records.append, workers=workers)
+    bundle = grow_trees(config, splits, str(out), report=records.append, workers=workers)
     return bundle, records
 
 
@@ -150,7 +152,8 @@ def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
     """LightGBM on numbers, then XGBoost on categories, on the same workers, because starting workers takes time."""
     with_categories = splits_of("categorical")
     selections = [select(split, labelled=True) for split in (with_categories.train, with_categories.validation)]
-    then = TreeGrowing(XGBOOST, *selections, str(tmp_path / "xgboost"), {}, TWO.cpus)
+    job = GBDTJob(out=str(tmp_path / "xgboost"), splits=with_categories, gbdt=XGBOOST, workers=TWO)
+    then = functools.partial(job._grow, *selections, {})
     monkeypatch.setattr(
         gbdt,
         "launch",

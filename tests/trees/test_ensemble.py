@@ -20,7 +20,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import gbdt
-from ltrscale.trees.ensemble import forward_selection
+from ltrscale.trees.ensemble import _forward_selection
 from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -74,7 +74,7 @@ def test_forward_selection_is_greedy_and_keeps_the_best_on_the_way(seed: int, n:
     truth_N = rng.normal(size=5)
     scores_CN = truth_N + rng.normal(size=(n, 5))
     most = int(rng.integers(1, n + 1))
-    taken, value, alone = forward_selection(scores_CN, lambda s_N: -float(np.square(s_N - truth_N).sum()), most=most)
+    taken, value, alone = _forward_selection(scores_CN, lambda s_N: -float(np.square(s_N - truth_N).sum()), most=most)
     assert taken == slow_choice(scores_CN, truth_N, most)
     assert len(set(taken)) == len(taken) <= most
     assert value >= alone == max(-float(np.square(s_N - truth_N).sum()) for s_N in scores_CN)
@@ -91,7 +91,7 @@ def test_the_bundle_is_the_mean_of_the_chosen(splits: Splits, tmp_path: Path, li
     chosen = [next(c for c in candidates if c.content == content) for content in bundle.contents.values()]
     assert 1 <= len(chosen) == bundle.metrics["models"] <= 3
     assert bundle.trees is not None
-    assert list(bundle.contents) == list(bundle.trees.files())
+    assert list(bundle.contents) == list(bundle.forest.files())
 
     validation = QueryGroups.concat(list(iterate(select(splits.validation, labelled=True))))
     assert validation.labels_N is not None
@@ -117,17 +117,17 @@ def test_an_interrupted_job_goes_on_and_no_candidate_is_trained_twice(
     splits: Splits, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    train = gbdt.train_gbdt
+    grow = gbdt.grow
 
-    def dies(config, *arguments, **keywords):  # type: ignore[no-untyped-def]
+    def dies(config, *arguments):  # type: ignore[no-untyped-def]
         if config.seed == 5:
             raise RuntimeError("lost power")
-        return train(config, *arguments, **keywords)
+        return grow(config, *arguments)
 
-    monkeypatch.setattr(gbdt, "train_gbdt", dies)
+    monkeypatch.setattr(gbdt, "grow", dies)
     with pytest.raises(RuntimeError, match="lost power"):
         job(splits, out, candidates=3, most=2).run()
-    monkeypatch.setattr(gbdt, "train_gbdt", train)
+    monkeypatch.setattr(gbdt, "grow", grow)
     assert written(job(splits, out, candidates=3, most=2), caplog) == [str(out), f"{out}/candidates/seed-5"]
     assert written(job(splits, out, candidates=3, most=2), caplog) == []
     assert written(job(splits, out, candidates=3, most=1), caplog) == [str(out)]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from small_trainers import grow_trees
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
@@ -37,7 +38,7 @@ from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Labelled, _document_numbers, read_labelled
-from ltrscale.trees.gbdt import TreesStudent, train_gbdt
+from ltrscale.trees.gbdt import TreesStudent
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -89,7 +90,7 @@ def test_students_of_the_paper_have_two_thousand_trees() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_student_of_a_linear_teacher_ranks_as_it_does(kind: str, splits: Splits, tmp_path: Path) -> None:
     config = student(kind, num_trees=150, num_threads=1).trees
-    bundle = train_gbdt(config, splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    bundle = grow_trees(config, splits, str(tmp_path / "out"))
     assert bundle.metrics["labelled_groups"] == 300
     assert bundle.metrics["trees"] == 150
     test = QueryGroups.concat(list(iterate(select(splits.test, labelled=False), docs_per_batch=512)))
@@ -102,7 +103,7 @@ def test_missing_scores_and_scores_without_grades_are_errors(splits: Splits, tmp
     def train(split: Split, **trees: object) -> None:
         config = student("lambdarank", num_trees=2, **trees).trees
         settings = splits.replace(train=split.model_dump())
-        train_gbdt(config, settings, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        grow_trees(config, settings, str(tmp_path / "out"))
 
     with pytest.raises(InputError, match=r"period 'train' is not scored there; score .* with jobs.score"):
         train(splits.train.replace(scores=str(tmp_path)))
@@ -223,9 +224,7 @@ def train(
     url: str, out: Path, config: GBDTConfig = SMALL, start: str | None = None
 ) -> tuple[Bundle, list[dict[str, object]]]:
     records: list[dict[str, object]] = []
-    bundle = train_gbdt(
-        config, splits_of(url), str(out), made_by={}, report=lambda r: records.append(dict(r)), start=start
-    )
+    bundle = grow_trees(config, splits_of(url), out, report=lambda r: records.append(dict(r)), start=start)
     return bundle, records
 
 
@@ -321,7 +320,7 @@ def test_few_groups_among_many_are_read_once_for_all_trees_of_a_process(
     url = write_dataset(three(np.random.default_rng(2), grades), NUMERIC)
     named = splits_of(url, labelled_groups=20).by_name
     splits = Splits(**named | {"validation": named["validation"].replace(labelled_groups=8)})
-    grow = functools.partial(train_gbdt, SMALL, splits, made_by={}, report=lambda _: None)
+    grow = functools.partial(grow_trees, SMALL, splits)
     with monkeypatch.context() as without:
         without.setattr(tree_data, "memory_for", lambda *_: None)
         read_each_time = grow(out=str(tmp_path / "anew"))
@@ -467,7 +466,7 @@ def test_the_validation_split_may_have_its_features_in_another_order(
     for validation in (url, moved):
         splits = splits_of(url)
         splits = splits.replace(validation={**splits.validation.model_dump(), "data": validation})
-        models.append(train_gbdt(SMALL, splits, str(tmp_path / "out"), made_by={}, report=lambda _: None))
+        models.append(grow_trees(SMALL, splits, str(tmp_path / "out")))
     assert models[0].metrics == models[1].metrics
     assert models[0].contents == models[1].contents
 
@@ -525,7 +524,7 @@ def test_positions_that_unbiased_trees_cannot_use_are_named(
 def test_labelled_fraction_is_used(write_dataset: WriteDataset, tmp_path: Path) -> None:
     url = write_dataset(three(np.random.default_rng(8), grades), NUMERIC)
     splits = splits_of(url, labelled_fraction=0.1)
-    made = train_gbdt(SMALL.replace(num_trees=1), splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    made = grow_trees(SMALL.replace(num_trees=1), splits, str(tmp_path / "out"))
     assert (made.metrics["labelled_groups"], made.metrics["validation_groups"]) == (15, 60)
 
 

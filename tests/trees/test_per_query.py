@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA, TruncatedSVD
+from small_trainers import grow_trees
 
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups, standardise_groups
@@ -22,7 +23,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import GBDTJob, seen_by, train_gbdt
+from ltrscale.trees.gbdt import GBDTJob, seen_by
 from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
@@ -75,7 +76,7 @@ def read(split: Split) -> QueryGroups:
 
 
 def train(config: GBDTConfig, splits: Splits, out: Path) -> Bundle:
-    return train_gbdt(config, splits, str(out), made_by={}, report=lambda _: None)
+    return grow_trees(config, splits, str(out))
 
 
 def check_scores_raw_features(bundle: Bundle, splits: Splits) -> None:
@@ -124,7 +125,7 @@ def test_semi_supervised_trees(both: tuple[Splits, Splits], tmp_path: Path, sett
 def test_components_of_features_that_are_not_scaled_are_those_of_scikit_learn(both: tuple[Splits, Splits]) -> None:
     selection = select(both[0].train, labelled=False)
     view = seen_by(LIGHTGBM, selection.features)
-    projection = semi.fit_projection(selection, 2, view, scaled=False)
+    projection = semi._fit_projection(selection, 2, view, scaled=False)
     columns_NG = view.columns(read(both[0].train))
     z_NC = np.nan_to_num(columns_NG[:, [0, 2, 3]].astype(np.float64))
     z_NC -= z_NC.mean(0)  # groups with missing values leave a mean that is not quite 0

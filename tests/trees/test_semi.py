@@ -82,7 +82,7 @@ def train(splits: Splits, out: Path, **settings: object) -> Bundle:
 def test_components_are_those_of_scikit_learn(url: str) -> None:
     split = splits_of(url).train
     features_NF = all_groups(split, labelled=False).features_NF.numpy()
-    projection = semi.fit_projection(select(split, labelled=False), 4)
+    projection = semi._fit_projection(select(split, labelled=False), 4)
     assert projection.features_C.tolist() == [1, 2, 3, 4, 5, 6], "categories have no components"
 
     imputed_NC = SimpleImputer().fit_transform(features_NF[:, 1:].astype(np.float64))
@@ -98,16 +98,16 @@ def test_components_are_those_of_scikit_learn(url: str) -> None:
 
 def test_components_do_not_depend_on_how_the_data_is_cut(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selection = select(splits_of(url).train, labelled=False)
-    whole = semi.fit_projection(selection, 3)
+    whole = semi._fit_projection(selection, 3)
     monkeypatch.setattr(semi, "cut_into_parts", partial(cut_into_parts, values=1))
     assert len(semi.cut_into_parts(selection)) == 2
-    in_parts = semi.fit_projection(selection, 3)
+    in_parts = semi._fit_projection(selection, 3)
     for name in vars(whole):
         np.testing.assert_allclose(getattr(in_parts, name), getattr(whole, name), rtol=1e-10, atol=1e-12)
 
 
 def test_a_projection_survives_its_file(url: str) -> None:
-    projection = semi.fit_projection(select(splits_of(url).train, labelled=False), 2)
+    projection = semi._fit_projection(select(splits_of(url).train, labelled=False), 2)
     again = Projection.from_bytes(projection.to_bytes(), 1000)
     for name in vars(projection):
         np.testing.assert_array_equal(getattr(again, name), getattr(projection, name))

@@ -110,7 +110,7 @@ def test_scores_are_found_for_any_groups_in_any_order() -> None:
 
 
 def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Split) -> DocumentScores:
-    return stacking.out_of_fold(name, member, select(train, labelled=True), stacking.folds_of(config, train))
+    return stacking._out_of_fold(name, member, select(train, labelled=True), stacking._folds_of(config, train))
 
 
 def test_every_training_group_is_scored_once_by_a_member_that_was_not_trained_on_it(
@@ -140,7 +140,7 @@ def test_trees_that_leave_out_groups_without_a_relevant_document_need_no_scores_
     relevant = only_relevant(labelled)
     ids = {i for groups in iterate(relevant) if groups.ids_Q is not None for i in groups.ids_Q.tolist()}
     assert len(ids) == relevant.n_groups < labelled.n_groups
-    scores = stacking.out_of_fold("m", member, relevant, stacking.folds_of(config, splits.train))
+    scores = stacking._out_of_fold("m", member, relevant, stacking._folds_of(config, splits.train))
     assert set(scores.ids_Q.tolist()) == ids
     assert stack(config, {"by-heart": member}, splits, tmp_path / "out").metrics["labelled_groups"] == len(ids)
 

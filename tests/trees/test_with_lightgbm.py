@@ -13,6 +13,7 @@ import pytest
 import torch
 from dataset_columns import add_column
 from numpy.typing import NDArray
+from small_trainers import grow_trees
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
@@ -26,9 +27,8 @@ from ltrscale.errors import InputError
 from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import read_labelled
-from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.library import QuantisedConfig, watching
-from ltrscale.trees.with_lightgbm import softmax_objective
+from ltrscale.trees.with_lightgbm import _softmax_objective
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -57,7 +57,7 @@ def splits(write_dataset: WriteDataset) -> Splits:
 
 
 def train(splits: Splits, out: Path, config: LightGBMConfig) -> Bundle:
-    return train_gbdt(config, splits, str(out), made_by={}, report=lambda _: None)
+    return grow_trees(config, splits, str(out))
 
 
 def all_groups(splits: Splits, split: str) -> QueryGroups:
@@ -208,7 +208,7 @@ def test_the_softmax_objective_is_the_derivative_of_the_cross_entropy(temperatur
     rng = np.random.default_rng(1)
     offsets_Q1 = np.array([0, 4, 5, 11])
     targets_N, scores_N = rng.normal(size=(2, 11)) * 3
-    objective = softmax_objective(targets_N, offsets_Q1, temperature)
+    objective = _softmax_objective(targets_N, offsets_Q1, temperature)
     gradient_N, hessian_N = objective(scores_N, None)
 
     def loss(scores: torch.Tensor) -> torch.Tensor:
@@ -232,8 +232,8 @@ def test_the_softmax_student_comes_close_to_its_target(splits: Splits, tmp_path:
     groups = all_groups(splits, "train")
     assert groups.labels_N is not None
     scores_N = bundle.scorer()(groups).numpy()
-    gradient_N, _ = softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(scores_N, None)
-    before_N, _ = softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(
+    gradient_N, _ = _softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(scores_N, None)
+    before_N, _ = _softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(
         0 * scores_N, None
     )
     assert np.abs(gradient_N).mean() < 0.3 * np.abs(before_N).mean()

@@ -417,3 +417,13 @@ def iterate(
         groups = step.micro_batches[0]
         assert groups is not None
         yield groups
+
+
+def first_groups(selection: Selection, documents: int) -> QueryGroups:
+    """The first groups of a selection, with at least so many documents; all groups if they have fewer."""
+    parts: list[QueryGroups] = []
+    for groups in iterate(selection, docs_per_batch=min(documents, 1 << 14)):
+        parts.append(groups)
+        if sum(part.n_documents for part in parts) >= documents:
+            break
+    return QueryGroups.concat(parts)

@@ -4,8 +4,8 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all gro
 """
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader
 from ltrscale.data.stream.windows import TokenRows, Window, offsets_of, runs
 from ltrscale.errors import InputError, nearest
 
+T = TypeVar("T")
+_NEWEST = 4
 _OPTIONAL = ("weights", "positions", "gains")
 _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
 
@@ -306,6 +308,14 @@ def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
     of_tokens = sum(key.max_tokens for key in selection.tokens if key.of == "document")  # at most
     size = 4 * selection.n_documents * (len(selection.features) + of_tokens)
     return Memory(selection) if selection.labelled and size <= 1e9 * gigabytes else None
+
+
+def newest(made: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """What was made under a key, made now if it is not among the four that were asked for last; drops others."""
+    made[key] = made.pop(key) if key in made else make()
+    for oldest in [*made][:-_NEWEST]:
+        del made[oldest]
+    return made[key]
 
 
 MOST = 1000.0

@@ -86,7 +86,7 @@ class ContrastJob(ReportStage):
         report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
 
     def _contrast(self) -> "Contrast":
-        opened = bundle.load_pretrained(self.bundle)
+        opened = bundle.load(self.bundle, bundle.PretrainedBundle)
         settings = validate(_Settings, opened.config, self.bundle)
         method = settings.method
         if not isinstance(method, Siamese) or opened.projector() is None:

@@ -45,7 +45,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_t
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.reports.document import Document
-from ltrscale.reports.findings import write_files, write_report
+from ltrscale.reports.findings import write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.stages.stage import Origin, check_unseen, content_of, hashes_of, scored_by
@@ -111,7 +111,7 @@ def evaluate(
             tallies = _tallied(measuring, basis, file, run)
         evaluation = _computed(tallies, basis)
         write_report(commit, evaluation, document(evaluation, out))
-        write_files(commit, {"outliers.json": f"{basis.detector.model_dump_json(indent=1)}\n".encode()})
+        commit.write({"outliers.json": f"{basis.detector.model_dump_json(indent=1)}\n".encode()})
         commit.finish({"made_by": made_by})
     return evaluation
 

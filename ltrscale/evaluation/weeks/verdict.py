@@ -40,7 +40,7 @@ def importances_of(bundle: Bundle) -> dict[str, float] | None:
     feature_names = tuple(feature.name for feature in bundle.features)
     features_seen = feature_names if forest.sees is None else forest.sees  # a stack may see none
     names = [*features_seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
-    models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
+    models = {join(bundle.url, name): bundle.contents[name] for name in forest.files()}
     shares = boosters.importances(forest.library, models, len(names))
     return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
 

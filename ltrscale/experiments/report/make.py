@@ -24,7 +24,7 @@ from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
-from ltrscale.reports.findings import files, write_files
+from ltrscale.reports.findings import files
 from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
 
@@ -96,7 +96,7 @@ class ReportJob(Stage):
         """Commit `report.html`, and `report.md` with its pictures; raises as `document`."""
         document = self.document()
         with storage.Commit(self.out) as commit:
-            write_files(commit, files(document, page=HTML))
+            commit.write(files(document, page=HTML))
             commit.finish({"made_by": origin})
 
     def document(self) -> Document:

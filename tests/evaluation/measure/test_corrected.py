@@ -12,6 +12,7 @@ import pytest
 import torch
 from click_sessions import Truth, position_based, rows_of, write_log
 from shop import BIAS
+from small_trainers import grow_trees
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
@@ -33,7 +34,6 @@ from ltrscale.reports.document import cell
 from ltrscale.training.combine import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
 
 CLICKS = PropensitiesConfig(clicks="clicks", clip=4)
 PROPENSITIES = np.array([1.0, 0.5, np.nan, 0.2, 0.1])
@@ -301,7 +301,7 @@ def test_the_page_says_which_trainings_corrected_for_positions(log: Log, tmp_pat
     for name, unbiased in (("plain", False), ("unbiased", True)):
         models[name] = [str(tmp_path / name)]
         trees = LightGBMConfig(num_trees=5, num_threads=1, seed=len(models), unbiased=unbiased)
-        train_gbdt(trees, splits, models[name][0], made_by={}, report=lambda _: None)
+        grow_trees(trees, splits, models[name][0])
     out = tmp_path / "both"
     both = evaluate(log.config(models=models), str(out), made_by={})
     assert [method.debiased for method in both.methods] == [(None,), ("unbiased",), (None,)]

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from linear_teacher import linear_teacher
 from numpy.typing import NDArray
+from small_trainers import grow_trees
 from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, save_ranker
+from ltrscale.bundle import BundleFacts, load, save_ranker
 from ltrscale.config import kind_of, members, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -47,7 +48,7 @@ from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.reports.findings import print_report, table
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import GBDTJob, train_gbdt
+from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -84,7 +85,8 @@ def network(
     network = Architecture(transform=transform.config, encoder=ResNetConfig(width=8), head=HeadConfig())
     ranker = Ranker(network, transform)
     settings = {} if loss is None else {"loss": loss.model_dump(mode="json")}
-    save_ranker(str(url), ranker, config=settings, features=features, dataset_hash="", metrics={}, made_by={})
+    about = BundleFacts(config=settings, features=features, dataset_hash="", metrics={}, made_by={})
+    save_ranker(str(url), ranker, about)
     return str(url)
 
 
@@ -92,7 +94,7 @@ def network(
 def config(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfig:
     folder = tmp_path_factory.mktemp("bundles")
     trees = LightGBMConfig(num_trees=5, num_threads=1)
-    train_gbdt(trees, splits, str(folder / "gbdt"), made_by={}, report=lambda _: None)
+    grow_trees(trees, splits, str(folder / "gbdt"))
     return EvaluateConfig.model_validate(
         {
             "models": {
@@ -451,7 +453,8 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
     for weight in ranker.head.parameters():
         torch.nn.init.constant_(weight, math.inf)
     diverged = str(tmp_path / "diverged")
-    save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
+    about = BundleFacts(config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
+    save_ranker(diverged, ranker, about)
     with pytest.raises(InputError, match="diverged: gives scores that are not finite"):
         evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={})
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference.metrics import expected_dcg, ideal_dcg
+from small_trainers import grow_trees
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
@@ -28,7 +29,6 @@ from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.report.make import ReportJob
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -77,7 +77,7 @@ def config(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Evaluate
     for name, trees in (("few", 1), ("many", 20)):
         models[name] = [str(tmp_path_factory.mktemp("bundles") / name)]
         settings = LightGBMConfig(num_trees=trees, num_threads=1, min_data_in_leaf=5)
-        train_gbdt(settings, splits, models[name][0], made_by={}, report=lambda _: None)
+        grow_trees(settings, splits, models[name][0])
     values: dict[str, Any] = {"models": models, "splits": splits, "resamples": 200, "baseline": AS_SHOWN}
     values |= {"outliers": {"gap": None}, "slice_by": ["period"], "docs_per_batch": 50}
     return EvaluateConfig.model_validate(values)
