@@ -26,7 +26,7 @@ from ltrscale.data.ids import QueryIds, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
-from ltrscale.ingest.tables import parquet_schema, read_parquet
+from ltrscale.ingest.parquet import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
 
 _BATCH = 1 << 16

@@ -24,12 +24,11 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.ingest.items import ItemBlocks
+from ltrscale.ingest.examined import ItemBlocks
 from ltrscale.ingest.lines import Lines, line_blocks
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock
+from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection, RowBlock
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.tables import Raw
 from ltrscale.ingest.texts import Encoding, ReadyIds, TextColumn, TokenColumns
 
 BAIDU_FEATURES = (
@@ -86,11 +85,6 @@ class BaiduUltr(Source):
             uses = {"label": "click", "clicks": "click", "positions": "position", "item": "doc", "meta": ("qid",)}
         tokens, media = self.token_columns, ("media_type",)
         return ColumnMapping(query="group", features=numeric, categorical=media, optional=media, tokens=tokens, **uses)
-
-    @property
-    def label_place(self) -> str:
-        """Clicks or labels, depending on the layout."""
-        return "the clicks or labels of the lines"
 
     @property
     def token_columns(self) -> TokenColumns:

@@ -15,8 +15,8 @@ from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names, roles
 from ltrscale.ingest.evidence import Beside, same_for_item
-from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.grades import MOST_GRADES
+from ltrscale.ingest.names import is_unnamed
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Choice, candidates_for, choose_role
 from ltrscale.ingest.structure import Structure

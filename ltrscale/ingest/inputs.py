@@ -21,7 +21,10 @@ from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.ingest.choices import SourceConfig
+from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.grouplogs import GroupRows
+from ltrscale.ingest.items import Items
+from ltrscale.ingest.letor import Letor
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
@@ -30,6 +33,9 @@ Lake = Literal["delta", "iceberg"]
 
 _LIBRARIES: dict[Lake, str] = {"delta": "deltalake", "iceberg": "pyiceberg"}
 _METADATA = re.compile(r"/v?([0-9]+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json$")
+
+
+SourceConfig = Annotated[Letor | Items | GroupRows | BaiduUltr, Field(discriminator="kind")]
 
 
 class InputFiles(Config):
@@ -112,11 +118,8 @@ class PrepareConfig(Config):
 
     @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
-        if self.duplicates != "reject":
-            try:
-                self.source.check_documents_named()
-            except ValueError as error:
-                raise ValueError(f"duplicates: {error}") from None
+        if self.duplicates != "reject" and (key := self.source.key_of_ids):
+            raise ValueError(f"duplicates: name the column with the ids of documents, {key}")
         return self
 
 
@@ -156,17 +159,8 @@ def raw_files(dataset: Dataset) -> list[str]:
     return urls
 
 
-def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
-    """A fingerprint of each input file, by URL, with the version of its table; it changes when the file does.
-
-    Raises:
-        InputError: an input is missing.
-    """
-    return fingerprints(list_inputs(config.inputs), config.source)
-
-
 def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
-    """The same for listed files, and for other files that their source reads."""
+    """A fingerprint of each file, by URL, and of other files that their source reads; it changes when the file does."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
     urls |= dict.fromkeys(source.files_beside())
     stamps = storage.at_once(storage.fingerprint, sorted(urls))

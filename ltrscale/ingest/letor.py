@@ -98,11 +98,6 @@ class Letor(Source):
             first=self._first_of(file),
         )
 
-    @property
-    def label_place(self) -> str:
-        """The first number of a row."""
-        return "the first number of each line"
-
 
 def read_letor(
     url: str,

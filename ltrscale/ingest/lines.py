@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.errors import InputError
-from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Rejection
+from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Raw, Rejection
 
 LONGEST_LINE = 1 << 24
 """Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
@@ -189,16 +189,6 @@ _BLOCK = 1 << 22
 _NEWLINE, _RETURN = b"\n\r"
 
 
-@dataclass(frozen=True)
-class LineTable:
-    """The rows of some lines with their line numbers, and the lines that were rejected."""
-
-    rows: pa.RecordBatch
-    lines_N: NDArray[np.int64]
-    rejected: list[Rejection]
-    lines: "Lines"
-
-
 class Lines(LineTexts):
     """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end.
 
@@ -254,7 +244,7 @@ class TextReader(ABC):
     header: bool = field(default=False, init=False)
     """True if the first line has the names of the columns."""
 
-    def __iter__(self) -> Iterator[LineTable]:
+    def __iter__(self) -> Iterator[Raw]:
         """The tables of the file, in order, each of at most `batch_rows` lines.
 
         Raises:
@@ -276,7 +266,8 @@ class TextReader(ABC):
                 table = pa.concat_tables([rows for rows, _ in parts])
                 batch = pa.record_batch([column.combine_chunks() for column in table.columns], list(self.columns))
                 lines_N = lines.first + np.concatenate([numbers for _, numbers in parts])
-                yield LineTable(batch, lines_N, sorted(rejected, key=lambda rejection: rejection.line), lines)
+                rejected.sort(key=lambda rejection: rejection.line)
+                yield Raw(batch, lines_N, lines, rejected, lines.share)
 
     def _encoding(self) -> str:
         return UTF8

@@ -9,10 +9,11 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Relative, Texts
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
 from ltrscale.data.vectors import Similarity
+from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.texts import TokenColumns
@@ -252,10 +253,6 @@ class ColumnMapping(_Columns):
         parts = {f"within {name}": name for name in self.within}
         return {use: name for use, name in single.items() if name is not None} | parts | self.side()
 
-    def missing_optional(self, schema: pa.Schema) -> list[str]:
-        """The optional columns that a file lacks."""
-        return [name for name in self.optional if name not in schema.names]
-
     def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""
         return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
@@ -299,6 +296,23 @@ class ColumnMapping(_Columns):
             if pattern in (feature.name, "numeric") or (prefix is not None and feature.name.startswith(prefix)):
                 return value
         return None
+
+    def fills_of(self, features: Sequence[Feature]) -> dict[str, Fill]:
+        """The fill of each feature that has one.
+
+        Raises:
+            InputError: a setting fits no numeric feature.
+        """
+        numeric = [feature for feature in features if feature.kind == "numeric"]
+        categories = {feature.name for feature in features if feature.kind == "categorical"}
+        for pattern in self.fill:
+            if pattern in categories:
+                raise InputError(
+                    f"fill: {pattern!r} is a category, and a missing one is a value of its own; leave it out"
+                )
+            matching(pattern, numeric, key="source.columns.fill")
+        fills = ((feature.name, self.fill_of(feature)) for feature in numeric)
+        return {name: value for name, value in fills if value is not None}
 
 
 class ListColumns(_Columns):

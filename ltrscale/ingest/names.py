@@ -275,3 +275,13 @@ def label_points(name: str) -> float:
     if has(name, _BEFORE) and not judged:
         return 0.0
     return next((points for pattern, points in LABELS if has(name, pattern)), 0.0)
+
+
+def is_unnamed(name: str) -> bool:
+    """True if a name is one that data frames write for a column without a name, such as their index.
+
+    Example:
+        >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
+        [True, True, True, False]
+    """
+    return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None

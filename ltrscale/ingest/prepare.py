@@ -9,6 +9,7 @@ Shapes: N rows, F features.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.config import Operational, made_by
+from ltrscale.config import Operational
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Manifest, open_dataset
@@ -45,7 +46,6 @@ from ltrscale.ingest.inputs import (
     UnitStart,
     cut_units,
     fingerprints,
-    input_fingerprints,
     list_inputs,
 )
 from ltrscale.ingest.mapping import Fill
@@ -61,6 +61,7 @@ from ltrscale.ingest.outcome import (
 )
 from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.source import File
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
 from ltrscale.ingest.validate import total_accounting
@@ -77,7 +78,8 @@ class PrepareJob(Stage):
     stage: ClassVar = "prepare"
     makes_data: ClassVar = True
     for_scoring: ClassVar[bool] = False
-    """True if the rows are only scored, by a job with the settings of `prepare` as its own keys."""
+    """True if the rows are only scored, by a job with the settings of `prepare` as its own keys: errors name those, and
+    nothing is said of labels or pretraining."""
     out: Operational[str]
     """Directory of the data set."""
     prepare: PrepareConfig
@@ -99,18 +101,59 @@ class PrepareJob(Stage):
         return self.prepare.replace(inputs=[{"path": storage.join(self._log, "*", "*.parquet")}])
 
     def inputs(self) -> dict[str, str]:
-        """Fingerprints of the input files."""
-        return input_fingerprints(self.own_settings())
+        """Fingerprints of the input files, and of other files that their source reads."""
+        return fingerprints(self._files, self.own_settings().source)
 
     def is_done(self, origin: Origin) -> bool:
-        """True if the data set holds the inputs, possibly with others that were added."""
-        return is_prepared(self.out, origin)
+        """True if the data set holds the inputs, possibly with others that were added; logs it if so."""
+        done = holds_inputs(self.out, origin)
+        if done:
+            log.info("prepare: %s is up to date, nothing to do", self.out)
+        return done
 
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Make the data set or add to it, then ask about features that may be known only after users have acted."""
-        dataset = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
-        if not self.for_scoring and dataset.manifest.counts().labelled:
-            ask_of_leaks(self.out)
+    def work(self, origin: Origin, report: Report) -> None:
+        """Make the data set, or add periods to it; readers see nothing of it until it is complete.
+
+        Unusable rows are in the quarantine, even if there are too many and nothing is committed. Query ids must not
+        return within the inputs of one fixed period, or within all inputs without one, including those of an existing
+        data set that is added to.
+
+        Raises:
+            InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
+                more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
+                does not fit the data set, or making the data set again would delete additions.
+        """
+        config, files = self.own_settings(), self._files
+        with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
+            existing_dataset = _before(config, self.out)
+            work = UnitSettings(config, config.source.find_features(files), files[0], self.out)
+            if existing_dataset is not None:
+                existing_periods = frozenset(existing_dataset.manifest.periods)
+                work = replace(work, features=check_addable(existing_dataset, work), taken=existing_periods)
+            sizes = storage.at_once(storage.size, [file.url for file in files])
+            first = next_unit(existing_dataset.manifest) if existing_dataset else 0
+            units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
+            work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
+            source = config.source.filled(_find_fills(work, units, existing_dataset))
+            work = replace(work, config=config.replace(source=source))
+            new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=self.ray)
+            check_rows(new.accounting, totals.first_rejections, work, key="" if self.for_scoring else "prepare.")
+            check_expected(config.expect, new)
+            manifest = new if existing_dataset is None else with_addition(existing_dataset.manifest, new)
+            manifest = commit_dataset(commit, manifest)
+        report_counts(self.out, new, report, added=existing_dataset is not None)
+        if not self.for_scoring:
+            warn_of_labels(self.out, manifest, config.source)
+            warn_of_copies(Dataset(self.out, manifest), new.periods)
+            log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
+            warn_of_places(self.out, totals.places.among(new.features))
+            if manifest.counts().labelled:
+                ask_of_leaks(self.out)
+
+    @cached_property
+    def _files(self) -> list[File]:
+        """The files of the inputs, listed once: the origin names those that are read."""
+        return list_inputs(self.own_settings().inputs)
 
     @property
     def _log(self) -> str:
@@ -121,66 +164,6 @@ class RowsJob(PrepareJob):
     """Turn rows to score into a data set directory."""
 
     for_scoring: ClassVar = True
-
-
-def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
-    """True if `prepare` with this origin (`made_by`) has made the data set or added to it; if so, it is logged."""
-    done = holds_inputs(out, origin)
-    if done:
-        log.info("prepare: %s is up to date, nothing to do", out)
-    return done
-
-
-def prepare(
-    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = lambda _: None, for_scoring: bool = False
-) -> Dataset:
-    """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
-
-    It does nothing if the same config has made or added the same inputs already. Unusable rows are in the quarantine,
-    even if there are too many and nothing is committed. Query ids must not return within the inputs of one fixed
-    period, or within all inputs without one, including those of an existing data set that is added to.
-
-    Args:
-        config: the inputs to read, and the way to write them.
-        out: the directory.
-        ray: process the units in parallel, in tasks of a Ray cluster; the output is the same.
-        report: receives the counts.
-        for_scoring: the rows are only scored, by a job with its own keys for `config`: errors name those keys, and
-            nothing about labels or pretraining is logged.
-
-    Raises:
-        InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
-            more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
-            does not fit the data set, or making the data set again would delete additions.
-    """
-    files = list_inputs(config.inputs)
-    origin = made_by("prepare", config, fingerprints(files, config.source))
-    if is_prepared(out, origin):
-        return open_dataset(out)
-    with storage.Commit(out) as commit, storage.scratch.directory() as folder:
-        existing_dataset = _before(config, out)
-        work = UnitSettings(config, config.source.find_features(files), files[0], out)
-        if existing_dataset is not None:
-            existing_periods = frozenset(existing_dataset.manifest.periods)
-            work = replace(work, features=check_addable(existing_dataset, work), taken=existing_periods)
-        sizes = storage.at_once(storage.size, [file.url for file in files])
-        first = next_unit(existing_dataset.manifest) if existing_dataset else 0
-        units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
-        work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
-        source = config.source.filled(find_fills(work, units, existing_dataset))
-        work = replace(work, config=config.replace(source=source))
-        new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=ray)
-        check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
-        check_expected(config.expect, new)
-        manifest = new if existing_dataset is None else with_addition(existing_dataset.manifest, new)
-        manifest = commit_dataset(commit, manifest)
-    report_counts(out, new, report, added=existing_dataset is not None)
-    if not for_scoring:
-        warn_of_labels(out, manifest, config.source)
-        warn_of_copies(Dataset(out, manifest), new.periods)
-        log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
-        warn_of_places(out, totals.places.among(new.features))
-    return Dataset(out, manifest)
 
 
 def _encoding(
@@ -342,14 +325,15 @@ class _Totals:
         return new if self._before is None else joined_manifests(self._before, new)
 
 
-def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
+def _find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
     """The fill value of each filled feature; from the data set that is added to, if there is one.
 
     Raises:
         InputError: no numeric feature has the name; a feature has no values for a median; the existing data set fills
             other features, or uses other numbers.
     """
-    fills = work.config.source.wanted_fills(work.features)
+    mapping = work.config.source.mapping
+    fills = mapping.fills_of(work.features) if mapping else {}
     if before is not None:
         _check_same(before, fills)
         return before.manifest.fills

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,16 @@ class RawTexts(Protocol):
     def only(self, lines_N: NDArray[np.int64]) -> "RawTexts":
         """The texts of these lines, without the rest of the input in memory."""
         ...
+
+
+class Raw(NamedTuple):
+    """Some rows with their line or row numbers and texts, the lines rejected, and the share of the file so far."""
+
+    rows: pa.RecordBatch
+    lines_N: NDArray[np.int64]
+    texts: RawTexts
+    rejected: list[Rejection]
+    share: float
 
 
 @dataclass

@@ -1,20 +1,18 @@
 """Files with one row per line or record, in any format, as Arrow batches in bounded memory; and joins of tables.
 
-Errors name the place of damage in a file. Tables join the rows of a log by a key, such as the text of a document by its
-id. Each process holds the table's columns in memory and looks up all rows of a block at once.
+Tables join the rows of a log by a key, such as the text of a document by its id. Each process holds the table's columns
+in memory and looks up all rows of a block at once.
 
 Shapes: N rows of a block, K rows of a table that joins.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -24,88 +22,8 @@ from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
-from ltrscale.ingest.lines import TextReader
-from ltrscale.ingest.rows import RawTexts, Rejection, RowTexts
-
-_READ_AHEAD = 1 << 18
-
-
-def parquet_schema(url: str) -> pa.Schema:
-    """The columns of a Parquet file, as they are read."""
-    with _open(url) as file:
-        return cols.plain_schema(file.schema_arrow)
-
-
-class Raw(NamedTuple):
-    """Some rows with their line or row numbers and texts, the lines rejected, and the share of the file so far."""
-
-    rows: pa.RecordBatch
-    lines_N: NDArray[np.int64]
-    texts: RawTexts
-    rejected: list[Rejection]
-    share: float
-
-
-def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Raw]:
-    """Read batches of at most `batch_rows` rows; `columns` are in file order.
-
-    A row group is read page by page: memory does not grow with the file or with its row groups.
-
-    Raises:
-        InputError: the file is missing or cannot be decoded; names row group and row.
-    """
-    with _open(url) as file:
-        row = 1
-        for group in range(file.num_row_groups):
-            # without its offset, which is in column metadata: if that is damaged, pyarrow kills the process
-            with damage(url, f"row group {group}, near row {row}"):
-                batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
-            while True:
-                with damage(url, f"row group {group}, near row {row}"):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                lines_N = np.arange(row, row + len(batch))
-                row += len(batch)
-                rows, share = cols.plain(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
-                yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
-        if row - 1 != file.metadata.num_rows:
-            raise InputError(
-                f"{url}: {row - 1:,} rows where its footer counts {file.metadata.num_rows:,}; "
-                "write the file again or remove it"
-            )
-
-
-@contextmanager
-def _open(url: str) -> Iterator[pq.ParquetFile]:
-    with storage.open_input(url) as stream:
-        if not (end := stream.seek(0, 2)):
-            raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
-        with damage(url, f"the footer before byte {end}"):
-            # checksums, if any, detect a flipped bit that would still decode
-            file = pq.ParquetFile(
-                stream,
-                pre_buffer=False,
-                buffer_size=_READ_AHEAD,
-                page_checksum_verification=True,
-                arrow_extensions_enabled=True,  # UUIDs, which are text here
-            )
-            assert file.schema_arrow is not None
-        yield file
-
-
-@contextmanager
-def damage(url: str, where: str) -> Iterator[None]:
-    """Raise InputError, with the place in the file, if pyarrow cannot decode it."""
-    with storage.named_errors(url):
-        try:
-            yield
-        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
-        except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
-            if storage.is_fault(error):
-                raise
-            raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error
-
+from ltrscale.ingest.parquet import parquet_schema, read_parquet
+from ltrscale.ingest.rows import Raw
 
 _PACKED = ("", ".gz", ".xz")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED)
@@ -116,8 +34,8 @@ Form = Literal["csv", "json", "parquet"]
 
 
 def file_form(url: str) -> Form:
-    """The form of a file with a name that `read_schema` accepts."""
-    return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
+    """The form of a file's values: text, JSON, or else typed as in Parquet."""
+    return "csv" if url.endswith(_CSV) else "json" if url.endswith(_JSON) else "parquet"
 
 
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:
@@ -161,15 +79,19 @@ def read_rows(
         InputError: the file is damaged.
     """
     if url.endswith(".parquet"):
-        yield from read_parquet(url, columns, batch_rows)
-        return
-    reader: TextReader = (
-        JsonReader(url, schema, columns, numbers, query, batch_rows)
-        if url.endswith(_JSON)
-        else CsvReader(url, schema, columns, numbers, query, batch_rows, dialect)
-    )
-    for table in reader:
-        yield Raw(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
+        return read_parquet(url, columns, batch_rows)
+    if url.endswith(_JSON):
+        return iter(JsonReader(url, schema, columns, numbers, query, batch_rows))
+    return iter(CsvReader(url, schema, columns, numbers, query, batch_rows, dialect))
+
+
+def typed_rows(url: str, batch_rows: int) -> Iterator[tuple[int, dict[str, Any]]] | None:
+    """The rows of a file with their numbers, as typed values; None if its rows are text."""
+    if file_form(url) != "parquet":
+        return None
+    schema, dialect = read_schema(url, Dialect()), Dialect()
+    raws = read_rows(url, schema, schema.names, numbers=(), query="", dialect=dialect, batch_rows=batch_rows)
+    return (row for raw in raws for row in zip(raw.lines_N.tolist(), raw.rows.to_pylist(), strict=True))
 
 
 def numbers_in(
@@ -277,12 +199,11 @@ class Joined:
         valid_N = keys_N.is_valid().to_numpy(zero_copy_only=False)
         return place[index_N], same[index_N] & valid_N
 
-
-def fault(joined: Joined, key: str | None) -> str:
-    """The reason to reject a row with this key."""
-    names = ", ".join(joined.join.key)
-    shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
-    return f"{names} {shown} {'is' if joined.join.rows == 'unmatched' else 'is not'} in {joined.join.path}"
+    def fault(self, key: str | None) -> str:
+        """The reason to reject a row with this key."""
+        names = ", ".join(self.join.key)
+        shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
+        return f"{names} {shown} {'is' if self.join.rows == 'unmatched' else 'is not'} in {self.join.path}"
 
 
 def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str], Dialect], file: str) -> pa.Schema:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare
 from reference import matching as slow
 
 from ltrscale import storage
@@ -24,7 +25,6 @@ from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 SIZE = 30
 WEEKS = ("w1", "w1", "w1", "w2", "w2")

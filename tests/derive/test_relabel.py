@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command_lines import run_here
+from preparing import prepare
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -25,7 +26,6 @@ from ltrscale.derive import rewrite
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob, relabel
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 Write = Callable[..., str]
 Apply = Callable[..., str]

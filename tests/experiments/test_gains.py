@@ -10,6 +10,7 @@ import pytest
 import shop
 import torch
 from numpy.typing import NDArray
+from preparing import prepare
 from small_trainers import finetune
 
 from ltrscale import storage
@@ -27,7 +28,6 @@ from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.ingest import validate
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig

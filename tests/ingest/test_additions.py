@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -18,7 +19,7 @@ from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.ingest.prepare import PrepareJob
 
 COLUMNS = {"query": "q", "item": "d", "label": "y", "features": ["f*"], "time": "day", "period": "day"}
 SOURCE = {"kind": "items", "columns": COLUMNS}

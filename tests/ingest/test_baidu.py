@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare
 from token_columns import lists_of
 
 from ltrscale import storage
@@ -16,7 +17,6 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.ingest import baidu, lines
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 REST = ["0", "0", "0", "12.5", *["0"] * 18]  # how a document was shown, which nothing reads
 

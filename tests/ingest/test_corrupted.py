@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from news_log import NEWS
 from nightly import nightly
+from preparing import prepare
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 Rng = np.random.Generator
 SOURCES: dict[str, dict[str, Any]] = {

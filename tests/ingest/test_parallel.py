@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare
 from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
@@ -23,7 +24,6 @@ from ltrscale.ingest import parallel
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.parallel import Call, run_tasks
-from ltrscale.ingest.prepare import prepare
 
 LETOR = {"kind": "letor"}
 BERLIN = int(encode(pa.array(["berlin"]))[0])

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare
 from pydantic import ValidationError
 
 from ltrscale import storage
@@ -26,7 +27,6 @@ from ltrscale.ingest.assembly import LikePlaces
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 LETOR = {"kind": "letor"}

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare
 
 from ltrscale import storage
 from ltrscale.ingest import items, letor, lines
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import LineTexts
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import RawTexts, RowBlock, RowTexts, concat, cut, keep
 
 

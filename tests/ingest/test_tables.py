@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from preparing import prepare
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.source import Needs
 
 LOG = "q,d,x\na,1,0.5\na,2,1.5\nb,2,2.5\nb,3,3.5\n"

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare
 from token_columns import lists_of
 
 from ltrscale import storage
@@ -22,7 +23,6 @@ from ltrscale.data.dataset.tokens import TokenSummary
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.source import Needs
 
 IDS = {"kind": "ids", "size": 100}

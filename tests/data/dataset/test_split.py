@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 from dataset_changes import add_period, with_renamed_files
+from preparing import prepare
 
 from ltrscale import config, storage
 from ltrscale.data.dataset import disjoint
@@ -19,7 +20,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.stages.stage import dataset_hashes
 from ltrscale.trees.gbdt import GBDTJob
 
