@@ -176,8 +176,7 @@ class CollectionStatistics:
         metadata = {"about": json.dumps(header)}
         with commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
-        placed = commit.files[-1]
-        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+        return ListedFile(**vars(commit.files[-1]))
 
 
 def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, TokenLists]:

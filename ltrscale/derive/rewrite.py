@@ -323,8 +323,7 @@ class GroupWriter:
             return None
         with self._commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
-        placed = self._commit.files[-1]
-        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+        return ListedFile(**vars(self._commit.files[-1]))
 
 
 def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

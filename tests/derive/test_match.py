@@ -21,7 +21,7 @@ from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
 from ltrscale.derive.match import MatchJob
 from ltrscale.derive.measures import MEASURES, TokenLists, collect, gather_statistics, match_measures, merge
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
@@ -184,10 +184,9 @@ def test_damaged_statistics_are_named(tmp_path: Path) -> None:
 def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
     out = matched(prepared(log(tmp_path), tmp_path / "data").url, tmp_path / "out")
     steps = RelabelConfig.model_validate({"steps": [{"kind": "min_docs", "documents": 2}]})
-    other = relabel(steps, out.url, str(tmp_path / "other"), origin={"stage": "relabel"}, report=lambda _: None)
-    again = matched(
-        prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", periods=[], statistics=other.url
-    )
+    other = str(tmp_path / "other")
+    RelabelJob(relabel=steps, data=out.url, out=other).work({"stage": "relabel"}, lambda _: None)
+    again = matched(prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", periods=[], statistics=other)
     assert rows_of(again) == rows_of(out)
 
 
