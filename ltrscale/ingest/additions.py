@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits
 from ltrscale.config import as_text
 from ltrscale.data.dataset.commits import ADDED, commands
 from ltrscale.data.dataset.files import DataFiles
@@ -128,7 +128,7 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
             ids.kept.add(hashes)
 
 
-def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
+def mapped_ids(url: str, file: ListedFile, folder: Path) -> Bits:
     """The hashes in a file of a data set, mapped from a checked copy in `folder`."""
     place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
@@ -136,7 +136,7 @@ def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
     if storage.sha256(copy) != file.sha256:
         raise InputError(f"{place}: its content is not what was committed (hash differs); make the directory again")
     try:
-        hashes: NDArray[np.uint64] = np.load(copy, mmap_mode="r")
+        hashes: Bits = np.load(copy, mmap_mode="r")
     except ValueError as error:
         raise InputError(f"{place}: no array of hashes ({error}); make the directory again") from error
     return hashes
@@ -157,7 +157,7 @@ def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, fo
     return (*files, ListedFile(**vars(commit.files[-1])))
 
 
-def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
+def known_ids(before: Dataset) -> Iterator[Bits]:
     """Hashes of a data set's query ids, block by block, without the ids in fixed periods, which are separate."""
     try:
         inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits, Floats, Ints
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
@@ -54,7 +55,7 @@ class LikePlaces:
         self._rises_F = np.ones(n_features, np.bool_)
         self._falls_F = np.ones(n_features, np.bool_)
 
-    def add(self, features_NF: NDArray[np.float32], positions_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> None:
+    def add(self, features_NF: Floats, positions_N: pa.Array, offsets_Q1: Ints) -> None:
         """Add whole groups; documents without a position are left out."""
         places_N = np.asarray(positions_N.to_numpy(zero_copy_only=False), np.float64)
         group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
@@ -99,11 +100,11 @@ class Written:
     labels: LabelCounts
     quarantine: tuple[str, ...]
     first_rejections: tuple[Rejection, ...]
-    categories: Mapping[str, NDArray[np.uint64]]
+    categories: Mapping[str, Bits]
     tokens: Mapping[str, TokenSummary]
     texts: Mapping[str, RecordedCodes]
-    kept: NDArray[np.uint64]
-    others: NDArray[np.uint64]
+    kept: Bits
+    others: Bits
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,9 @@ class Survey:
     """The groups of a unit, each query id once: hash and documents of the kept groups, and hashes of the others."""
 
     rows: int
-    kept_Q: NDArray[np.uint64]
+    kept_Q: Bits
     documents_Q: NDArray[np.int32]
-    others_Q: NDArray[np.uint64]
+    others_Q: Bits
 
 
 def write_unit(

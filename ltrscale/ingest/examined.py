@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import Clock, instants, part_of, periods
@@ -34,7 +34,7 @@ class Examined:
 
     def reject(
         self,
-        bad_N: NDArray[np.bool_],
+        bad_N: Bools,
         reason: str,
         rule: Rule = "unparsable",
         *,
@@ -76,7 +76,7 @@ class Examined:
         self.reject(bad_N, f"column {mapping.time!r} is not a time stamp", column=mapping.time)
         return periods_N
 
-    def labels(self, mapping: ColumnMapping) -> NDArray[np.float32]:
+    def labels(self, mapping: ColumnMapping) -> Floats:
         """The labels, NaN if missing; rows with a value that has no grade are rejected."""
         name, grades = mapping.label, mapping.grades
         if name is None:
@@ -96,7 +96,7 @@ class Examined:
         self.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
         return cols.float_column(pa.array(list(grades.values()), pa.float32()).take(index_N))
 
-    def seconds(self, name: str, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def seconds(self, name: str, clock: Clock) -> tuple[Ints, Bools]:
         """A time column in seconds since 1970, and a mask of rows without a time; unreadable rows are rejected."""
         column = self.batch.column(name)
         seconds_N, bad_N = instants(column, clock)
@@ -129,10 +129,10 @@ class Examined:
 
     def rejections(
         self,
-        lines_N: NDArray[np.int64],
+        lines_N: Ints,
         texts: RawTexts,
         query_ids_N: pa.StringArray,
-        rows_N: NDArray[np.int64] | None = None,
+        rows_N: Ints | None = None,
     ) -> list[Rejection]:
         """One rejection for each bad row, in order, counted as `rows_N` input rows (1 by default)."""
         rejected = []
@@ -209,7 +209,7 @@ class ItemBlocks:
         column = rows.batch.column(name)
         return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
 
-    def _features(self, rows: Examined) -> NDArray[np.float32]:
+    def _features(self, rows: Examined) -> Floats:
         features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
         made = _dates(rows, self.mapping) | _vectors(rows, self.mapping)
         for i, feature in enumerate(self.features):
@@ -222,7 +222,7 @@ class ItemBlocks:
         return features_NF
 
 
-def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, NDArray[np.float32]]:
+def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
     dates = {}
     time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
     for name, (column, part) in mapping.date_features().items():
@@ -232,7 +232,7 @@ def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, NDArray[np.float
     return dates
 
 
-def _vectors(rows: Examined, mapping: ColumnMapping) -> dict[str, NDArray[np.float32]]:
+def _vectors(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
     read = {name: rows.vectors(name, size) for name, size in mapping.vector_columns.items()}
     tables = {name: read[name].rows_of_length(size) for name, size in mapping.vectors.items() if name in read}
     found = {name: tables[column][:, place] for name, (column, place) in mapping.vector_features().items()}

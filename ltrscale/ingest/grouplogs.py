@@ -10,8 +10,8 @@ from typing import Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
@@ -153,7 +153,7 @@ class _GroupBlocks:
             share=raw.share,
         )
 
-    def _examine(self, groups: Examined) -> NDArray[np.int64]:
+    def _examine(self, groups: Examined) -> Ints:
         """Compare the list lengths of each group; returns its number of documents, 1 if that is not known."""
         mapping, batch = self.mapping, groups.batch
         columns = mapping.feature_columns(batch.schema)
@@ -183,11 +183,11 @@ class _GroupBlocks:
         return lengths_G
 
     def _tokens(
-        self, groups: Examined, lengths_G: NDArray[np.int64]
-    ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, NDArray[np.int64]]]]:
+        self, groups: Examined, lengths_G: Ints
+    ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, Ints]]]:
         """The tokens of queries, and of documents with the group of each; groups with bad tokens are rejected."""
         of_queries: dict[str, pa.Array] = {}
-        of_documents: dict[str, tuple[pa.Array, NDArray[np.int64]]] = {}
+        of_documents: dict[str, tuple[pa.Array, Ints]] = {}
         tokens = self.mapping.tokens
         for field, text in (tokens.fields() if tokens else {}).items():
             assert tokens is not None
@@ -204,9 +204,7 @@ class _GroupBlocks:
             of_documents |= {name: (column, group) for name, column in columns.items()}
         return of_queries, of_documents
 
-    def _documents(
-        self, groups: Examined, text: TextColumn, lengths_G: NDArray[np.int64]
-    ) -> tuple[pa.Array, NDArray[np.int64]]:
+    def _documents(self, groups: Examined, text: TextColumn, lengths_G: Ints) -> tuple[pa.Array, Ints]:
         """The texts or ids of all documents, and their groups; groups with a wrong number of them are rejected."""
         counted = groups.batch.column(text.lengths or text.column)
         groups.reject(
@@ -227,7 +225,7 @@ class _GroupBlocks:
             flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)
         return flat, group
 
-    def _features(self, batch: pa.RecordBatch, n: int) -> NDArray[np.float32]:
+    def _features(self, batch: pa.RecordBatch, n: int) -> Floats:
         columns = self.mapping.feature_columns(batch.schema)
         if self.mapping.matrix:
             values = batch.column(columns[0]).flatten()
@@ -249,21 +247,21 @@ class _GroupBlocks:
         return features_NF
 
 
-def _lengths(column: pa.Array) -> NDArray[np.int64]:
+def _lengths(column: pa.Array) -> Ints:
     """The number of values in each list, 0 for null."""
     return np.asarray(pc.list_value_length(column).cast(pa.int64()).fill_null(0), np.int64)
 
 
-def _sums(column: pa.Array) -> NDArray[np.int64]:
+def _sums(column: pa.Array) -> Ints:
     """The sum of each list, -1 if a value is negative, null or not a whole number."""
     values = cols.without_dictionary(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
     wrong = (values < 0) | (values != np.floor(values))
     group = np.repeat(np.arange(len(column)), _lengths(column))
-    sums: NDArray[np.int64] = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)
+    sums: Ints = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)
     return np.where(_any(column, wrong), -1, sums)
 
 
-def _any(column: pa.Array, is_bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _any(column: pa.Array, is_bad: Bools) -> Bools:
     """True for lists with a bad value; `is_bad` marks the bad ones among the values of all lists."""
     group = np.repeat(np.arange(len(column)), _lengths(column))
     return np.asarray(np.bincount(group[is_bad], minlength=len(column)) > 0)

@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Ints
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import read_lines
@@ -210,7 +210,7 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
         )
 
 
-def _read_group_sizes(url: str) -> tuple[NDArray[np.int64], list[Rejection]]:
+def _read_group_sizes(url: str) -> tuple[Ints, list[Rejection]]:
     """The sizes, and a rejection for each size of 0."""
     sizes: list[int] = []
     empty: list[Rejection] = []

@@ -13,9 +13,9 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
 from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart
@@ -43,7 +43,7 @@ class _WrittenUnit(NamedTuple):
 
     written: Written
     placed: tuple[storage.Placed, ...]
-    lost_ids: NDArray[np.uint64]
+    lost_ids: Bits
 
 
 @dataclass
@@ -104,7 +104,7 @@ class UnitsOnRay:
         self.start = UnitStart(start.gid + int((~back_Q).sum()), start.documents + documents)
         return self._write(i, start, returning)
 
-    def _write(self, i: int, start: UnitStart, returning: NDArray[np.uint64]) -> Call:
+    def _write(self, i: int, start: UnitStart, returning: Bits) -> Call:
         arguments = (self.work, self.units[i], start, returning, storage.share_leases())
         return Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
@@ -124,7 +124,7 @@ def _survey(work: UnitSettings, unit: Unit) -> Survey:
 
 
 def _write(
-    work: UnitSettings, unit: Unit, start: UnitStart, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
+    work: UnitSettings, unit: Unit, start: UnitStart, returning: Bits, leases: tuple[storage.Lease, ...]
 ) -> _WrittenUnit:
     """The task of the second pass."""
     storage.join_leases(leases)

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits, Bools, Floats
 from ltrscale.config import Operational
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
@@ -260,7 +260,7 @@ class _Totals:
         work: UnitSettings,
         schema: pa.Schema | None,
         before: Manifest | None,
-        categories: Mapping[str, NDArray[np.uint64]],
+        categories: Mapping[str, Bits],
     ) -> None:
         self.units = 0
         self._before = before
@@ -295,7 +295,7 @@ class _Totals:
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
 
-    def categories(self) -> dict[str, NDArray[np.uint64]]:
+    def categories(self) -> dict[str, Bits]:
         """The values of each categorical feature, as `Written.categories`."""
         return {name: encoder.known for name, encoder in self._encoders.items()}
 
@@ -376,7 +376,7 @@ def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) ->
     return {name: each.median() for name, each in zip(names, values, strict=True)}
 
 
-def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> NDArray[np.bool_]:
+def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> Bools:
     """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
     if not wanted:
         return np.ones(len(block), bool)
@@ -396,7 +396,7 @@ class _Values:
     def __init__(self) -> None:
         self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
 
-    def add(self, values_N: NDArray[np.float32]) -> None:
+    def add(self, values_N: Floats) -> None:
         """Add the finite ones."""
         values_n = values_N[np.isfinite(values_N)]
         self._kept.append(values_n[-self.seen % self._step :: self._step].copy())

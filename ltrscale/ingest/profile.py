@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Ints
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
@@ -352,9 +352,7 @@ def _readable(kind: pa.DataType) -> bool:
     return cols.is_text(kind) or cols.is_number(kind)
 
 
-def _times(
-    distinct_values: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
-) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
+def _times(distinct_values: pa.Array, kind: pa.DataType, bad_V: Bools) -> tuple[tuple[str, ...], Ints, Bools]:
     """The time formats of distinct values, their times in the best format, and a mask of values that are not times."""
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):

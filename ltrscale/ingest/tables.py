@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Bits, Bools, Ints
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
@@ -169,11 +169,11 @@ class Joined:
     """A table in memory: its keys sorted by hash, and the columns to join."""
 
     join: Join
-    hashes_K: NDArray[np.uint64]
+    hashes_K: Bits
     keys_K: pa.Array
     columns: dict[str, pa.Array]
 
-    def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_], list[str]]:
+    def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Bools, list[str]]:
         """The rows with the columns joined, a mask of rows to reject, and the key of every row."""
         keys_N = _keys([rows.column(name) for name in self.join.key])
         place_N, matched_N = self._find(keys_N)
@@ -187,7 +187,7 @@ class Joined:
         bad_N = {"matched": ~matched_N, "unmatched": matched_N, "all": np.zeros(len(rows), bool)}[self.join.rows]
         return rows, bad_N, keys_N.to_pylist()
 
-    def _find(self, keys_N: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _find(self, keys_N: pa.Array) -> tuple[Ints, Bools]:
         """The table row of each key, and a mask of the keys that the table has."""
         coded = keys_N.dictionary_encode()
         if not len(self.hashes_K) or not len(coded.dictionary):
