@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Bits, Floats, Ints
+from ltrscale.arrays import Bits, Bools, Floats, Ints
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
@@ -129,14 +129,8 @@ def write_unit(
 ) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
-    Args:
-        work: the settings that all units share.
-        unit: the files to read.
-        start: the unit's first gid, and the documents before it.
-        commit: puts the files in place.
-        ids: must have the unit's query ids that occur in earlier units; receives the ids of this unit.
-        folder: for temporary files.
-        advance: called with rows, and with bytes of the input.
+    `ids` must have the unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for
+    temporary files, and `advance` is called with rows, and with bytes of the input.
 
     Raises:
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
@@ -166,7 +160,7 @@ def write_unit(
             places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
-        tokens = summed([tokens, summarise(table), cut_off(groups)])
+        tokens = summed([tokens, summarise(table), _cut_off(groups)])
         schema = schema or table.schema
         check_columns(schema, table.schema, groups.rows.file, str(unit))
         writer.add(_periods(groups, work, unit), table)
@@ -202,7 +196,7 @@ def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature
     return replace(block, features_NF=np.where(missing_NF, fills_F, block.features_NF))
 
 
-def cut_off(groups: Groups) -> dict[str, TokenSummary]:
+def _cut_off(groups: Groups) -> dict[str, TokenSummary]:
     """How much was cut off the texts of some groups, by column; for query texts, the group's first row counts."""
     summaries, columns = {}, groups.rows.columns
     for name in (name.removeprefix(FULL) for name in columns if name.startswith(FULL)):
@@ -226,13 +220,25 @@ def training_texts(
     read = work.config.source.open(work.features, first=work.first.url, encoders={})
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
-            name = pa.scalar(unit.period or block.period or work.config.period)
-            periods_N = pa.repeat(name, len(block)) if unit.period or block.periods_N is None else block.periods_N
-            wanted_N = pc.is_in(periods_N, pa.array(tokenizer.learns_from, pa.string()))
+            wanted_N = pa.array(in_periods(block, unit, work.config.period, tokenizer.learns_from))
             for column in (column for name, column in block.columns.items() if "_tokens_" in name):
                 texts = column.filter(wanted_N).unique().drop_null().to_pylist()
                 new = ~seen.add(hash_ids(texts))
                 yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
+
+
+def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> Bools:
+    """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
+    if not wanted:
+        return np.ones(len(block), bool)
+    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
+    if unit.period or block.periods_N is None:
+        names, index_N = [unit.period or block.period or default], np.zeros(len(block), np.int64)
+    else:
+        coded = block.periods_N.fill_null(default).dictionary_encode()
+        names, index_N = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    inside = np.array([any(first <= name <= last for first, last in ranges) for name in names], bool)
+    return inside[index_N] if len(block) else np.zeros(0, bool)
 
 
 def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:

@@ -31,7 +31,7 @@ from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection, RowBlock
 from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.texts import Encoding, ReadyIds, TextColumn, TokenColumns
 
-BAIDU_FEATURES = (
+_BAIDU_FEATURES = (
     Feature(name="query_length"),
     Feature(name="title_length"),
     Feature(name="abstract_length"),
@@ -63,7 +63,7 @@ class BaiduUltr(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
         """The same features for all files."""
-        return BAIDU_FEATURES
+        return _BAIDU_FEATURES
 
     def open(
         self,
@@ -75,11 +75,11 @@ class BaiduUltr(Source):
     ) -> Reader:
         """The reader of this layout."""
         columns = self._columns()
-        return lambda file: _read(ItemBlocks(file.url, columns, BAIDU_FEATURES, encoders, encoding=encoding))
+        return lambda file: _read(ItemBlocks(file.url, columns, _BAIDU_FEATURES, encoders, encoding=encoding))
 
     def _columns(self) -> ColumnMapping:
         """The uses of the columns of `_Rows`."""
-        numeric = tuple(feature.name for feature in BAIDU_FEATURES if feature.kind == "numeric")
+        numeric = tuple(feature.name for feature in _BAIDU_FEATURES if feature.kind == "numeric")
         uses: dict[str, Any] = {"label": "label", "meta": ("qid", "bucket")}
         if self.layout == "sessions":
             uses = {"label": "click", "clicks": "click", "positions": "position", "item": "doc", "meta": ("qid",)}
@@ -154,16 +154,8 @@ class _Rows:
 
 
 def _read(build: ItemBlocks) -> Iterator[RowBlock]:
-    """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
-
-    Session queries recur often in this data set, so a group's id is the query's id plus the file name and the line.
-    Rejections: `unparsable`, a line that is neither query nor document, a document with an unreadable query, or a
-    position, click or label that is not a number; `bad_tokens`, a token that is not an id of the vocabulary, or a query
-    without tokens; `empty_group`, a query without documents.
-
-    Raises:
-        InputError: the file is missing or its compressed data is broken.
-    """
+    """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file."""
+    # session queries recur often in this data set, so a group's id is the query's id plus the file name and the line
     url, is_judged = build.url, build.mapping.clicks is None
     names, sessions = _JUDGED if is_judged else _SHOWN, _Sessions(url)
     for lines in line_blocks(url):

@@ -50,7 +50,7 @@ class InputFiles(Config):
     table: Lake | None = None
     """The path is a table of Delta Lake or Apache Iceberg: its directory or, for Iceberg, a metadata file."""
     version: int | None = Field(default=None, ge=0)
-    """Version of a Delta table or id of an Iceberg snapshot; the newest one by default."""
+    """Version of a Delta table or id of an Iceberg _snapshot; the newest one by default."""
 
     @model_validator(mode="after")
     def _version_of_a_table(self) -> Self:
@@ -134,7 +134,7 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     files = []
     for entry in inputs:
         if entry.table is not None:
-            table = snapshot(entry.path, entry.table, entry.version)
+            table = _snapshot(entry.path, entry.table, entry.version)
             version = f"{entry.table} {table.version}"
             files += [File(url=url, period=entry.period, version=version) for url in table.files]
             continue
@@ -241,20 +241,20 @@ class UnitStart:
     gid: int = 0
     documents: int = 0
 
+    def after(self, groups: int, documents: int) -> "UnitStart":
+        """The start after further groups and documents."""
+        return UnitStart(self.gid + groups, self.documents + documents)
 
-class TableVersion(NamedTuple):
+
+class _TableVersion(NamedTuple):
     """A version of a table and its files, sorted."""
 
     version: int
     files: tuple[str, ...]
 
 
-def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
-    """The files of a table at a directory or, for Iceberg, perhaps a metadata file (`.metadata.json`).
-
-    Raises:
-        InputError: there is no such table or version, its library is not installed, or files still have deleted rows.
-    """
+def _snapshot(url: str, lake: Lake, version: int | None) -> _TableVersion:
+    """The files of a table at a directory or, for Iceberg, perhaps a metadata file (`.metadata.json`)."""
     library = _LIBRARIES[lake]
     if importlib.util.find_spec(library) is None:
         raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
@@ -269,7 +269,7 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
     return table
 
 
-def _delta(url: str, version: int | None) -> TableVersion:
+def _delta(url: str, version: int | None) -> _TableVersion:
     from deltalake import DeltaTable
 
     if not storage.exists(storage.join(url, "_delta_log")):  # our error is better if the store refuses access
@@ -282,14 +282,14 @@ def _delta(url: str, version: int | None) -> TableVersion:
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
-    return TableVersion(table.version(), tuple(sorted(table.file_uris())))
+    return _TableVersion(table.version(), tuple(sorted(table.file_uris())))
 
 
-def _iceberg(url: str, version: int | None) -> TableVersion:
+def _iceberg(url: str, version: int | None) -> _TableVersion:
     table = _static_table(_newest_metadata(url))
     current = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if current is None:
-        raise InputError(f"{url}: no snapshot {version or ''}; leave version out for the newest one")
+        raise InputError(f"{url}: no _snapshot {version or ''}; leave version out for the newest one")
     _check_names(url, table)
     tasks = list(table.scan(snapshot_id=current.snapshot_id).plan_files())
     if any(task.delete_files for task in tasks):
@@ -298,7 +298,7 @@ def _iceberg(url: str, version: int | None) -> TableVersion:
         raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
     paths = (task.file.file_path for task in tasks)
     local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
-    return TableVersion(current.snapshot_id, tuple(sorted(local)))
+    return _TableVersion(current.snapshot_id, tuple(sorted(local)))
 
 
 def _static_table(metadata: str) -> Any:

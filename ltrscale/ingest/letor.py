@@ -6,6 +6,7 @@ Shapes: N rows of a block, F features, G groups.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -61,7 +62,7 @@ class Letor(Source):
             raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
         n_features, first = 0, ""
         for file in files:
-            found = infer_format(file.url, qid=file.group_sizes is None, first=self.first_index)
+            found = _infer_format(file.url, qid=file.group_sizes is None, first=self.first_index)
             n = None if found is None else found.n_features
             if n is not None and not n_features:
                 n_features, first = n, file.url
@@ -76,7 +77,7 @@ class Letor(Source):
         """The index of a file's first feature."""
         if self.first_index is not None or not self.dense:
             return 1 if self.first_index is None else self.first_index
-        found = infer_format(file.url, qid=file.group_sizes is None)
+        found = _infer_format(file.url, qid=file.group_sizes is None)
         return 1 if found is None else found.first
 
     def open(
@@ -88,14 +89,9 @@ class Letor(Source):
         encoding: Encoding | None = None,  # noqa: ARG002
     ) -> Reader:
         """The reader of text with these features."""
-        n, size = len(features), _BLOCK_BYTES
-        return lambda file: read_letor(
-            file.url,
-            n_features=n,
-            dense=self.dense,
-            group_sizes=file.group_sizes,
-            block_bytes=size,
-            first=self._first_of(file),
+        read, n_features = partial(read_letor, dense=self.dense), len(features)
+        return lambda file: read(
+            file.url, n_features=n_features, group_sizes=file.group_sizes, first=self._first_of(file)
         )
 
 
@@ -137,14 +133,8 @@ def read_letor(
     yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
 
 
-def infer_format(url: str, *, qid: bool = True, first: int | None = None) -> RowFormat | None:
-    """The format of the file's first row that parses as a dense one, or None if no row does.
-
-    `qid`: whether rows have a query id; `first`: the index of the first feature, if it is known.
-
-    Raises:
-        InputError: the file is missing or its compressed data is broken.
-    """
+def _infer_format(url: str, *, qid: bool = True, first: int | None = None) -> RowFormat | None:
+    """The format of the file's first row that parses as a dense one, or None; `first` is its first index, if known."""
     for piece, _ in read_lines(url, size=_PIECE):
         for line in piece.split(b"\n"):
             if found := dense_format(line, qid=qid, first=first):

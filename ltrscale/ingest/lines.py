@@ -25,7 +25,7 @@ from ltrscale.arrays import Bools, Ints
 from ltrscale.errors import InputError
 from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Raw, Rejection
 
-LONGEST_LINE = 1 << 24
+_LONGEST_LINE = 1 << 24
 """Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
 
 UTF8 = "utf-8"
@@ -92,7 +92,7 @@ def _whole_lines(chunks: Iterable[Piece]) -> Iterator[Piece]:
             carry = bytearray(chunk[cut:])
         else:
             carry += chunk
-        if len(carry) > LONGEST_LINE:
+        if len(carry) > _LONGEST_LINE:
             carry[_KEPT_OF_LONG:] = _CUT_MARK
     if carry:
         yield Piece(bytes(carry) + b"\n", 1.0)

@@ -87,12 +87,8 @@ class _Columns(Config):
             raise ValueError("give time or period_column, not both")
         return self
 
-    def check_side(self, features: Sequence[str]) -> None:
-        """Refuse features that are known only after a list was shown.
-
-        Raises:
-            ValueError: one is the position, the click or the gain too.
-        """
+    def _check_side(self, features: Sequence[str]) -> None:
+        """Refuse features that are known only after a list was shown: the position, the click or the gain."""
         noun = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
         named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
         for use, name in named.items():
@@ -190,7 +186,7 @@ class ColumnMapping(_Columns):
                 raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
-        self.check_side((*self.features, *self.categorical))
+        self._check_side((*self.features, *self.categorical))
         for name in self.optional:
             if name.endswith("*") or name not in (*self.features, *self.categorical, *self.dates, *self.vectors):
                 raise ValueError(
@@ -348,7 +344,7 @@ class ListColumns(_Columns):
             raise ValueError("names has a name twice; name each feature once")
         if not self.features and not self.categorical:
             raise ValueError("name at least one column of features")
-        self.check_side((*self.features, *([] if self.matrix else self.categorical)))
+        self._check_side((*self.features, *([] if self.matrix else self.categorical)))
         return self
 
     @property

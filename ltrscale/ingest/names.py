@@ -236,7 +236,7 @@ _CAUSE = (
     r"^(is_)?(fault|faulty|failed|failure|defect|defective|root_cause|culprit|cause|hit|won|hired|applied)$"
     r"|^(ist_)?(fehler|defekt|ursache|schuld)$"
 )
-LABELS = (
+_LABELS = (
     (WORTH, 2.2),
     (rf"^{_JUDGED}s?$", 5.0),
     (rf"^{_EVENT}$", 4.5),
@@ -274,7 +274,7 @@ def label_points(name: str) -> float:
     judged = has(name, rf"^{_JUDGED}s?$")  # such as the median of several judgements
     if has(name, _BEFORE) and not judged:
         return 0.0
-    return next((points for pattern, points in LABELS if has(name, pattern)), 0.0)
+    return next((points for pattern, points in _LABELS if has(name, pattern)), 0.0)
 
 
 def is_unnamed(name: str) -> bool:

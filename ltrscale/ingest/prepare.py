@@ -7,7 +7,7 @@ rows) stay with a data set for all later rows.
 Shapes: N rows, F features.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ltrscale import storage
-from ltrscale.arrays import Bits, Bools, Floats
+from ltrscale.arrays import Bits, Floats
 from ltrscale.config import Operational
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
@@ -37,8 +37,17 @@ from ltrscale.ingest.additions import (
     schema_of,
     with_addition,
 )
-from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, training_texts, write_unit
+from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, in_periods, training_texts, write_unit
 from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
+from ltrscale.ingest.checks import (
+    check_expected,
+    check_rows,
+    log_shortcuts,
+    report_counts,
+    warn_of_copies,
+    warn_of_labels,
+    warn_of_places,
+)
 from ltrscale.ingest.inputs import (
     PrepareConfig,
     Unit,
@@ -48,24 +57,15 @@ from ltrscale.ingest.inputs import (
     fingerprints,
     list_inputs,
 )
+from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.mapping import Fill
-from ltrscale.ingest.outcome import (
-    ask_of_leaks,
-    check_expected,
-    check_rows,
-    log_shortcuts,
-    report_counts,
-    warn_of_copies,
-    warn_of_labels,
-    warn_of_places,
-)
 from ltrscale.ingest.parallel import UnitsOnRay
-from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.source import File
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
 from ltrscale.ingest.validate import total_accounting
-from ltrscale.progress import Advance, Report, log, progress
+from ltrscale.progress import Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
 
@@ -204,13 +204,13 @@ def _write(
     ids, start, schema = QueryIds(folder), UnitStart(), None
     if dataset is not None:
         groups, documents, _ = dataset.manifest.counts()
-        start, schema = UnitStart(groups, documents), schema_of(dataset)
+        start, schema = start.after(groups, documents), schema_of(dataset)
         if any(not unit.period for unit in units):
             recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)
     if unfinished.manifest is not None:
         groups, documents, _ = unfinished.manifest.counts()
-        start = UnitStart(start.gid + groups, start.documents + documents)
+        start = start.after(groups, documents)
         unfinished.restore(ids, folder)
     totals = _Totals(work, schema, unfinished.manifest, unfinished.categories(folder))
     units, total = units[unfinished.units :], len(units)
@@ -227,29 +227,14 @@ def _write(
         if ray:
             UnitsOnRay(work, units, start, commit, ids, advance, take).write()
         else:
-            for written in _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance):
+            for unit in units:
+                written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
+                start = start.after(written.accounting.groups_kept, written.accounting.rows_kept)
                 take(written)
     query_ids = record_ids(ids, dataset, commit, folder)
     manifest = totals.manifest(origin, lost_groups=len(ids.lost()), query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
-
-
-def _write_here(
-    work: UnitSettings,
-    units: Sequence[Unit],
-    start: UnitStart,
-    *,
-    commit: storage.Commit,
-    ids: QueryIds,
-    folder: Path,
-    advance: Advance,
-) -> Iterator[Written]:
-    for unit in units:
-        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
-        accounting = written.accounting
-        start = UnitStart(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
-        yield written
 
 
 class _Totals:
@@ -326,12 +311,7 @@ class _Totals:
 
 
 def _find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
-    """The fill value of each filled feature; from the data set that is added to, if there is one.
-
-    Raises:
-        InputError: no numeric feature has the name; a feature has no values for a median; the existing data set fills
-            other features, or uses other numbers.
-    """
+    """The fill value of each filled feature; from the data set that is added to, if there is one."""
     mapping = work.config.source.mapping
     fills = mapping.fills_of(work.features) if mapping else {}
     if before is not None:
@@ -374,20 +354,6 @@ def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) ->
         where = f" in {', '.join(periods)}" if periods else ""
         raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
     return {name: each.median() for name, each in zip(names, values, strict=True)}
-
-
-def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> Bools:
-    """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
-    if not wanted:
-        return np.ones(len(block), bool)
-    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
-    if unit.period or block.periods_N is None:
-        names, index_N = [unit.period or block.period or default], np.zeros(len(block), np.int64)
-    else:
-        coded = block.periods_N.fill_null(default).dictionary_encode()
-        names, index_N = coded.dictionary.to_pylist(), coded.indices.to_numpy()
-    inside = np.array([any(first <= name <= last for first, last in ranges) for name in names], bool)
-    return inside[index_N] if len(block) else np.zeros(0, bool)
 
 
 class _Values:

@@ -43,7 +43,7 @@ class Choice:
     """What the user has to check; empty if the choice is clear."""
 
 
-def candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> list[Candidate]:
+def _candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> list[Candidate]:
     """The columns that may have a role, with their points; `beside` has the roles that were found before."""
     seen = beside.seen
     columns = [column for column in columns if column.name in seen]
@@ -73,18 +73,8 @@ def candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> l
     return found
 
 
-def choose_role(found: Sequence[Candidate], *, least: float, alternatives: int = 0) -> Choice | None:
-    """The best candidate, with close ones as alternatives; None if no candidate has `least` points.
-
-    The first `alternatives` runners-up are named however far behind they are.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> columns = [LogColumn(name, pa.string(), 9, 0, 3, False, 0, 0, 5, (), ()) for name in ("a", "b")]
-        >>> found = choose_role([Candidate(columns[0], 4.0, ("one time",)), Candidate(columns[1], 3.5, ())], least=1)
-        >>> found.best.name, [alternative.name for alternative in found.alternatives], found.doubt
-        ('a', ['b'], 'b is as likely')
-    """
+def _choose_role(found: Sequence[Candidate], *, least: float, alternatives: int = 0) -> Choice | None:
+    """The best candidate, with close ones (and some runners-up) as alternatives; None if none has `least` points."""
     ranked = sorted(found, key=lambda each: -each.score)
     if not ranked or ranked[0].score < least:
         return None
@@ -116,9 +106,9 @@ class Roles:
         """The column of a role, as given or else the best candidate, which only a file without gaps has."""
         if role in self.given:
             return self.given[role]
-        candidates = candidates_for(role, [*self.columns.values()], beside)
+        candidates = _candidates_for(role, [*self.columns.values()], beside)
         whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
-        choice = choose_role(whole, least=_LEAST[role], alternatives=2 if role == "time" else 0)
+        choice = _choose_role(whole, least=_LEAST[role], alternatives=2 if role == "time" else 0)
         if choice is None:
             return None
         self.choices[role] = choice
@@ -143,7 +133,7 @@ class Roles:
 
 def nearest_query(columns: Sequence[LogColumn], seen: Structure) -> str:
     """The column that comes nearest to a query's id, and how to name it."""
-    best = max(candidates_for("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
+    best = max(_candidates_for("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
     hint = f"; {best.name} is the nearest{f', but {best.against}' if best.against else ''}" if best else ""
     return f"{hint}; name it, as --set {shlex.quote(f'query={best.name if best else columns[0].name}')}"
 

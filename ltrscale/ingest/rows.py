@@ -235,7 +235,7 @@ def plain_value(value: pa.Scalar) -> object:
 QUARANTINE = "quarantine"
 
 
-SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("file", pa.string()),
         ("line", pa.int64()),
@@ -258,7 +258,7 @@ class Quarantine:
     """
 
     def __init__(self, commit: Commit, *, number: int = 0) -> None:
-        assert SCHEMA.names == [field.name for field in fields(Rejection)]
+        assert _SCHEMA.names == [field.name for field in fields(Rejection)]
         self.rows_by_rule: Counter[str] = Counter()
         self.first: list[Rejection] = []
         self._commit = commit
@@ -285,17 +285,17 @@ class Quarantine:
     def _flush(self) -> None:
         if self._writer is None:
             path = self._stack.enter_context(self._commit.file(self._name))
-            self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+            self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
         columns: list[Sequence[object]] = list(
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
         )
         columns[0] = [without_credentials(str(file)) for file in columns[0]]
-        for text in (SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
+        for text in (_SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
             # without the lone surrogates that stand for undecodable bytes
             columns[text] = [str(value)[:TEXT_LENGTH].encode(errors="replace").decode() for value in columns[text]]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
         with named_errors(self._commit.url, "write"):
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
         self._buffer.clear()
 
     def close(self) -> tuple[str, ...]:

@@ -64,16 +64,9 @@ def read_rows(
     dialect: Dialect,
     batch_rows: int,
 ) -> Iterator[Raw]:
-    """Read some columns of a file, in blocks of at most `batch_rows` rows.
+    """Read some columns of a file, in their order in its schema, in blocks of at most `batch_rows` rows.
 
-    Args:
-        url: the file.
-        schema: its columns, from `read_schema`.
-        columns: those to read, in their order in the schema.
-        numbers: those to read as numbers if the file has only text.
-        query: the column with the query id, for rejections.
-        dialect: the form of a CSV file.
-        batch_rows: the most rows of a block.
+    `numbers` are read as numbers if the file has only text; `query` is the column with the query id, for rejections.
 
     Raises:
         InputError: the file is damaged.
@@ -124,7 +117,7 @@ def _pairs(value: Any) -> Any:
     return dict(zip(names, names, strict=True)) if isinstance(names, list | tuple) else names
 
 
-JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
+_JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 class Join(Config):
@@ -132,9 +125,9 @@ class Join(Config):
 
     path: str
     """Files of the table: Parquet, CSV or JSON lines, as the log itself."""
-    key: JoinedNames = Field(min_length=1)
+    key: _JoinedNames = Field(min_length=1)
     """The key: a column, several, or `{column of the log: column of the table}`. The table has each key once."""
-    columns: JoinedNames = Field(default_factory=dict)
+    columns: _JoinedNames = Field(default_factory=dict)
     """Columns to take: their names, or `{new name: column of the table}`."""
     rows: Literal["matched", "unmatched", "all"] = "matched"
     """The rows of the log to keep: those with a key of the table, those without, or all. The others are rejected."""
@@ -229,13 +222,7 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
 def load_table(
     join: Join, dialect: Callable[[str], Dialect], *, numbers: Collection[str], texts: Collection[str]
 ) -> Joined:
-    """Read the key and the columns of a table.
-
-    Args:
-        join: the table.
-        dialect: the form of its CSV files.
-        numbers: the columns, by their names in the log, to read as numbers if a file has only text.
-        texts: the columns with values that are needed unchanged; all but `numbers` are read so.
+    """Read the key and the columns of a table; `numbers` and `texts` are names in the log, as for `numbers_in`.
 
     Raises:
         InputError: the table is missing or damaged, lacks a column, or has a key twice; a CSV column is needed as

@@ -28,7 +28,7 @@ from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.batches import first_groups, iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
@@ -230,12 +230,7 @@ def _zeros_hint(incomplete: Sequence[str]) -> str:
 def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
     """The first `rows` documents of a split in groups; `disturbed` adds missing values and unseen categories."""
     selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
-    parts: list[QueryGroups] = []
-    for part in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
-        parts.append(part)
-        if sum(part.n_documents for part in parts) >= rows:
-            break
-    groups = QueryGroups.concat(parts)
+    groups = first_groups(selection, rows)
     offsets_Q1 = groups.offsets_Q1.clamp(max=rows)  # the last group may become shorter
     groups = QueryGroups(groups.features_NF[:rows], offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1])
     if not disturbed:

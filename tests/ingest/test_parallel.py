@@ -23,7 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parallel
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parallel import Call, run_tasks
+from ltrscale.ingest.parallel import _Call, _run_tasks
 
 LETOR = {"kind": "letor"}
 BERLIN = int(encode(pa.array(["berlin"]))[0])
@@ -331,9 +331,9 @@ def _sleep_or_fail(folder: Path, n: int) -> int:
 def run_all(function: Callable[..., int], calls: Sequence[tuple[Any, ...]], name: str) -> dict[int, int]:
     """The results of calls by their number."""
     results: dict[int, int] = {}
-    made = [Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
+    made = [_Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
     following = iter(made)
-    run_tasks(lambda: next(following, None))
+    _run_tasks(lambda: next(following, None))
     return results
 
 

@@ -417,3 +417,13 @@ def iterate(
         groups = step.micro_batches[0]
         assert groups is not None
         yield groups
+
+
+def first_groups(selection: Selection, documents: int) -> QueryGroups:
+    """The first groups of a selection, with at least this many documents if it has them; raises as `iterate`."""
+    parts: list[QueryGroups] = []
+    for part in iterate(selection, docs_per_batch=min(documents, 16384)):
+        parts.append(part)
+        if sum(each.n_documents for each in parts) >= documents:
+            break
+    return QueryGroups.concat(parts)

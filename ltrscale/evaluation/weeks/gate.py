@@ -36,7 +36,7 @@ from ltrscale.evaluation.weeks.verdict import (
     judge,
     verdict_blocks,
 )
-from ltrscale.ingest.outcome import examine_features
+from ltrscale.ingest.leaks import examine_features
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, Text
 from ltrscale.reports.findings import REPORT, print_report, write_report
