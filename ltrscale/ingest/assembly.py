@@ -6,7 +6,7 @@ Shapes: Q groups, N rows or documents, F features, K features that may still fol
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -152,8 +152,7 @@ def write_unit(
     tokens: dict[str, TokenSummary] = {}
     kept, others = [np.empty(0, np.uint64)], validator.others
 
-    def take(groups: Groups) -> None:
-        nonlocal schema, tokens
+    for groups in _groups(work, unit, validator, encoders, folder, advance):
         (others if unit.period else kept).append(groups.hashes_Q)
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
@@ -164,8 +163,7 @@ def write_unit(
         schema = schema or table.schema
         check_columns(schema, table.schema, groups.rows.file, str(unit))
         writer.add(_periods(groups, work, unit), table)
-
-    _feed(work, unit, validator, encoders, folder, advance, take)
+        del groups, table  # as in `_groups`
     return Written(
         unit=unit,
         files=writer.close(),
@@ -250,12 +248,11 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     validator = _validator(work, unit, QueryIds(folder), None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
-    def take(groups: Groups) -> None:
+    for groups in _groups(work, unit, validator, {}, folder, silent):
         _periods(groups, work, unit)  # raises before anything is written
         hashes.append(groups.hashes_Q)
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
-
-    _feed(work, unit, validator, {}, folder, silent, take)
+        del groups
     others_Q = np.concatenate([np.empty(0, np.uint64), *validator.others])
     return Survey(validator.rows_in, np.concatenate(hashes), np.concatenate(documents), others_Q)
 
@@ -278,29 +275,25 @@ def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quaran
     )
 
 
-def _feed(
+def _groups(
     work: UnitSettings,
     unit: Unit,
     validator: Validator,
     encoders: dict[str, CategoryEncoder],
     folder: Path,
     advance: Advance,
-    take: Callable[[Groups], None],
-) -> None:
-    """Read and validate a unit; `take` receives the groups in order."""
+) -> Iterator[Groups]:
+    """Read and validate a unit."""
     read = work.config.source.open(work.features, first=work.first.url, encoders=encoders, encoding=work.encoding)
-
-    def pass_on(groups: Groups | None) -> None:
-        if groups is not None:
-            take(groups)
-
     for blocks in _streams(work, unit, read, folder, advance):
         for block in blocks:
             assert block.features_NF.shape[1] == len(work.features)
-            pass_on(validator.add(completed(block, work.config, work.features)))
-            del block  # frees its memory before the next one is read
+            if groups := validator.add(completed(block, work.config, work.features)):
+                yield groups
+            del block, groups  # frees their memory before the next block is read
             pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
-        pass_on(validator.end())
+        if groups := validator.end():
+            yield groups
 
 
 def _streams(
@@ -323,7 +316,7 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
     for block in blocks:
         rows, share = len(block), block.share
         yield block
-        del block  # see _feed
+        del block  # see _groups
         advance(rows, (share - done) * size)
         done = share
     advance(0, (1 - done) * size)
