@@ -40,15 +40,7 @@ _FEWEST = 20
 
 
 class LikePlaces:
-    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups.
-
-    Example:
-        >>> found = LikePlaces(2)
-        >>> x_NF = np.array([[0, 7], [1, 7], [2, 8]] * 10, np.float32)
-        >>> found.add(x_NF, pa.array([1, 2, 3] * 10), np.arange(0, 31, 3))
-        >>> found.among([Feature(name="row"), Feature(name="price")])
-        ['row']
-    """
+    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups."""
 
     def __init__(self, n_features: int) -> None:
         self._pairs = 0

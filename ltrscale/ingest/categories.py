@@ -45,14 +45,6 @@ class CategoryEncoder:
 
     It remembers 8 bytes for each of the first 2**22 distinct values (32 MiB). With more values `collisions` is a lower
     bound; that many values collide anyway. `texts` maps the texts of hashed values to codes, at most 4,096.
-
-    Example:
-        >>> encoder = CategoryEncoder()
-        >>> encoder.encode(pa.array(["berlin", "paris"])).tolist(), encoder.collisions
-        ([6113811.0, 2319768.0], 0)
-        >>> _ = encoder.encode(pa.array([6113811]))
-        >>> encoder.collisions
-        1
     """
 
     def __init__(self, known: Bits | None = None) -> None:
@@ -91,12 +83,7 @@ class CategoryEncoder:
 
 
 def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
-    """The texts of both; None if there are too many, or either is None.
-
-    Example:
-        >>> merged_texts({"berlin": 6113811}, {"paris": 2319768}), merged_texts({"berlin": 6113811}, None)
-        ({'berlin': 6113811, 'paris': 2319768}, None)
-    """
+    """The texts of both; None if there are too many, or either is None."""
     if a is None or b is None:
         return None
     merged = a if b.keys() <= a.keys() else {**a, **b}

@@ -53,14 +53,7 @@ def _remedies(
 
 
 def _unread_format(found: str) -> str | None:
-    """The usual time format of a rejected value, if there is one.
-
-    Example:
-        >>> _unread_format("column 'at' is not a time stamp (20260214)"), _unread_format("document 20260214")
-        ('%Y%m%d', None)
-        >>> _unread_format("column 'at' is not a time or date ('Mon, 05 Jan 2026 10:00:00 GMT')")
-        '%a, %d %b %Y %H:%M:%S %Z'
-    """
+    """The usual time format of a rejected value, if there is one."""
     shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
     return None if shown is None else format_of(shown[1])
 

@@ -118,15 +118,6 @@ def read_letor(
     Raises:
         InputError: a file is missing or its compressed data is broken; the group sizes are invalid or do not add up
             to the number of rows.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     _ = file.write(b"2 qid:7 1:.5 2:NULL #docid = a\n1 qid:7 1:x 2:3\n")
-        ...     file.flush()
-        ...     block = next(read_letor(file.name, n_features=2, dense=True))
-        >>> block.features_NF.tolist(), block.doc_ids_N.to_pylist(), [(bad.line, bad.rule) for bad in block.rejected]
-        ([[0.5, nan]], ['a'], [(2, 'unparsable')])
     """
     row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None, first=first)
     blocks = _blocks(url, row_format, block_bytes)

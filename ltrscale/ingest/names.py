@@ -265,12 +265,7 @@ def has(name: str, *patterns: str) -> bool:
 
 
 def label_points(name: str) -> float:
-    """The points of a name as a label, for what happened after a list was shown; 0 for what happened before.
-
-    Example:
-        >>> [label_points(name) for name in ("im_warenkorb", "esci_label", "clicks_30d", "median_relevance", "price")]
-        [3.5, 5.0, 0.0, 5.0, 0.0]
-    """
+    """The points of a name as a label, for what happened after a list was shown; 0 for what happened before."""
     judged = has(name, rf"^{_JUDGED}s?$")  # such as the median of several judgements
     if has(name, _BEFORE) and not judged:
         return 0.0
@@ -278,10 +273,5 @@ def label_points(name: str) -> float:
 
 
 def is_unnamed(name: str) -> bool:
-    """True if a name is one that data frames write for a column without a name, such as their index.
-
-    Example:
-        >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
-        [True, True, True, False]
-    """
+    """True if a name is one that data frames write for a column without a name, such as their index."""
     return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None
