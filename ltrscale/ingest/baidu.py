@@ -31,7 +31,7 @@ from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection, RowBlock
 from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.texts import Encoding, ReadyIds, TextColumn, TokenColumns
 
-_BAIDU_FEATURES = (
+_FEATURES = (
     Feature(name="query_length"),
     Feature(name="title_length"),
     Feature(name="abstract_length"),
@@ -63,7 +63,7 @@ class BaiduUltr(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
         """The same features for all files."""
-        return _BAIDU_FEATURES
+        return _FEATURES
 
     def open(
         self,
@@ -75,11 +75,11 @@ class BaiduUltr(Source):
     ) -> Reader:
         """The reader of this layout."""
         columns = self._columns()
-        return lambda file: _read(ItemBlocks(file.url, columns, _BAIDU_FEATURES, encoders, encoding=encoding))
+        return lambda file: _read(ItemBlocks(file.url, columns, _FEATURES, encoders, encoding=encoding))
 
     def _columns(self) -> ColumnMapping:
         """The uses of the columns of `_Rows`."""
-        numeric = tuple(feature.name for feature in _BAIDU_FEATURES if feature.kind == "numeric")
+        numeric = tuple(feature.name for feature in _FEATURES if feature.kind == "numeric")
         uses: dict[str, Any] = {"label": "label", "meta": ("qid", "bucket")}
         if self.layout == "sessions":
             uses = {"label": "click", "clicks": "click", "positions": "position", "item": "doc", "meta": ("qid",)}

@@ -57,7 +57,7 @@ def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...
 
     Example:
         >>> import pyarrow as pa
-        >>> event = LogColumn("event", pa.string(), 9, 0, 3, False, 0, 0, 5, (), ("add_to_cart", "view", "purchase"))
+        >>> event = LogColumn("event", pa.string(), rows=9, values=("add_to_cart", "view", "purchase"))
         >>> grades_of(event)
         {'view': 0, 'add_to_cart': 1, 'purchase': 2}
     """

@@ -50,7 +50,7 @@ class InputFiles(Config):
     table: Lake | None = None
     """The path is a table of Delta Lake or Apache Iceberg: its directory or, for Iceberg, a metadata file."""
     version: int | None = Field(default=None, ge=0)
-    """Version of a Delta table or id of an Iceberg _snapshot; the newest one by default."""
+    """Version of a Delta table or id of an Iceberg snapshot; the newest one by default."""
 
     @model_validator(mode="after")
     def _version_of_a_table(self) -> Self:
@@ -289,7 +289,7 @@ def _iceberg(url: str, version: int | None) -> _TableVersion:
     table = _static_table(_newest_metadata(url))
     current = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if current is None:
-        raise InputError(f"{url}: no _snapshot {version or ''}; leave version out for the newest one")
+        raise InputError(f"{url}: no snapshot {version or ''}; leave version out for the newest one")
     _check_names(url, table)
     tasks = list(table.scan(snapshot_id=current.snapshot_id).plan_files())
     if any(task.delete_files for task in tasks):

@@ -53,14 +53,14 @@ class LogColumn:
     name: str
     type: pa.DataType
     rows: int
-    missing: float
-    distinct: int
-    whole: bool
-    least: float
-    most: float
-    length: float
-    formats: tuple[str, ...]
-    values: tuple[str, ...]
+    missing: float = 0.0
+    distinct: int = 0
+    whole: bool = False
+    least: float = 0.0
+    most: float = 0.0
+    length: float = 0.0
+    formats: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     bad: float = 0.0
     days: float = 0.0
     lacking: str = ""
@@ -311,7 +311,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     elif cols.is_text(kind):
         bad_V = cols.texts(distinct_values)[1]  # what is not UTF-8
     if cols.is_text(kind) and counts_V[bad_V].sum() > counts_V.sum() / 2:  # bytes, not text
-        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
+        return LogColumn(name, kind, len(values))
     formats, seconds_V, bad_V = _times(distinct_values, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
@@ -335,7 +335,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
 
 
 def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:
-    column = LogColumn(name, kind, len(values), values.null_count / len(values), 0, False, 0.0, 0.0, 0.0, (), ())
+    column = LogColumn(name, kind, len(values), values.null_count / len(values))
     broken_N = np.zeros(len(values), bool)
     if cols.is_text(kind):
         if not pc.any(pc.starts_with(cols.texts(values.slice(0, _TRIED))[0], "[")).as_py():
