@@ -1,5 +1,10 @@
-"""The data set that `jobs.prepare` makes, without the record of a run."""
+"""The data set that `jobs.prepare` makes, without the record of a run, and its quarantine."""
 
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ltrscale import storage
 from ltrscale.config import made_by
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.ingest.inputs import PrepareConfig
@@ -20,3 +25,14 @@ def prepare(
     if not preparing.is_done(origin):
         preparing.work(origin, report)
     return open_dataset(out)
+
+
+def rejections_of(dataset: Dataset) -> list[dict[str, Any]]:
+    """The rows of the quarantine."""
+    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def rejected(dataset: Dataset) -> list[tuple[int, str, str]]:
+    """Line, rule and finding of each rejection."""
+    return [(row["line"], row["rule"], row["found"]) for row in rejections_of(dataset)]

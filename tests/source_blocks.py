@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.ingest import grouplogs, items
-from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.source import Encoders, File, Source
 
 
@@ -28,3 +29,9 @@ def blocks_of(
     with patch.object(items, "_ROWS", rows), patch.object(grouplogs, "_GROUPS", rows):
         read = source.open(used, first=first, encoders={} if encoders is None else encoders)
         return [*read(File(url=str(path)))]
+
+
+def rows_of(source: Source, path: Path | str, **more: Any) -> tuple[RowBlock, list[Rejection]]:
+    """All rows of a file as one block, and all rejections."""
+    blocks = blocks_of(source, path, **more)
+    return concat(blocks), [one for block in blocks for one in block.rejected]

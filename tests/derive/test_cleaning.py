@@ -24,7 +24,6 @@ from ltrscale.derive.cleaning import (
     _unseen,
     _weighing,
 )
-from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes
 from ltrscale.errors import InputError
@@ -80,11 +79,6 @@ def test_a_document_that_was_not_shown_has_weight_1(make_block: Make) -> None:
     block = make_block([[1, 0, 0]], positions=[[2, np.nan, 1]], weights=[[5, 5, 5]])
     ((after, _),) = _weighing(np.array([1.0, 3.0, np.nan]))(block)
     np.testing.assert_array_equal(after.columns_N["weights"], [3, 1, 1])
-
-
-def test_click_ratios_give_the_published_kind_of_weights() -> None:
-    weights_P = _propensity_weights(np.array([1.6, 0.8, 0.1]), alpha=0.25)
-    assert weights_P.tolist() == pytest.approx([1.0, 2**0.25, 2.0])  # (cr_1 / cr_p)^alpha
 
 
 def test_positions_without_clicks_are_named(make_block: Make) -> None:
@@ -285,8 +279,3 @@ def test_documents_that_were_not_shown_are_dropped(make_block: Make, run_step: R
     assert after.features_NF[:, 0].tolist() == [0, 1, 3, 4, 5, 6, 7]  # all of a group without positions or labels
     assert after.lengths_Q.tolist() == [2, 2, 2, 1]
     assert (changes.groups_changed, changes.documents_dropped) == (1, 1)
-
-
-def test_a_config_may_name_it() -> None:
-    config = RelabelConfig.model_validate({"steps": [{"kind": "click_order", "feature": "bm25"}]})
-    assert config.steps == (ClickOrder(feature="bm25"),)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import prepare
+from preparing import prepare, rejections_of
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -78,7 +78,7 @@ def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
         exclude = {"unique_in_group"}
         assert ours.model_dump(exclude=exclude) == pytest.approx(theirs.model_dump(exclude=exclude), rel=1e-9)
     assert any(summary.unique_in_group for summary in whole.manifest.summaries)
-    found = [row for name in added.manifest.quarantine for row in pq.read_table(f"{out}/{name}").to_pylist()]
+    found = rejections_of(added)
     assert sum(row["rows"] for row in found) == 12
     assert len(list((tmp_path / "out" / "quarantine").iterdir())) == 3
 
@@ -365,7 +365,7 @@ def test_rows_that_are_rejected_twice_are_twice_in_the_quarantine(tmp_path: Path
         (tmp_path / f"{name}.txt").write_text(f"1 qid:{name} 1:1\n" * 30)
         part = [{"path": str(tmp_path / file), "period": name} for file in ("a-bad.txt", f"{name}.txt")]
         made = prepare(config(*part, source={"kind": "letor"}, unit_mb=1e-6, add=True), str(tmp_path / "out"))
-    found = [row for name in made.manifest.quarantine for row in pq.read_table(f"{made.url}/{name}").to_pylist()]
+    found = rejections_of(made)
     assert len(set(made.manifest.quarantine)) == 2
     assert len(found) == made.manifest.accounting.rows_rejected == 6
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from news_log import NEWS
 from preparing import prepare
-from source_blocks import blocks_of, features_of
+from source_blocks import blocks_of, features_of, rows_of
 
 from ltrscale.config import validate
 from ltrscale.data.columns import is_id, is_number
@@ -27,14 +27,13 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.profile import dialect_of, files_of, first_columns
-from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.tables import Join
 
 
 def read(path: Path, **fields: Any) -> tuple[RowBlock, list[Rejection]]:
     mapping = ColumnMapping.model_validate({"query": "q", "features": ["*"], **fields})
-    blocks = blocks_of(Items(columns=mapping), path)
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), path)
 
 
 def table() -> pd.DataFrame:
@@ -175,8 +174,7 @@ def test_without_quotes_a_quote_is_a_part_of_the_text(tmp_path: Path) -> None:
 
 
 def read_json(path: Path, mapping: ColumnMapping, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    blocks = blocks_of(Items(columns=mapping), path, **more)
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), path, **more)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.ndjson.gz", "log.jsonl.xz"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from news_log import NEWS
 from preparing import prepare
 from pydantic import ValidationError
-from source_blocks import blocks_of, features_of
+from source_blocks import blocks_of, features_of, rows_of
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import periods
@@ -36,9 +36,7 @@ SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))
 
 
 def read(url: Path | str, mapping: ColumnMapping = SIMPLE, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    """All rows of a file as one block, and all rejections."""
-    blocks = blocks_of(Items(columns=mapping), url, **more)
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), url, **more)
 
 
 def write_csv(folder: Path, text: str | bytes, name: str = "log.csv") -> Path:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from preparing import prepare
-from source_blocks import blocks_of, features_of
+from source_blocks import blocks_of, features_of, rows_of
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -29,14 +29,12 @@ from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.source import Needs
 
 
 def read(path: Path, mapping: ColumnMapping) -> tuple[RowBlock, list[Rejection]]:
-    """All rows of a file as one block, and all rejections."""
-    blocks = blocks_of(Items(columns=mapping), path)
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), path)
 
 
 def write(folder: Path, name: str, columns: Mapping[str, Any]) -> Path:

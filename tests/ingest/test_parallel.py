@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import prepare
+from preparing import prepare, rejections_of
 from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
@@ -48,11 +48,6 @@ def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
         for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
     ]
     return sorted(rows, key=lambda row: int(row["gid"]))
-
-
-def rejections_of(dataset: Dataset) -> list[dict[str, Any]]:
-    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    return [row for table in tables for row in table.to_pylist()]
 
 
 def dirty_lines(rng: np.random.Generator, n_queries: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from preparing import prepare
+from preparing import prepare, rejections_of
 from pydantic import ValidationError
 
 from ltrscale import storage
@@ -156,7 +156,7 @@ def test_fixed_periods_partition_and_scope_the_query_ids(tmp_path: Path) -> None
     ]
     same = prepare(config(str(tmp_path / "*.txt"), max_rejected=0.5), str(tmp_path / "same"))
     assert same.manifest.accounting.rules == {"returning_query": 5}
-    quarantine = pq.read_table(storage.join(same.url, *same.manifest.quarantine)).to_pylist()
+    quarantine = rejections_of(same)
     assert [(row["file"], row["line"], row["rows"]) for row in quarantine] == [
         (str(tmp_path / "b.txt"), 1, 3),
         (str(tmp_path / "b.txt"), 4, 2),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from preparing import prepare
+from preparing import prepare, rejected
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
@@ -45,11 +45,6 @@ def made(folder: Path, *joins: dict[str, Any], columns: Any = COLUMNS, out: str 
     source = {"kind": "items", "columns": columns, "joins": tables}
     config = {"inputs": str(folder / "log.csv"), "source": source, "max_rejected": 0.9}
     return prepare(PrepareConfig.model_validate(config), str(folder / out))
-
-
-def rejected(dataset: Dataset) -> list[tuple[int, str, str]]:
-    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    return [(row["line"], row["rule"], row["found"]) for table in tables for row in table.to_pylist()]
 
 
 def test_columns_of_tables_are_as_good_as_those_of_the_log(folder: Path) -> None:
