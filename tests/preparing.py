@@ -1,4 +1,4 @@
-"""The data set that `jobs.prepare` makes, without the record of a run, and its quarantine."""
+"""The data set that `jobs.prepare` makes, without the record of a run, its rows and its quarantine."""
 
 from typing import Any
 
@@ -25,6 +25,15 @@ def prepare(
     if not preparing.is_done(origin):
         preparing.work(origin, report)
     return open_dataset(out)
+
+
+def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
+    """All groups with their period, file by file."""
+    return [
+        {**row, "period": file.period}
+        for file in dataset.manifest.files
+        for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
+    ]
 
 
 def rejections_of(dataset: Dataset) -> list[dict[str, Any]]:

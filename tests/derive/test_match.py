@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from preparing import prepare
+from preparing import prepare, rows_of
 from reference import matching as slow
 
 from ltrscale import storage
@@ -70,11 +70,6 @@ def matched(data: str, out: Path, **settings: Any) -> Dataset:
     job = MatchJob.model_validate({"data": data, "out": str(out), "match": {"periods": ["w1"], **settings}})
     job.run()
     return open_dataset(str(out))
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    files = [storage.listed_file(dataset.url, file.path) for file in dataset.manifest.files]
-    return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
 
 def expected(path: Path, texts: dict[str, Sequence[str]]) -> dict[tuple[str, int], list[float]]:

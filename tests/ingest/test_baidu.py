@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from preparing import prepare, rejections_of
+from preparing import prepare, rejections_of, rows_of
 from token_columns import lists_of
 
-from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -63,11 +61,6 @@ def made(path: Path, out: Path, **source: Any) -> Dataset:
     source = {"kind": "baidu_ultr", **source}
     config = {"inputs": str(path), "source": source, "max_rejected": 0.99}
     return prepare(PrepareConfig.model_validate(config), str(out))
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    files = [storage.listed_file(dataset.url, file.path) for file in dataset.manifest.files]
-    return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
 
 @pytest.mark.parametrize("name", ["part-00001", "part-00001.gz"])

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from preparing import prepare, rejections_of
+from preparing import prepare, rejections_of, rows_of
 from pydantic import ValidationError
 
 from ltrscale import storage
@@ -34,15 +34,6 @@ LETOR = {"kind": "letor"}
 
 def config(*inputs: Any, source: Mapping[str, Any] = LETOR, **settings: Any) -> PrepareConfig:
     return PrepareConfig.model_validate({"inputs": inputs, "source": source, **settings})
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """All groups with their period, file by file."""
-    return [
-        {**row, "period": file.period}
-        for file in dataset.manifest.files
-        for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
-    ]
 
 
 def write_log(path: Path, groups: Mapping[str, int], n_features: int = 3, seed: int = 0) -> None:

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from preparing import prepare, rejected
+from preparing import prepare, rejected, rows_of
 
-from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
@@ -134,11 +133,6 @@ def features_by_name(dataset: Dataset) -> dict[str, list[float]]:
         for i, value in enumerate(row["features"]):
             columns[names[i % len(names)]].append(value)
     return columns
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    tables = [pq.ParquetFile(storage.join(dataset.url, file.path)).read() for file in dataset.manifest.files]
-    return [row for table in tables for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize("features", [["*"], ["seller*", "rating", "size"]])
