@@ -64,8 +64,7 @@ class GroupRows(Source):
             check_same_features(schema, found, features, mapping, url, first)
         elif list(features) != found:
             raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
-        needed = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
-        needed |= {*(mapping.tokens.columns if mapping.tokens else ())}
+        needed = {*mapping.beside_features(), *mapping.feature_columns(schema)}
         return read_parquet(url, [name for name in schema.names if name in needed], _GROUPS)
 
     def for_scoring(self, needs: Needs) -> Self:

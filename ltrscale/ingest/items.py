@@ -90,7 +90,7 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     name = "the table"
     check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
     build = ItemBlocks(name, mapping, features, {})
-    needed = {*mapping.named().values(), *mapping.sources_of(each.name for each in features)}
+    needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features)}
     rows = table.select([column for column in table.column_names if column in needed]).combine_chunks()
     batch = cols.plain(rows.to_batches()[0])
     lines_N = np.arange(1, len(batch) + 1)
@@ -141,8 +141,7 @@ class Items(Source):
         mapping, schema, keys = self.columns, self._schema(url), join_keys(self.joins)
         whole = self._whole(schema, url)
         check_same_features(whole, resolve_features(whole, mapping, url, keys=keys), features, mapping, url, first)
-        needed = {*mapping.named().values(), *mapping.meta, *mapping.sources_of(each.name for each in features)}
-        needed |= {*(mapping.tokens.columns if mapping.tokens else ()), *keys}
+        needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features), *keys}
         names = [name for name in schema.names if name in needed]
         numbers, texts = _numbers_of(mapping, features), _texts_of(mapping, features, keys)
         return read_rows(
@@ -267,9 +266,8 @@ class Items(Source):
 
 def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:
     """The tables with a column in use; a table with labels only, for example, is not needed."""
-    used = {*columns.named().values(), *columns.features, *columns.categorical, *columns.dates, *columns.meta}
+    used = {*columns.beside_features(), *columns.features, *columns.categorical, *columns.dates}
     used |= columns.vector_columns.keys()
-    used |= {*(columns.tokens.columns if columns.tokens else ())}
     needed: list[Join] = []
     for join in reversed(tables_):
         if used & join.columns.keys():

@@ -11,12 +11,13 @@ from pydantic import Field, field_validator, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Relative, Texts
+from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
 from ltrscale.data.vectors import Similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
-from ltrscale.ingest.texts import TokenColumns
+from ltrscale.ingest.texts import TextColumn, TokenColumns
 from ltrscale.ingest.validate import Unjudged
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
@@ -97,6 +98,19 @@ class _Columns(Config):
                     f"{name!r} is the {noun[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
                     "when a list is to be ranked; leave it out of the features"
                 )
+
+    @property
+    def token_fields(self) -> dict[TokenField, TextColumn]:
+        """The token fields, with the columns that they are read from."""
+        return self.tokens.fields() if self.tokens else {}
+
+    def named(self) -> dict[str, str]:
+        """The columns that the config names for one use each, without features: use -> column."""
+        raise NotImplementedError
+
+    def beside_features(self) -> set[str]:
+        """All columns with a use of their own, besides features."""
+        return {*self.named().values(), *self.meta, *(self.tokens.columns if self.tokens else ())}
 
     def side(self) -> dict[str, str]:
         """Further columns of documents to keep: name in the data set -> column."""
@@ -242,7 +256,7 @@ class ColumnMapping(_Columns):
         return self
 
     def named(self) -> dict[str, str]:
-        """The columns that this config names for one use each, without features: use -> column."""
+        """Query, document, label, times, and the side columns."""
         label = "graded label" if isinstance(self.grades, dict) else "label"
         single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
@@ -360,7 +374,7 @@ class ListColumns(_Columns):
         return [name for name in named_columns(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
-        """The columns that this config names for one use each, without features: use -> column."""
+        """Query, document, label, times, and the side columns."""
         single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
         single["period_column"] = self.period_column
         lists = {f"list of {name}": column for name, column in self.side().items()}

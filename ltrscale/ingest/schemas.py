@@ -154,7 +154,7 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file
     for name in mapping.meta:
         require(schema, name, "meta", file)
     items = isinstance(mapping, ColumnMapping)
-    for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
+    for field, text in mapping.token_fields.items():
         if text.lengths is not None:
             if items:
                 raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
@@ -168,8 +168,8 @@ def _chosen(
     schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str, keys: Collection[str]
 ) -> Iterator[str]:
     names, plain = schema.names, {*schema.names}.intersection(patterns)
-    used = {*mapping.named().values(), *mapping.dates, *mapping.vector_columns, *mapping.meta, *keys, *patterns}
-    used |= {*named_columns(names, mapping.exclude), *(mapping.tokens.columns if mapping.tokens else ())}
+    used = {*mapping.beside_features(), *mapping.dates, *mapping.vector_columns, *keys, *patterns}
+    used |= {*named_columns(names, mapping.exclude)}
     for pattern in patterns:
         matched = [pattern] if pattern in plain and pattern[-1:] != "*" else named_columns(names, [pattern])
         if not matched:
