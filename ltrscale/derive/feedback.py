@@ -298,11 +298,7 @@ class Clicks(RelabelStep):
 
 
 def check_shown_positions(block: GroupBlock, remedy: str) -> None:
-    """Check that every labelled group has positions, and that they count from 1.
-
-    Raises:
-        InputError: a group fails the check; names the query and the remedy.
-    """
+    """Refuse, with an InputError, labelled groups without positions, or with positions that do not count from 1."""
     bad_Q = labelled(block) & ~block.present_Q("positions")
     if bad_Q.any():
         query = block.rows_Q.column("query_id")[int(bad_Q.argmax())]

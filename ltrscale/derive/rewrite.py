@@ -141,11 +141,7 @@ class GroupBlock:
 
 
 def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
-    """The periods of a data set that names and ranges select, as in a split; all periods if no name is given.
-
-    Raises:
-        InputError: a period does not exist.
-    """
+    """The periods of a data set that names and ranges select, as in a split; all periods if no name is given."""
     split = Split(data=(dataset.url,), periods=tuple(periods) or None)
     return frozenset(file.period for file in select(split, labelled=False).row_groups.own_files)
 

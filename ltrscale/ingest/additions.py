@@ -44,11 +44,7 @@ def holds_inputs(out: str, origin: Mapping[str, Any]) -> bool:
 
 
 def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
-    """Check that the data set of this manifest may be replaced.
-
-    Raises:
-        InputError: periods were added to it, and replacing it would lose them.
-    """
+    """Refuse, with an InputError, to replace a data set with additions, which would lose them."""
     of_parts = sum(part.get("additions", 0) for part in before.get("parts", []))
     if additions := of_parts + len(before.get("made_by", {}).get(ADDED, [])):
         raise InputError(
@@ -58,11 +54,7 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
 
 
 def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
-    """Check that inputs may be added to a data set; returns its features, in the order in which to read them.
-
-    Raises:
-        InputError: the data set was not made by `prepare`, or has other features; names the first that differs.
-    """
+    """The features of a data set, in the order in which to read inputs that are added; an InputError if they differ."""
     stage = before.manifest.made_by.get("stage")
     if stage != "prepare":
         raise InputError(

@@ -199,11 +199,7 @@ def _cut_off(groups: Groups) -> dict[str, TokenSummary]:
 def training_texts(
     work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
 ) -> Iterator[list[str]]:
-    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once.
-
-    Raises:
-        InputError: as `write_unit`.
-    """
+    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
     if not tokenizer.learns_from:
         return
     seen = SeenHashes(folder)
@@ -232,11 +228,7 @@ def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str])
 
 
 def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
-    """Read a unit and report the groups that it would keep if it were the first.
-
-    Raises:
-        InputError: as `write_unit`.
-    """
+    """Read a unit and report the groups that it would keep if it were the first; raises as `write_unit`."""
     validator = _validator(work, unit, QueryIds(folder), None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
@@ -339,11 +331,7 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
 
 
 def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str) -> None:
-    """Check that groups have the same columns as others, so that one reader serves all files of a data set.
-
-    Raises:
-        InputError: a column differs; names the first one.
-    """
+    """Refuse, with an InputError, groups with other columns than others have: one reader serves all files of a data set."""
     types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
     for name in types | other_types:
         if types.get(name) != other_types.get(name):

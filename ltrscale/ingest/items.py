@@ -70,11 +70,7 @@ def _texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collect
 
 
 def load_tables(joins: Sequence[Join], columns: ColumnMapping, features: Sequence[Feature]) -> list[Joined]:
-    """The tables that join rows with these features, in memory.
-
-    Raises:
-        InputError: a table is missing or damaged, lacks a column, or has a key twice.
-    """
+    """The tables that join rows with these features, in memory; raises as `load_table`."""
     numbers, texts = _numbers_of(columns, features), _texts_of(columns, features, join_keys(joins))
     return [load_table(join, columns.dialect, numbers=numbers, texts=texts) for join in joins]
 

@@ -308,11 +308,7 @@ class ColumnMapping(_Columns):
         return None
 
     def fills_of(self, features: Sequence[Feature]) -> dict[str, Fill]:
-        """The fill of each feature that has one.
-
-        Raises:
-            InputError: a setting fits no numeric feature.
-        """
+        """The fill of each feature that has one; an InputError if a setting fits no numeric feature."""
         numeric = [feature for feature in features if feature.kind == "numeric"]
         categories = {feature.name for feature in features if feature.kind == "categorical"}
         for pattern in self.fill:

@@ -155,11 +155,7 @@ def _encoding(text: bytes) -> str:
 
 
 def named_schema(url: str, dialect: Dialect) -> pa.Schema:
-    """The columns of a file, with names that a config can list.
-
-    Raises:
-        InputError: as `read_schema`, a name has a character such as a line end, or there are too many.
-    """
+    """The columns of a file, as `read_schema` gives them; an InputError if a config cannot list their names."""
     schema = read_schema(url, dialect)
     if sum(len(name.encode()) + _LINE_BYTES for name in schema.names) > MOST_BYTES:
         raise InputError(
@@ -258,11 +254,7 @@ def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogC
 
 
 def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Some columns of files; columns of text files stay text, since float32 cannot distinguish long ids.
-
-    Raises:
-        InputError: a file lacks all of them.
-    """
+    """Some columns of files; columns of text files stay text, since float32 cannot distinguish long ids."""
     for url in urls:
         yield from batches_of(url, names, dialect, first=urls[0])
 
