@@ -331,7 +331,7 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
 
 
 def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str) -> None:
-    """Refuse, with an InputError, groups with other columns than others have: one reader serves all files of a data set."""
+    """Refuse, with an InputError, groups with other columns than others have: one reader serves all files."""
     types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
     for name in types | other_types:
         if types.get(name) != other_types.get(name):
