@@ -1,10 +1,7 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
 The input is cut into units (`inputs`), processed one after the other (`assembly`) or in parallel (`parallel`) with the
-same output. Readers see nothing before the manifest is committed. Fill values (constants, and medians of the first
-rows) stay with a data set for all later rows.
-
-Shapes: N rows, F features.
+same output. Readers see nothing before the manifest is committed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from ltrscale import storage
-from ltrscale.arrays import Bits, Floats
+from ltrscale.arrays import Bits
 from ltrscale.config import Operational
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
@@ -25,7 +21,6 @@ from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Mani
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
-from ltrscale.errors import InputError
 from ltrscale.ingest.additions import (
     check_addable,
     check_nothing_added,
@@ -37,7 +32,7 @@ from ltrscale.ingest.additions import (
     schema_of,
     with_addition,
 )
-from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, in_periods, training_texts, write_unit
+from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, training_texts, write_unit
 from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
 from ltrscale.ingest.checks import (
     check_expected,
@@ -48,6 +43,7 @@ from ltrscale.ingest.checks import (
     warn_of_labels,
     warn_of_places,
 )
+from ltrscale.ingest.fills import find_fills
 from ltrscale.ingest.inputs import (
     PrepareConfig,
     Unit,
@@ -58,7 +54,6 @@ from ltrscale.ingest.inputs import (
     list_inputs,
 )
 from ltrscale.ingest.leaks import ask_of_leaks
-from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.source import File
@@ -68,8 +63,6 @@ from ltrscale.ingest.validate import total_accounting
 from ltrscale.progress import Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
-
-_MOST_VALUES = 1 << 20
 
 
 class PrepareJob(Stage):
@@ -134,7 +127,7 @@ class PrepareJob(Stage):
             first = next_unit(existing_dataset.manifest) if existing_dataset else 0
             units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
             work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
-            source = config.source.filled(_find_fills(work, units, existing_dataset))
+            source = config.source.filled(find_fills(work, units, existing_dataset))
             work = replace(work, config=config.replace(source=source))
             new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=self.ray)
             check_rows(new.accounting, totals.first_rejections, work, key="" if self.for_scoring else "prepare.")
@@ -308,67 +301,3 @@ class _Totals:
             made_by=dict(origin),
         )
         return new if self._before is None else joined_manifests(self._before, new)
-
-
-def _find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
-    """The fill value of each filled feature; from the data set that is added to, if there is one."""
-    mapping = work.config.source.mapping
-    fills = mapping.fills_of(work.features) if mapping else {}
-    if before is not None:
-        _check_same(before, fills)
-        return before.manifest.fills
-    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
-    return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
-
-
-def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
-    old_fills = dataset.manifest.fills
-    for name in sorted(new_fills.keys() | old_fills.keys()):
-        new, old = new_fills.get(name), old_fills.get(name)
-        same = new == "median" or (new is not None and float(np.float32(new)) == old)
-        if (new is None) != (old is None) or not same:
-            state = "stay missing" if old is None else f"are {old:g}"
-            raise InputError(
-                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
-                "directory"
-            )
-
-
-def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
-    """The medians of some features over rows of the configured periods, by default over all rows."""
-    if not names:
-        return {}
-    source = work.config.source
-    assert source.mapping is not None
-    periods = source.mapping.fill_periods
-    places = [[feature.name for feature in work.features].index(name) for name in names]
-    values = [_Values() for _ in names]
-    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
-    for unit in units:
-        for file in unit.files:
-            for block in read(file):
-                rows_NF = block.features_NF[in_periods(block, unit, work.config.period, periods)]
-                for place, each in zip(places, values, strict=True):
-                    each.add(rows_NF[:, place])
-    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
-        where = f" in {', '.join(periods)}" if periods else ""
-        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
-    return {name: each.median() for name, each in zip(names, values, strict=True)}
-
-
-class _Values:
-    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
-
-    def __init__(self) -> None:
-        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
-
-    def add(self, values_N: Floats) -> None:
-        """Add the finite ones."""
-        values_n = values_N[np.isfinite(values_N)]
-        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
-        self.seen += len(values_n)
-        while sum(map(len, self._kept)) > _MOST_VALUES:
-            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
-
-    def median(self) -> float:
-        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))
