@@ -89,10 +89,8 @@ class Letor(Source):
         encoding: Encoding | None = None,  # noqa: ARG002
     ) -> Reader:
         """The reader of text with these features."""
-        read, n_features = partial(read_letor, dense=self.dense), len(features)
-        return lambda file: read(
-            file.url, n_features=n_features, group_sizes=file.group_sizes, first=self._first_of(file)
-        )
+        read = partial(read_letor, n_features=len(features), dense=self.dense, block_bytes=_BLOCK_BYTES)
+        return lambda file: read(file.url, group_sizes=file.group_sizes, first=self._first_of(file))
 
 
 def read_letor(

@@ -353,7 +353,7 @@ def test_odd_files_give_rejections_and_no_crash() -> None:
 
 
 def test_a_line_too_long_for_memory_is_one_unparsable_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 10_000)
+    monkeypatch.setattr(lines, "_LONGEST_LINE", 10_000)
     row = b"1 qid:1 1:1 2:2 3:3\n"
     endless = b"1 qid:7 " + b" ".join(b"%d:1" % i for i in range(1, 9000))
     found = read(row + endless + b"\n" + row, dense=False, block_bytes=512)
