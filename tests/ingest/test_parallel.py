@@ -286,7 +286,7 @@ def test_few_units_are_under_way_however_many_there_are(tmp_path: Path, monkeypa
     waiting: list[int] = []
     following = parallel.UnitsOnRay.following
 
-    def watched(order: parallel.UnitsOnRay) -> parallel.Call | None:
+    def watched(order: parallel.UnitsOnRay) -> parallel._Call | None:
         call = following(order)
         waiting.append(order._to_survey - order._to_take)
         return call
