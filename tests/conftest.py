@@ -187,10 +187,10 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 @pytest.fixture(scope="session")
 def synthetic_dataset(made_once: MadeOnce) -> str:
     """A small data set, made like a user makes one: a synthetic log of four weeks, prepared."""
+    from preparing import prepare
     from synthetic_columns import COLUMN_MAPPING, write_synthetic
 
     from ltrscale.ingest.inputs import PrepareConfig
-    from ltrscale.ingest.prepare import prepare
     from ltrscale.simulate.synthetic import SyntheticLogConfig
 
     def make(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from ltrscale import storage
 from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 
 
 def add_period(url: str, period: str, *, like: str) -> None:
@@ -56,5 +56,5 @@ def with_clicks(url: str, out: str) -> str:
         {"kind": "clicks", "ranking": "feature", "feature": feature, "depth": 5, "user": {"kind": "pbm", "eta": 1}},
         {"kind": "click_ratio_weights", "depth": 5},
     ]
-    relabel(RelabelConfig.model_validate({"steps": steps}), url, out, origin={}, report=lambda _: None)
+    RelabelJob(relabel=RelabelConfig.model_validate({"steps": steps}), data=url, out=out).work({}, lambda _: None)
     return out

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from preparing import prepare
 
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.training.pretrain import PretrainConfig
 
 COLUMNS = {"query": "q", "item": "d", "features": ["f_*"], "categorical": ["c_*"]}

@@ -35,7 +35,7 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_has_all_recipes() -> None:
-    assert [len(blocks(language)) for language in ("py", "diff")] == [8, 10]
+    assert [len(blocks(language)) for language in ("py", "diff")] == [8, 9]
     assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 7, "jobs.pipeline"]
     assert len(NAMES) > 30
 
@@ -159,12 +159,12 @@ def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_export_is_checked_on_the_rows_of_an_added_source(copy: Copy, synthetic_dataset: str) -> None:
+def test_an_export_is_checked_on_the_rows_of_an_added_format(copy: Copy, synthetic_dataset: str) -> None:
     logs = copy.root / "orc"
     logs.mkdir()
     for log in sorted((Path(synthetic_dataset).parent / "log").glob("*/*.parquet")):
         orc.write_table(pq.read_table(log, partitioning=None), str(logs / f"{log.parent.name}.orc"))
-    source = json.dumps({"kind": "orc", "columns": COLUMN_MAPPING})
+    source = json.dumps({"kind": "items", "columns": COLUMN_MAPPING})
     splits = "{train: {data: set, periods: 2026-W01}, validation: {data: set, periods: 2026-W02}}"
     for job, settings in {
         "prepare": ["out=set", "prepare.inputs=orc", f"prepare.source={source}"],

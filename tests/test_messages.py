@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_lines import run_here
 from numpy.typing import NDArray
+from preparing import prepare
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -29,7 +30,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.training.combine import FeatureJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
@@ -242,13 +243,12 @@ def test_labels_that_are_all_zero_are_a_warning_when_a_log_is_prepared(
     letor.write_text("".join(f"{0 if zero else i % 2} qid:{i // 2} 1:{i}\n" for i in range(18)))
     text = PrepareConfig.model_validate({"inputs": str(letor), "source": {"kind": "letor"}})
     prepare(text, str(tmp_path / "letor"))
-    prepare(text, str(tmp_path / "scored"), for_scoring=True)  # such text has some label in any case
+    prepare(text, str(tmp_path / "scored"), job=RowsJob)  # such text has some label in any case
     wrong = "labelled groups are 0, so there is nothing to learn or to choose by; check"
     assert [text for text in caplog.messages if "nothing to learn" in text] == zero * [
         f"prepare: {tmp_path}/out: all labels of its 40 {wrong} column 'sold', which prepare takes as the label, "
         "and the query",
-        f"prepare: {tmp_path}/letor: all labels of its 9 {wrong} the first number of each line, which prepare takes as "
-        "the label, and the query",
+        f"prepare: {tmp_path}/letor: all labels of its 9 {wrong} the labels and the query",
     ]
 
 

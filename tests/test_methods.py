@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from ltrscale.derive.relabel import RelabelStepConfig
 from ltrscale.experiments.methods.choices import Method
-from ltrscale.ingest.choices import SourceConfig
+from ltrscale.ingest.inputs import SourceConfig
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NumbersConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig

@@ -12,10 +12,11 @@ from pyarrow import csv
 
 from jobs.bench.measure import N_FEATURES, Row, apart, quiet_cpu_seconds, resident_peak, write_letor
 from ltrscale import storage
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
-from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.processor import cpu_seconds
 
 _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
@@ -52,7 +53,7 @@ def _peak_of_prepare(folder: Path, groups: int) -> int:
 
 def _prepare(folder: str) -> int:
     config = PrepareConfig.model_validate({"inputs": f"{folder}/log.txt", "source": {"kind": "letor"}})
-    prepare(config, f"{folder}/out")
+    PrepareJob(out=f"{folder}/out", prepare=config).work({}, lambda _: None)
     return resident_peak()
 
 
@@ -149,8 +150,9 @@ def _against_duckdb(folder: Path, file: str, n: int, what: str) -> Row:
     grouped = f"SELECT query, {lists} FROM read_{path.suffix[1:]}('{path}'{types}) GROUP BY query"
 
     def ours() -> None:
-        dataset = prepare(config, f"{folder}/{next(turn)}")
-        assert dataset.manifest.counts().documents == n
+        out = f"{folder}/{next(turn)}"
+        PrepareJob(out=out, prepare=config).work({}, lambda _: None)
+        assert open_dataset(out).manifest.counts().documents == n
 
     def peer() -> None:
         with duckdb.connect(config={"threads": 1}) as connection:

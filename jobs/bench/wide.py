@@ -25,7 +25,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import SwapInGroupConfig
@@ -158,7 +158,8 @@ def _prepare(folder: str, names: list[str]) -> None:
     inputs = [{"path": f"{folder}/{name}.parquet", "period": name} for name in ("train", "validation", "test")]
     columns = {"query": "query", "item": None, "label": "label", "features": names}
     source = {"kind": "items", "columns": columns}
-    prepare(PrepareConfig.model_validate({"inputs": inputs, "source": source}), f"{folder}/data")
+    config = PrepareConfig.model_validate({"inputs": inputs, "source": source})
+    PrepareJob(out=f"{folder}/data", prepare=config).work({}, lambda _: None)
 
 
 def _split(folder: str, period: str) -> Split:

@@ -36,11 +36,9 @@ class ClickRatioWeights(RelabelStep):
 
     def transform(self, start: StepStart) -> Transform:
         """Weigh each document by its position; an extra pass through the groups counts clicks."""
-        ratios_P = shown_click_ratios(start.blocks(), self.depth)
-        check_ratios(ratios_P)
-        weights_P = propensity_weights(ratios_P, alpha=self.alpha)
+        weights_P = _propensity_weights(_shown_click_ratios(start.blocks(), self.depth), alpha=self.alpha)
         log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
-        return weighing(weights_P)
+        return _weighing(weights_P)
 
     def check_after(self, before: Sequence[RelabelStep]) -> None:
         """Refuse earlier random negatives that replaced shown documents."""
@@ -71,14 +69,14 @@ class Refine(RelabelStep):
         scale = _deviation(start.dataset, feature) if self.scale == "standard" else 1.0
 
         def transform(block: GroupBlock) -> Changed:
-            clicks_N = clicks_of(block)
-            labels_N = refined_labels(
+            clicks_N = _clicks_of(block)
+            labels_N = _refined_labels(
                 clicks_N > 0,
                 block.features_NF[:, feature].astype(np.float64) / scale,
                 block.offsets_Q1,
                 delta=self.delta,
                 temperature=self.temperature,
-                shown_N=was_shown(block),
+                shown_N=_was_shown(block),
             )
             yield changed(block, _with_clicks(block, labels_N, clicks_N))
 
@@ -105,11 +103,11 @@ class RandomNegatives(RelabelStep):
             replaced_N = np.zeros(block.n_documents, dtype=bool)
             if self.replace_unseen:
                 check_shown_positions(block, _NO_POSITIONS)
-                replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
+                replaced_N = _unseen(_clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
                 replaced_N &= block.on_documents(labelled_Q)
             replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
             extra_Q = labelled_Q * self.extra
-            drawn_M = draw_others(block, replaced_Q + extra_Q, start.seed)
+            drawn_M = _draw_others(block, replaced_Q + extra_Q, start.seed)
             changed_block = _with_negatives(block, replaced_N, extra_Q, drawn_M)
             groups = int((replaced_Q + extra_Q > 0).sum())
             replaced, added = int(replaced_N.sum()), len(drawn_M)
@@ -132,7 +130,7 @@ class ShownOnly(RelabelStep):
         """Drop documents without a position from the labelled groups that have positions."""
 
         def transform(block: GroupBlock) -> Changed:
-            keep_N = was_shown(block) | ~block.on_documents(labelled(block))
+            keep_N = _was_shown(block) | ~block.on_documents(labelled(block))
             lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
             changed_block = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
             shorter = int((lengths_Q < block.lengths_Q).sum())
@@ -157,14 +155,14 @@ class ClickOrder(RelabelStep):
         feature = start.feature(self.feature)
 
         def transform(block: GroupBlock) -> Changed:
-            clicks_N, feature_N = clicks_of(block), block.features_NF[:, feature].astype(np.float64)
-            labels_N = order_labels(clicks_N > 0, feature_N, block.offsets_Q1, shown_N=was_shown(block))
+            clicks_N, feature_N = _clicks_of(block), block.features_NF[:, feature].astype(np.float64)
+            labels_N = _order_labels(clicks_N > 0, feature_N, block.offsets_Q1, shown_N=_was_shown(block))
             yield changed(block, _with_clicks(block, labels_N, clicks_N))
 
         return transform
 
 
-def clicks_of(block: GroupBlock) -> Floats:
+def _clicks_of(block: GroupBlock) -> Floats:
     """The clicks of each document; NaN for documents without clicks and labels."""
     labels_N = block.columns_N["labels"]
     clicks_N = np.where(np.isnan(labels_N), np.nan, labels_N > 0)
@@ -173,7 +171,7 @@ def clicks_of(block: GroupBlock) -> Floats:
     return clicks_N.astype(np.float32)
 
 
-def was_shown(block: GroupBlock) -> Bools:
+def _was_shown(block: GroupBlock) -> Bools:
     """Whether each document was shown: those with a position, and all of a group without positions."""
     shown_N = ~block.on_documents(block.present_Q("positions"))
     if "positions" in block.columns_N:
@@ -181,12 +179,8 @@ def was_shown(block: GroupBlock) -> Bools:
     return shown_N
 
 
-def shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
-    """The share of clicked documents among those shown at each position, shape [depth]; NaN where none was shown.
-
-    Raises:
-        InputError: a labelled group has no positions.
-    """
+def _shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
+    """The share of clicked documents among those shown at each position, shape [depth]; NaN where none was shown."""
     shown_P, clicked_P = np.zeros(depth + 1), np.zeros(depth + 1)
     for block in blocks:
         check_shown_positions(block, _NO_POSITIONS)
@@ -194,40 +188,22 @@ def shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
         shown_N = (positions_N <= depth) & block.on_documents(labelled(block))
         place_N = positions_N[shown_N].astype(np.int64)
         shown_P += np.bincount(place_N, minlength=depth + 1)
-        clicked_P += np.bincount(place_N, weights=clicks_of(block)[shown_N] > 0, minlength=depth + 1)
+        clicked_P += np.bincount(place_N, weights=_clicks_of(block)[shown_N] > 0, minlength=depth + 1)
     ratios_P: Doubles = np.divide(clicked_P, shown_P, out=np.full(depth + 1, np.nan), where=shown_P > 0)
     return ratios_P[1:]
 
 
-def propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
-    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2) of click ratios; NaN where nothing was shown.
-
-    Raises:
-        ValueError: a position was never clicked, or nothing was shown at the first position.
-
-    Example:
-        >>> propensity_weights(np.array([0.4, 0.2, np.nan]), alpha=1.0).tolist()
-        [1.0, 2.0, nan]
-    """
-    if np.isnan(ratios_P[0]) or (ratios_P == 0).any():
-        raise ValueError("every position needs a click, and the first a document")
-    return np.asarray((ratios_P[0] / ratios_P) ** alpha)
-
-
-def check_ratios(ratios_P: Doubles) -> None:
-    """Check that every position shown has clicks, as propensity weights require.
-
-    Raises:
-        InputError: a position was never clicked; names the position and the remedy.
-    """
+def _propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
+    """The weight of each position, `(cr_1 / cr_i)^alpha`, from its click ratio; NaN where nothing was shown."""
     if np.isnan(ratios_P[0]) or ratios_P[0] == 0:
         raise InputError("position 1 has no click to compare with; see whether positions count from 1")
     if (ratios_P == 0).any():
         position = int((ratios_P == 0).argmax())
         raise InputError(f"position {position + 1} was never clicked, so it has no weight; set depth to {position}")
+    return np.asarray((ratios_P[0] / ratios_P) ** alpha)
 
 
-def weighing(weights_P: Doubles) -> Transform:
+def _weighing(weights_P: Doubles) -> Transform:
     """Write the weight of each document's position; 1 for a document that was not shown, such as a random negative."""
     last = int(np.flatnonzero(~np.isnan(weights_P)).max())
 
@@ -261,7 +237,7 @@ def _deviation(dataset: Dataset, feature: int) -> float:
     return deviation
 
 
-def refined_labels(
+def _refined_labels(
     clicks_N: Bools,
     feature_N: Doubles,
     offsets_Q1: Ints,
@@ -270,18 +246,8 @@ def refined_labels(
     temperature: float,
     shown_N: Bools,
 ) -> Doubles:
-    """Labels that sum to 1 in each group, `softmax((delta click + feature) / temperature)`.
-
-    The formula is our reading of SUN23, which prints it only in a figure.
-
-    A missing value of the feature (NaN) becomes the smallest of the list. Documents that were not shown have label 0;
-    at least one of each group was.
-
-    Example:
-        >>> clicked, shown = np.array([True, False, False]), np.array([True, True, False])
-        >>> refined_labels(clicked, np.zeros(3), np.array([0, 3]), delta=0.0, temperature=0.1, shown_N=shown).tolist()
-        [0.5, 0.5, 0.0]
-    """
+    """Labels `softmax((delta click + feature) / temperature)` of each group; 0 for documents that were not shown."""
+    # our reading of SUN23, which prints the formula only in a figure; a missing value is the smallest of the list
     valued_N = shown_N & ~np.isnan(feature_N)
     lowest_Q = -maximum(np.where(valued_N, -feature_N, -np.inf), offsets_Q1)
     lowest_Q = np.where(np.isinf(lowest_Q), 0.0, lowest_Q)
@@ -290,27 +256,17 @@ def refined_labels(
     return softmax_by_group(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
 
 
-def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> Bools:
-    """True for documents shown below the last click of their group; False in a group without a click.
-
-    Example:
-        >>> unseen(np.array([0, 1, 0, 0]), np.array([1, 2, 3, np.nan]), np.array([0, 4])).tolist()
-        [False, False, True, False]
-    """
+def _unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> Bools:
+    """True for documents shown below the last click of their group; False in a group without a click."""
     last_Q = maximum(np.where((clicks_N > 0) & ~np.isnan(positions_N), positions_N, -np.inf), offsets_Q1)
     last_Q = np.where(np.isinf(last_Q), np.inf, last_Q)  # -inf, no click, becomes inf: no position is below it
     return np.asarray(positions_N > np.repeat(last_Q, np.diff(offsets_Q1)))
 
 
-def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
-    """Draw documents of the other groups of a block for each group, without repetition while there are enough.
-
-    A group starts at a random place of a shuffled circle of all documents and takes the next ones that are neither its
-    own nor taken; documents with one id are the same. If these are too few, it takes them again, in the same order.
-
-    Raises:
-        InputError: a block has a single group, or a group has all of its documents.
-    """
+def _draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
+    """Draw documents of the other groups of a block for each group, without repetition while there are enough."""
+    # a group starts at a random place of a shuffled circle of all documents and takes the next ones that are neither
+    # its own nor taken (documents with one id are the same); if these are too few, it takes them again, in that order
     alone_Q = (wanted_Q > 0) & (block.lengths_Q == block.n_documents)
     if alone_Q.any():
         raise InputError(f"period {block.period} has one query group here, so there are no other documents to draw")
@@ -363,18 +319,9 @@ def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M
     return extended.with_columns(**columns_N)
 
 
-def order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown_N: Bools) -> Ints:
-    """Labels that order each list; only their order matters.
-
-    A shown document has 1 plus the number of shown documents below it in its list: those not clicked while it is, or
-    equally clicked with a lower value of the feature. A document that was not shown, such as a random negative, has 0.
-    A missing value of the feature (NaN) is the lowest. Equal documents have equal labels.
-
-    Example:
-        >>> clicked, shown = np.array([False, True, False, False]), np.array([True, True, True, False])
-        >>> order_labels(clicked, np.array([5.0, 1.0, 7.0, 9.0]), np.array([0, 4]), shown_N=shown).tolist()
-        [1, 3, 2, 0]
-    """
+def _order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown_N: Bools) -> Ints:
+    """Labels that order each list: 1 plus the number of shown documents below a shown one, 0 for the others."""
+    # below it are those not clicked while it is, or equally clicked with a lower value; a missing value is the lowest
     keys = (shown_N, clicks_N & shown_N, np.where(shown_N & ~np.isnan(feature_N), feature_N, -np.inf))
     place_N = place_in_group(offsets_Q1, *keys)
     first_N = np.repeat(offsets_Q1[:-1], np.diff(offsets_Q1))

@@ -45,7 +45,7 @@ class LabelledFraction(RelabelStep):
         ranks_Q = np.concatenate(ranks or [np.empty(0, np.uint64)])
         if not len(ranks_Q):
             raise InputError(NO_LABELS)
-        last = np.uint64(last_kept_rank(ranks_Q, self.fraction))
+        last = np.uint64(_last_kept_rank(ranks_Q, self.fraction))
 
         def transform(block: GroupBlock) -> Changed:
             hidden_N = block.on_documents(self.ranks(block, start.seed) > last)
@@ -71,7 +71,7 @@ class RelevantOnly(RelabelStep):
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """Drop these groups."""
         # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
-        return keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
+        return _keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
 
 class MinDocs(RelabelStep):
@@ -84,7 +84,7 @@ class MinDocs(RelabelStep):
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """Drop these groups."""
-        return keeping(lambda block: block.lengths_Q >= self.documents)
+        return _keeping(lambda block: block.lengths_Q >= self.documents)
 
 
 class BinaryFeedback(RelabelStep):
@@ -99,16 +99,16 @@ class BinaryFeedback(RelabelStep):
     """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
     def transform(self, start: StepStart) -> Transform:
-        """Draw the labels by `binary_labels`."""
+        """Draw the labels with Gumbel noise."""
 
         def transform(block: GroupBlock) -> Changed:
             places = (block.on_documents(block.keys_Q), block.index_N)
-            positive_N = binary_labels(
+            positive_N = _binary_labels(
                 block.columns_N["labels"].astype(np.float64),
                 sharpness=self.sharpness,
                 tau=self.tau,
-                gumbel1_N=gumbel(open_uniforms((start.seed, "one"), *places)),
-                gumbel0_N=gumbel(open_uniforms((start.seed, "zero"), *places)),
+                gumbel1_N=_gumbel(open_uniforms((start.seed, "one"), *places)),
+                gumbel0_N=_gumbel(open_uniforms((start.seed, "zero"), *places)),
             )
             keep_Q = labelled(block)
             if self.unlabel_empty:
@@ -156,9 +156,9 @@ class ImplicitFeedback(RelabelStep):
     def _labels(self, block: GroupBlock, seed: int, top: float) -> Doubles:
         rho_N = relevance_probability(block.columns_N["labels"], top=top)
         rho_Q = maximum(rho_N, block.offsets_Q1)
-        intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=self.conversion)
+        intent_Q = _intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=self.conversion)
         places = (block.on_documents(block.keys_Q), block.index_N)
-        actions_N = interactions(
+        actions_N = _interactions(
             block.on_documents(intent_Q),
             rho_N,
             noise=self.noise,
@@ -173,18 +173,13 @@ class ImplicitFeedback(RelabelStep):
         return self.copies
 
 
-def last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
-    """The rank of the last of `max(1, round(fraction * Q))` groups.
-
-    Example:
-        >>> last_kept_rank(np.array([40, 10, 30, 20], np.uint64), 0.5)
-        20
-    """
+def _last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
+    """The rank of the last of `max(1, round(fraction * Q))` groups."""
     keep = max(1, round(fraction * len(ranks_Q)))
     return int(np.partition(ranks_Q, keep - 1)[keep - 1])
 
 
-def keeping(chosen: Callable[[GroupBlock], Bools]) -> Transform:
+def _keeping(chosen: Callable[[GroupBlock], Bools]) -> Transform:
     """Keep the groups that a function chooses, and count the others."""
 
     def transform(block: GroupBlock) -> Changed:
@@ -195,51 +190,27 @@ def keeping(chosen: Callable[[GroupBlock], Bools]) -> Transform:
     return transform
 
 
-def gumbel(uniform_N: Doubles) -> Doubles:
+def _gumbel(uniform_N: Doubles) -> Doubles:
     """Standard Gumbel numbers `-log(-log u)` from uniform numbers u."""
     return -np.log(-np.log(uniform_N))
 
 
-def binary_labels(
+def _binary_labels(
     relevance_N: Doubles, *, sharpness: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
 ) -> Bools:
-    """Binary feedback, `1{t r + G1 > t tau + G0}` (HOU24, A.2.4), so P(y = 1) = sigmoid(t (r - tau)).
-
-    G1 and G0 are standard Gumbel numbers, t is the sharpness, and tau the grade with even odds. NaN gives False.
-
-    Example:
-        >>> zero = np.zeros(2)
-        >>> binary_labels(np.array([4.0, 5.0]), sharpness=4, tau=4.5, gumbel1_N=zero, gumbel0_N=zero).tolist()
-        [False, True]
-    """
+    """Binary feedback, `1{t r + G1 > t tau + G0}` with Gumbel numbers G1 and G0; NaN gives False."""
     return np.asarray(sharpness * relevance_N + gumbel1_N > sharpness * tau + gumbel0_N)
 
 
-def intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
-    """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy.
-
-    `P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho` with rho the relevance of the best document of the list
-    (BUYL23, eq. 11), and kappa the conversion. The printed thresholds of Alg. 1 never give T = 1 for small rho, so this
-    follows eq. 11.
-
-    Example:
-        >>> intents(np.array([0.5, 0.7, 0.97]), np.full(3, 0.4), conversion=0.1).tolist()
-        [0, 1, 2]
-    """
+def _intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
+    """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy, by the list's best document."""
+    # P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho (BUYL23, eq. 11), with kappa the conversion; the printed
+    # thresholds of Alg. 1 never give T = 1 for small rho
     return (uniform_Q >= 1 - rho_Q).astype(np.int64) + (uniform_Q >= 1 - conversion * rho_Q)
 
 
-def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles, click_N: Doubles) -> Ints:
-    """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12).
-
-    A user with intent 2 buys a document with probability rho. A user with intent 1 or 2 clicks a document that is not
-    bought with probability `epsilon + (1 - epsilon) rho`, epsilon being the noise. Uniform numbers decide both.
-
-    Example:
-        >>> half = np.full(3, 0.5)
-        >>> interactions(np.array([0, 1, 2]), np.full(3, 0.6), noise=0.1, buy_N=half, click_N=half).tolist()
-        [0, 1, 2]
-    """
+def _interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles, click_N: Doubles) -> Ints:
+    """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12)."""
     bought_N = (intent_N == 2) & (buy_N < rho_N)
     clicked_N = (intent_N >= 1) & (click_N < noise + (1 - noise) * rho_N)
     return np.where(bought_N, 2, np.where(clicked_N, 1, 0))
@@ -327,11 +298,7 @@ class Clicks(RelabelStep):
 
 
 def check_shown_positions(block: GroupBlock, remedy: str) -> None:
-    """Check that every labelled group has positions, and that they count from 1.
-
-    Raises:
-        InputError: a group fails the check; names the query and the remedy.
-    """
+    """Refuse, with an InputError, labelled groups without positions, or with positions that do not count from 1."""
     bad_Q = labelled(block) & ~block.present_Q("positions")
     if bad_Q.any():
         query = block.rows_Q.column("query_id")[int(bad_Q.argmax())]

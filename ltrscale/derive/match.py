@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, F features before, K new ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow.compute as pc
@@ -33,7 +33,7 @@ from ltrscale.errors import InputError, suggestion
 from ltrscale.progress import Report, log, progress
 from ltrscale.stages.stage import Origin
 
-TOGETHER = "all"
+_TOGETHER = "all"
 """The name of the text of all fields together."""
 
 
@@ -73,40 +73,32 @@ class MatchJob(Derivation):
         return inputs
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Make the data set with more features."""
-        match(self.match, self.data, self.out, origin=origin, report=report)
+        """Make the data set with more features; `report` receives the counts.
 
-
-def match(config: MatchConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
-    """Make a data set directory at `out` from the one at `data`, with more features; readers see it when complete.
-
-    The origin goes into the new manifest; `report` receives one record with the counts.
-
-    Raises:
-        InputError: the data set has no such tokens or features of these names, a period does not exist, or the
-            statistics are of other texts or of another vocabulary.
-    """
-    dataset = open_dataset(data)
-    query, texts = _texts(config, dataset)
-    features = (*dataset.manifest.features, *_features(dataset, texts))
-    totals = dataset.manifest.counts()
-    with storage.Commit(out) as commit:
-        statistics = _statistics(config, dataset, texts)
-        writer = GroupWriter(commit, dataset, features=features, renumber=False, statistics=statistics.put(commit))
-        with progress("match", totals.documents) as advance:
-            for block in read_groups(dataset, periods=frozenset(dataset.manifest.periods)):
-                writer.add(_appended(block, query, texts, statistics))
-                advance(block.n_documents)
-        counts = {"rows_in": totals.documents, "rows_kept": totals.documents}
-        counts |= {"groups_in": totals.groups, "groups_kept": totals.groups}
-        manifest = writer.finish(Accounting(**counts), origin)
-    documents = next(iter(statistics.texts.values())).documents
-    log.info(
-        "match: %s features of %s texts, by the statistics of %s documents of %s",
-        *(len(features) - len(dataset.manifest.features), len(texts), f"{documents:,}", ", ".join(statistics.periods)),
-    )
-    report({"stage": "match", "documents": totals.documents, "counted": documents, "texts": len(texts)})
-    return Dataset(out, manifest)
+        Raises:
+            InputError: the data set has no such tokens or features of these names, a period does not exist, or the
+                statistics are of other texts or of another vocabulary.
+        """
+        dataset = open_dataset(self.data)
+        query, texts = _texts(self.match, dataset)
+        features = (*dataset.manifest.features, *_features(dataset, texts))
+        totals = dataset.manifest.counts()
+        with storage.Commit(self.out) as commit:
+            statistics = _statistics(self.match, dataset, texts)
+            writer = GroupWriter(commit, dataset, features=features, renumber=False, statistics=statistics.put(commit))
+            with progress("match", totals.documents) as advance:
+                for block in read_groups(dataset, periods=frozenset(dataset.manifest.periods)):
+                    writer.add(_appended(block, query, texts, statistics))
+                    advance(block.n_documents)
+            counts = {"rows_in": totals.documents, "rows_kept": totals.documents}
+            counts |= {"groups_in": totals.groups, "groups_kept": totals.groups}
+            writer.finish(Accounting(**counts), origin)
+        documents, new = next(iter(statistics.texts.values())).documents, len(features) - len(dataset.manifest.features)
+        log.info(
+            "match: %s features of %s texts, by the statistics of %s documents of %s",
+            *(new, len(texts), f"{documents:,}", ", ".join(statistics.periods)),
+        )
+        report({"stage": "match", "documents": totals.documents, "counted": documents, "texts": len(texts)})
 
 
 def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[str, ...]]]:
@@ -125,9 +117,9 @@ def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[
     names = config.documents or tuple(documents)
     texts: dict[str, tuple[str, ...]] = {name: (documents[name],) for name in names}
     if config.together and len(names) > 1:
-        if TOGETHER in texts:
-            raise InputError(f"match.together: a field is named {TOGETHER!r}; set together to false")
-        texts[TOGETHER] = tuple(documents[name] for name in names)
+        if _TOGETHER in texts:
+            raise InputError(f"match.together: a field is named {_TOGETHER!r}; set together to false")
+        texts[_TOGETHER] = tuple(documents[name] for name in names)
     return queries[query], texts
 
 

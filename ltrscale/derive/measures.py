@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 import safetensors.numpy
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from ltrscale import storage
-from ltrscale.arrays import Doubles, Ints
+from ltrscale.arrays import Bits, Bools, Doubles, Ints
 from ltrscale.data.dataset.manifest import Dataset, ListedFile
 from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
@@ -176,8 +175,7 @@ class CollectionStatistics:
         metadata = {"about": json.dumps(header)}
         with commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
-        placed = commit.files[-1]
-        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+        return ListedFile(**vars(commit.files[-1]))
 
 
 def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, TokenLists]:
@@ -247,7 +245,7 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
         raise InputError(f"{path}: no statistics of texts ({error}); make the data set again") from error
 
 
-def _identities(block: GroupBlock) -> NDArray[np.uint64]:
+def _identities(block: GroupBlock) -> Bits:
     """A hash of each document: of its id, or of its tokens after a NUL, so that it equals no id's hash."""
     if block.doc_ids_N is not None and not block.doc_ids_N.null_count:
         return hash_ids(block.doc_ids_N.to_pylist())
@@ -256,7 +254,7 @@ def _identities(block: GroupBlock) -> NDArray[np.uint64]:
     return hash_ids(f"\0{content}" if name is None else name for name, content in zip(ids, contents, strict=True))
 
 
-def _kept(lists: TokenLists, keep_N: NDArray[np.bool_]) -> TokenLists:
+def _kept(lists: TokenLists, keep_N: Bools) -> TokenLists:
     lengths_N = np.diff(lists.offsets_R1)
     return TokenLists(
         lists.ids_T[np.repeat(keep_N, lengths_N)], np.concatenate([[0], np.cumsum(lengths_N[keep_N])]).astype(np.int64)

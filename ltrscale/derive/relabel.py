@@ -8,11 +8,11 @@ Shapes: Q groups, N documents.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -78,8 +78,30 @@ class RelabelJob(Derivation):
     relabel: RelabelConfig
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Make the data set with the new labels."""
-        relabel(self.relabel, self.data, self.out, origin=origin, report=report)
+        """Make the data set with the new labels; `report` receives the counts of each step.
+
+        Raises:
+            InputError: a step names an unknown period or feature, needs positions or grades that the data set does not
+                have, reads no labelled group, or leaves no labelled group.
+        """
+        config, dataset = self.relabel, open_dataset(self.data)
+        names = _columns(config, dataset)
+        stages = _stages(config, dataset, names)
+        tallies: list[Counter[str]] = [Counter() for _ in stages]
+        with Commit(self.out) as commit:
+            writer = GroupWriter(commit, dataset, renumber=any(step.changes_groups for step in config.steps))
+            everywhere = frozenset(dataset.manifest.periods)
+            for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
+                labelled_N = block.on_documents(labelled(block))
+                relevance_N = np.where(labelled_N, block.columns_N["relevance"], np.float32(np.nan))
+                writer.add(block.with_columns(relevance=relevance_N))
+            for stage, tally in zip(stages, tallies, strict=True):
+                _check(stage, tally)
+            writer.finish(_account(dataset, stages, tallies), origin)
+        for stage, tally in zip(stages, tallies, strict=True):
+            summary = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
+            log.info("relabel: %s: %s", stage.name, summary)
+            report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
 
 
 @dataclass(frozen=True)
@@ -89,37 +111,6 @@ class _Stage:
     name: str
     periods: frozenset[str]
     transform: Transform
-
-
-def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
-    """Make a data set directory at `out` from the one at `data`; readers see it only when it is complete.
-
-    The origin goes into the new manifest; `report` receives one record for each step: groups and documents that it
-    read, changed, dropped and added.
-
-    Raises:
-        InputError: a step names an unknown period or feature, needs positions or grades that the data set does not
-            have, reads no labelled group, or leaves no labelled group.
-    """
-    dataset = open_dataset(data)
-    names = _columns(config, dataset)
-    stages = _stages(config, dataset, names)
-    tallies: list[Counter[str]] = [Counter() for _ in stages]
-    with Commit(out) as commit:
-        writer = GroupWriter(commit, dataset, renumber=any(step.changes_groups for step in config.steps))
-        everywhere = frozenset(dataset.manifest.periods)
-        for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
-            labelled_N = block.on_documents(labelled(block))
-            relevance_N = np.where(labelled_N, block.columns_N["relevance"], np.float32(np.nan))
-            writer.add(block.with_columns(relevance=relevance_N))
-        for stage, tally in zip(stages, tallies, strict=True):
-            _check(stage, tally)
-        manifest = writer.finish(_account(dataset, stages, tallies), origin)
-    for stage, tally in zip(stages, tallies, strict=True):
-        summary = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
-        log.info("relabel: %s: %s", stage.name, summary)
-        report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
-    return Dataset(out, manifest)
 
 
 _COUNTS = ("groups_read", "documents_read", *Changes._fields)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Floats, Ints, offsets
+from ltrscale.arrays import Bools, Floats, Ints, offsets
 from ltrscale.config import Operational
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.commits import commit_dataset
@@ -107,7 +107,7 @@ class GroupBlock:
         """The place of each document in its group, from 0."""
         return np.arange(self.n_documents) - np.repeat(self.offsets_Q1[:-1], self.lengths_Q)
 
-    def present_Q(self, name: str) -> NDArray[np.bool_]:
+    def present_Q(self, name: str) -> Bools:
         """True for groups with a value of a column in any of their documents."""
         if name not in self.columns_N:
             return np.zeros(len(self), dtype=bool)
@@ -134,18 +134,14 @@ class GroupBlock:
             tokens_N={name: lists.take(pa.array(documents_K)) for name, lists in self.tokens_N.items()},
         )
 
-    def keep(self, keep_Q: NDArray[np.bool_]) -> "GroupBlock":
+    def keep(self, keep_Q: Bools) -> "GroupBlock":
         """Keep some of the groups, with all their documents."""
         documents_K = np.flatnonzero(self.on_documents(keep_Q))
         return self.take(np.flatnonzero(keep_Q), documents_K, self.lengths_Q[keep_Q])
 
 
 def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
-    """The periods of a data set that names and ranges select, as in a split; all periods if no name is given.
-
-    Raises:
-        InputError: a period does not exist.
-    """
+    """The periods of a data set that names and ranges select, as in a split; all periods if no name is given."""
     split = Split(data=(dataset.url,), periods=tuple(periods) or None)
     return frozenset(file.period for file in select(split, labelled=False).row_groups.own_files)
 
@@ -323,8 +319,7 @@ class GroupWriter:
             return None
         with self._commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
-        placed = self._commit.files[-1]
-        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+        return ListedFile(**vars(self._commit.files[-1]))
 
 
 def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

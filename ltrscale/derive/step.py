@@ -56,11 +56,7 @@ class StepStart:
     span: int
 
     def feature(self, name: str) -> int:
-        """The column of a feature.
-
-        Raises:
-            InputError: no feature has this name; names the nearest one.
-        """
+        """The column of a feature; an InputError names the nearest if none has this name."""
         names = [feature.name for feature in self.dataset.manifest.features]
         if name not in names:
             raise InputError(f"there is no feature {name!r}; the nearest name is {nearest(name, names)!r}")
@@ -83,19 +79,11 @@ class RelabelStep(Config):
     """Whether it drops or adds groups, whatever its settings."""
 
     def transform(self, start: StepStart) -> Transform:
-        """The step as a function of blocks.
-
-        Raises:
-            InputError: the data set lacks what the step needs.
-        """
+        """The step as a function of blocks; an InputError if the data set lacks what it needs."""
         raise NotImplementedError
 
     def check_after(self, before: Sequence["RelabelStep"]) -> None:
-        """Refuse steps before this one that spoil what it counts.
-
-        Raises:
-            ValueError: names them and the remedy.
-        """
+        """Refuse, with a ValueError, steps before this one that spoil what it counts."""
 
     @property
     def fills(self) -> frozenset[str]:
@@ -114,11 +102,7 @@ class RelabelStep(Config):
 
 
 def check_grades(block: GroupBlock, top: float) -> None:
-    """Check that no label is above the top grade.
-
-    Raises:
-        InputError: a label is above the top grade.
-    """
+    """Refuse, with an InputError, a label above the top grade."""
     labels_N = block.columns_N["labels"]
     highest = float(np.nanmax(labels_N, initial=0))
     if highest > top:

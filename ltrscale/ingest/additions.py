@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits
 from ltrscale.config import as_text
 from ltrscale.data.dataset.commits import ADDED, commands
 from ltrscale.data.dataset.files import DataFiles
@@ -26,7 +26,7 @@ from ltrscale.data.ids import QueryIds, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
-from ltrscale.ingest.tables import parquet_schema, read_parquet
+from ltrscale.ingest.parquet import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
 
 _BATCH = 1 << 16
@@ -44,11 +44,7 @@ def holds_inputs(out: str, origin: Mapping[str, Any]) -> bool:
 
 
 def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
-    """Check that the data set of this manifest may be replaced.
-
-    Raises:
-        InputError: periods were added to it, and replacing it would lose them.
-    """
+    """Refuse, with an InputError, to replace a data set with additions, which would lose them."""
     of_parts = sum(part.get("additions", 0) for part in before.get("parts", []))
     if additions := of_parts + len(before.get("made_by", {}).get(ADDED, [])):
         raise InputError(
@@ -58,11 +54,7 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
 
 
 def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
-    """Check that inputs may be added to a data set; returns its features, in the order in which to read them.
-
-    Raises:
-        InputError: the data set was not made by `prepare`, or has other features; names the first that differs.
-    """
+    """The features of a data set, in the order in which to read inputs that are added; an InputError if they differ."""
     stage = before.manifest.made_by.get("stage")
     if stage != "prepare":
         raise InputError(
@@ -123,12 +115,12 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
     for file in sorted(recorded, key=lambda file: -file.bytes):  # largest first, to avoid needless merges
         ids.groups.push(mapped_ids(before.url, file, folder))
     if not recorded:
-        for hashes in known_ids(before):
+        for hashes in _known_ids(before):
             ids.groups.add(hashes)
             ids.kept.add(hashes)
 
 
-def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
+def mapped_ids(url: str, file: ListedFile, folder: Path) -> Bits:
     """The hashes in a file of a data set, mapped from a checked copy in `folder`."""
     place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
@@ -136,7 +128,7 @@ def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
     if storage.sha256(copy) != file.sha256:
         raise InputError(f"{place}: its content is not what was committed (hash differs); make the directory again")
     try:
-        hashes: NDArray[np.uint64] = np.load(copy, mmap_mode="r")
+        hashes: Bits = np.load(copy, mmap_mode="r")
     except ValueError as error:
         raise InputError(f"{place}: no array of hashes ({error}); make the directory again") from error
     return hashes
@@ -157,7 +149,7 @@ def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, fo
     return (*files, ListedFile(**vars(commit.files[-1])))
 
 
-def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
+def _known_ids(before: Dataset) -> Iterator[Bits]:
     """Hashes of a data set's query ids, block by block, without the ids in fixed periods, which are separate."""
     try:
         inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]

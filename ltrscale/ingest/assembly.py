@@ -6,7 +6,7 @@ Shapes: Q groups, N rows or documents, F features, K features that may still fol
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits, Bools, Floats, Ints
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
@@ -39,22 +40,14 @@ _FEWEST = 20
 
 
 class LikePlaces:
-    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups.
-
-    Example:
-        >>> found = LikePlaces(2)
-        >>> x_NF = np.array([[0, 7], [1, 7], [2, 8]] * 10, np.float32)
-        >>> found.add(x_NF, pa.array([1, 2, 3] * 10), np.arange(0, 31, 3))
-        >>> found.among([Feature(name="row"), Feature(name="price")])
-        ['row']
-    """
+    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups."""
 
     def __init__(self, n_features: int) -> None:
         self._pairs = 0
         self._rises_F = np.ones(n_features, np.bool_)
         self._falls_F = np.ones(n_features, np.bool_)
 
-    def add(self, features_NF: NDArray[np.float32], positions_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> None:
+    def add(self, features_NF: Floats, positions_N: pa.Array, offsets_Q1: Ints) -> None:
         """Add whole groups; documents without a position are left out."""
         places_N = np.asarray(positions_N.to_numpy(zero_copy_only=False), np.float64)
         group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
@@ -99,11 +92,11 @@ class Written:
     labels: LabelCounts
     quarantine: tuple[str, ...]
     first_rejections: tuple[Rejection, ...]
-    categories: Mapping[str, NDArray[np.uint64]]
+    categories: Mapping[str, Bits]
     tokens: Mapping[str, TokenSummary]
     texts: Mapping[str, RecordedCodes]
-    kept: NDArray[np.uint64]
-    others: NDArray[np.uint64]
+    kept: Bits
+    others: Bits
 
 
 @dataclass(frozen=True)
@@ -111,9 +104,9 @@ class Survey:
     """The groups of a unit, each query id once: hash and documents of the kept groups, and hashes of the others."""
 
     rows: int
-    kept_Q: NDArray[np.uint64]
+    kept_Q: Bits
     documents_Q: NDArray[np.int32]
-    others_Q: NDArray[np.uint64]
+    others_Q: Bits
 
 
 def write_unit(
@@ -128,14 +121,8 @@ def write_unit(
 ) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
-    Args:
-        work: the settings that all units share.
-        unit: the files to read.
-        start: the unit's first gid, and the documents before it.
-        commit: puts the files in place.
-        ids: must have the unit's query ids that occur in earlier units; receives the ids of this unit.
-        folder: for temporary files.
-        advance: called with rows, and with bytes of the input.
+    `ids` must have the unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for
+    temporary files, and `advance` is called with rows, and with bytes of the input.
 
     Raises:
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
@@ -157,20 +144,18 @@ def write_unit(
     tokens: dict[str, TokenSummary] = {}
     kept, others = [np.empty(0, np.uint64)], validator.others
 
-    def take(groups: Groups) -> None:
-        nonlocal schema, tokens
+    for groups in _groups(work, unit, validator, encoders, folder, advance):
         (others if unit.period else kept).append(groups.hashes_Q)
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
             places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
-        tokens = summed([tokens, summarise(table), cut_off(groups)])
+        tokens = summed([tokens, summarise(table), _cut_off(groups)])
         schema = schema or table.schema
         check_columns(schema, table.schema, groups.rows.file, str(unit))
         writer.add(_periods(groups, work, unit), table)
-
-    _feed(work, unit, validator, encoders, folder, advance, take)
+        del groups, table  # as in `_groups`
     return Written(
         unit=unit,
         files=writer.close(),
@@ -201,7 +186,7 @@ def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature
     return replace(block, features_NF=np.where(missing_NF, fills_F, block.features_NF))
 
 
-def cut_off(groups: Groups) -> dict[str, TokenSummary]:
+def _cut_off(groups: Groups) -> dict[str, TokenSummary]:
     """How much was cut off the texts of some groups, by column; for query texts, the group's first row counts."""
     summaries, columns = {}, groups.rows.columns
     for name in (name.removeprefix(FULL) for name in columns if name.startswith(FULL)):
@@ -214,41 +199,44 @@ def cut_off(groups: Groups) -> dict[str, TokenSummary]:
 def training_texts(
     work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
 ) -> Iterator[list[str]]:
-    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once.
-
-    Raises:
-        InputError: as `write_unit`.
-    """
+    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
     if not tokenizer.learns_from:
         return
     seen = SeenHashes(folder)
     read = work.config.source.open(work.features, first=work.first.url, encoders={})
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
-            name = pa.scalar(unit.period or block.period or work.config.period)
-            periods_N = pa.repeat(name, len(block)) if unit.period or block.periods_N is None else block.periods_N
-            wanted_N = pc.is_in(periods_N, pa.array(tokenizer.learns_from, pa.string()))
+            wanted_N = pa.array(in_periods(block, unit, work.config.period, tokenizer.learns_from))
             for column in (column for name, column in block.columns.items() if "_tokens_" in name):
                 texts = column.filter(wanted_N).unique().drop_null().to_pylist()
                 new = ~seen.add(hash_ids(texts))
                 yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
 
 
-def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
-    """Read a unit and report the groups that it would keep if it were the first.
+def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> Bools:
+    """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
+    if not wanted:
+        return np.ones(len(block), bool)
+    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
+    if unit.period or block.periods_N is None:
+        names, index_N = [unit.period or block.period or default], np.zeros(len(block), np.int64)
+    else:
+        coded = block.periods_N.fill_null(default).dictionary_encode()
+        names, index_N = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    inside = np.array([any(first <= name <= last for first, last in ranges) for name in names], bool)
+    return inside[index_N] if len(block) else np.zeros(0, bool)
 
-    Raises:
-        InputError: as `write_unit`.
-    """
+
+def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
+    """Read a unit and report the groups that it would keep if it were the first; raises as `write_unit`."""
     validator = _validator(work, unit, QueryIds(folder), None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
-    def take(groups: Groups) -> None:
+    for groups in _groups(work, unit, validator, {}, folder, silent):
         _periods(groups, work, unit)  # raises before anything is written
         hashes.append(groups.hashes_Q)
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
-
-    _feed(work, unit, validator, {}, folder, silent, take)
+        del groups
     others_Q = np.concatenate([np.empty(0, np.uint64), *validator.others])
     return Survey(validator.rows_in, np.concatenate(hashes), np.concatenate(documents), others_Q)
 
@@ -271,29 +259,25 @@ def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quaran
     )
 
 
-def _feed(
+def _groups(
     work: UnitSettings,
     unit: Unit,
     validator: Validator,
     encoders: dict[str, CategoryEncoder],
     folder: Path,
     advance: Advance,
-    take: Callable[[Groups], None],
-) -> None:
-    """Read and validate a unit; `take` receives the groups in order."""
+) -> Iterator[Groups]:
+    """Read and validate a unit."""
     read = work.config.source.open(work.features, first=work.first.url, encoders=encoders, encoding=work.encoding)
-
-    def pass_on(groups: Groups | None) -> None:
-        if groups is not None:
-            take(groups)
-
     for blocks in _streams(work, unit, read, folder, advance):
         for block in blocks:
             assert block.features_NF.shape[1] == len(work.features)
-            pass_on(validator.add(completed(block, work.config, work.features)))
-            del block  # frees its memory before the next one is read
+            if groups := validator.add(completed(block, work.config, work.features)):
+                yield groups
+            del block, groups  # frees their memory before the next block is read
             pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
-        pass_on(validator.end())
+        if groups := validator.end():
+            yield groups
 
 
 def _streams(
@@ -316,7 +300,7 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
     for block in blocks:
         rows, share = len(block), block.share
         yield block
-        del block  # see _feed
+        del block  # see _groups
         advance(rows, (share - done) * size)
         done = share
     advance(0, (1 - done) * size)
@@ -347,11 +331,7 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
 
 
 def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str) -> None:
-    """Check that groups have the same columns as others, so that one reader serves all files of a data set.
-
-    Raises:
-        InputError: a column differs; names the first one.
-    """
+    """Refuse, with an InputError, groups with other columns than others have: one reader serves all files."""
     types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
     for name in types | other_types:
         if types.get(name) != other_types.get(name):

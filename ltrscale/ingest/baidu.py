@@ -24,15 +24,14 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.ingest.items import ItemBlocks
+from ltrscale.ingest.examined import ItemBlocks
 from ltrscale.ingest.lines import Lines, line_blocks
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock
+from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection, RowBlock
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.tables import Raw
 from ltrscale.ingest.texts import Encoding, ReadyIds, TextColumn, TokenColumns
 
-BAIDU_FEATURES = (
+_FEATURES = (
     Feature(name="query_length"),
     Feature(name="title_length"),
     Feature(name="abstract_length"),
@@ -64,7 +63,7 @@ class BaiduUltr(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
         """The same features for all files."""
-        return BAIDU_FEATURES
+        return _FEATURES
 
     def open(
         self,
@@ -76,21 +75,16 @@ class BaiduUltr(Source):
     ) -> Reader:
         """The reader of this layout."""
         columns = self._columns()
-        return lambda file: _read(ItemBlocks(file.url, columns, BAIDU_FEATURES, encoders, encoding=encoding))
+        return lambda file: _read(ItemBlocks(file.url, columns, _FEATURES, encoders, encoding=encoding))
 
     def _columns(self) -> ColumnMapping:
         """The uses of the columns of `_Rows`."""
-        numeric = tuple(feature.name for feature in BAIDU_FEATURES if feature.kind == "numeric")
+        numeric = tuple(feature.name for feature in _FEATURES if feature.kind == "numeric")
         uses: dict[str, Any] = {"label": "label", "meta": ("qid", "bucket")}
         if self.layout == "sessions":
             uses = {"label": "click", "clicks": "click", "positions": "position", "item": "doc", "meta": ("qid",)}
         tokens, media = self.token_columns, ("media_type",)
         return ColumnMapping(query="group", features=numeric, categorical=media, optional=media, tokens=tokens, **uses)
-
-    @property
-    def label_place(self) -> str:
-        """Clicks or labels, depending on the layout."""
-        return "the clicks or labels of the lines"
 
     @property
     def token_columns(self) -> TokenColumns:
@@ -160,16 +154,8 @@ class _Rows:
 
 
 def _read(build: ItemBlocks) -> Iterator[RowBlock]:
-    """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
-
-    Session queries recur often in this data set, so a group's id is the query's id plus the file name and the line.
-    Rejections: `unparsable`, a line that is neither query nor document, a document with an unreadable query, or a
-    position, click or label that is not a number; `bad_tokens`, a token that is not an id of the vocabulary, or a query
-    without tokens; `empty_group`, a query without documents.
-
-    Raises:
-        InputError: the file is missing or its compressed data is broken.
-    """
+    """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file."""
+    # session queries recur often in this data set, so a group's id is the query's id plus the file name and the line
     url, is_judged = build.url, build.mapping.clicks is None
     names, sessions = _JUDGED if is_judged else _SHOWN, _Sessions(url)
     for lines in line_blocks(url):

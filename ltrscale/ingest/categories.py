@@ -13,8 +13,8 @@ import re
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bits, Bools, Floats
 from ltrscale.data.ids import hash_ids
 from ltrscale.models.fitting import N_CODES
 
@@ -27,7 +27,7 @@ RecordedCodes = dict[str, int] | None
 """The codes of texts; None if there are too many to record."""
 
 
-def encode(column: pa.Array) -> NDArray[np.float32]:
+def encode(column: pa.Array) -> Floats:
     """The code of each value; NaN if null or not a number.
 
     Example:
@@ -45,31 +45,23 @@ class CategoryEncoder:
 
     It remembers 8 bytes for each of the first 2**22 distinct values (32 MiB). With more values `collisions` is a lower
     bound; that many values collide anyway. `texts` maps the texts of hashed values to codes, at most 4,096.
-
-    Example:
-        >>> encoder = CategoryEncoder()
-        >>> encoder.encode(pa.array(["berlin", "paris"])).tolist(), encoder.collisions
-        ([6113811.0, 2319768.0], 0)
-        >>> _ = encoder.encode(pa.array([6113811]))
-        >>> encoder.collisions
-        1
     """
 
-    def __init__(self, known: NDArray[np.uint64] | None = None) -> None:
+    def __init__(self, known: Bits | None = None) -> None:
         self.collisions = 0
         """New collisions, without those among the initial values."""
         self.texts: RecordedCodes = {}
-        self.known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64) if known is None else known
+        self.known: Bits = np.empty(0, dtype=np.uint64) if known is None else known
         """The remembered values, 64 bits each, sorted."""
 
-    def encode(self, column: pa.Array) -> NDArray[np.float32]:
+    def encode(self, column: pa.Array) -> Floats:
         """The codes of a block; see the function `encode`."""
         identities_N, missing_N, hashed = _identities(column)
         self.texts = merged_texts(self.texts, hashed)
         self.note(np.unique(identities_N[~missing_N]))
         return _codes(identities_N, missing_N)
 
-    def note(self, values: NDArray[np.uint64]) -> None:
+    def note(self, values: Bits) -> None:
         """Remember values, such as those that another encoder of the column knows."""
         places = np.searchsorted(self.known, values)
         new = np.ones(len(values), dtype=bool)
@@ -83,7 +75,7 @@ class CategoryEncoder:
             self.known = np.insert(self.known, places[fresh], values[fresh])
             self.collisions += self._pairs(codes) - pairs_before
 
-    def _pairs(self, codes: NDArray[np.uint64]) -> int:
+    def _pairs(self, codes: Bits) -> int:
         """The number of pairs of known values that share one of these codes (sorted, so a code's values are a run)."""
         first = np.searchsorted(self.known, codes << _SHIFT)
         last = np.searchsorted(self.known, (codes << _SHIFT) | np.uint64((1 << 40) - 1), side="right")
@@ -91,25 +83,20 @@ class CategoryEncoder:
 
 
 def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
-    """The texts of both; None if there are too many, or either is None.
-
-    Example:
-        >>> merged_texts({"berlin": 6113811}, {"paris": 2319768}), merged_texts({"berlin": 6113811}, None)
-        ({'berlin': 6113811, 'paris': 2319768}, None)
-    """
+    """The texts of both; None if there are too many, or either is None."""
     if a is None or b is None:
         return None
     merged = a if b.keys() <= a.keys() else {**a, **b}
     return merged if len(merged) <= _MOST_TEXTS else None
 
 
-def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> NDArray[np.float32]:
+def _codes(identities_N: Bits, missing_N: Bools) -> Floats:
     codes_N = (identities_N >> _SHIFT).astype(np.float32)
     codes_N[missing_N] = np.nan
     return codes_N
 
 
-def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], RecordedCodes]:
+def _identities(column: pa.Array) -> tuple[Bits, Bools, RecordedCodes]:
     """A 64-bit identity of each value (the code is its upper bits), a mask of missing ones, and hashed texts' codes."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     values = encoded.dictionary
@@ -123,7 +110,7 @@ def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]
     return identities[index_N], missing[index_N], hashed
 
 
-def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], RecordedCodes]:
+def _identities_of_distinct(values: pa.Array) -> tuple[Bits, RecordedCodes]:
     """The identities of a dictionary's values (arbitrary for null), and the codes of hashed texts."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
@@ -135,7 +122,7 @@ def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recor
         texts = [_text(value) for value in values.to_pylist()]
         plain = np.array([_is_plain(text) for text in texts], dtype=bool)
         integers = np.array([int(text) if ok else 0 for text, ok in zip(texts, plain, strict=True)], dtype=np.int64)
-    identities: NDArray[np.uint64] = np.where(plain, integers, 0).astype(np.uint64) << _SHIFT
+    identities: Bits = np.where(plain, integers, 0).astype(np.uint64) << _SHIFT
     hashed_places = np.flatnonzero(~plain)
     if len(hashed_places):
         hashed = (

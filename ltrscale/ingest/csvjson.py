@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
+from ltrscale.arrays import Bools, Ints
 from ltrscale.data.columns import is_number_text
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import SNIFFED_LINES, UTF8, Lines, TextReader, line_blocks
@@ -154,7 +154,7 @@ def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
         return None
 
 
-def broken_lines(lines: Lines, dialect: Dialect) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def broken_lines(lines: Lines, dialect: Dialect) -> tuple[Bools, Bools]:
     """Masks of lines with a NUL, lone carriage return or misplaced quote, and of lines with a quote left open."""
     returns = np.flatnonzero(lines.text_U8 == _RETURN)
     broken = [returns[lines.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(lines.text_U8 == 0)]
@@ -180,7 +180,7 @@ def broken_lines(lines: Lines, dialect: Dialect) -> tuple[NDArray[np.bool_], NDA
     return broken_M, open_M & ~broken_M
 
 
-def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
+def _fields_M(lines: Lines, dialect: Dialect) -> Ints:
     """The number of fields of each unbroken line: delimiters outside quotes, plus one."""
     comma_U8 = lines.text_U8 == ord(dialect.delimiter)
     quote_U8 = lines.text_U8 == _QUOTE
@@ -194,11 +194,11 @@ def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
     if odd_before_M.any():  # after a broken line
         odd ^= np.repeat(odd_before_M, marks_M)
     fields = np.append(0, np.cumsum(~(is_quote | odd)))
-    fields_M: NDArray[np.int64] = fields[firsts_M + marks_M] - fields[firsts_M] + 1
+    fields_M: Ints = fields[firsts_M + marks_M] - fields[firsts_M] + 1
     return fields_M
 
 
-def _runs_M(places: NDArray[np.int64], lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _runs_M(places: Ints, lines: Lines) -> tuple[Ints, Ints]:
     """For each line, the number of these places before it and the number in it."""
     ends_M = np.searchsorted(places, lines.ends_M)
     counts_M = np.diff(ends_M, prepend=0)
@@ -217,7 +217,7 @@ class CsvReader(TextReader):
     def _encoding(self) -> str:
         return self.dialect.encoding
 
-    def _faults(self, lines: Lines, row_M: NDArray[np.bool_]) -> dict[int, str]:
+    def _faults(self, lines: Lines, row_M: Bools) -> dict[int, str]:
         """Lines with a quote out of place, or with another number of fields than the header."""
         broken_M, open_M = (row_M & each_M for each_M in broken_lines(lines, self.dialect))
         fields_M = _fields_M(lines, self.dialect)

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.ingest import names
 from ltrscale.ingest.grades import MOST_GRADES, are_grades
 from ltrscale.ingest.profile import LogColumn
@@ -65,7 +65,7 @@ class Beside:
     positions: LogColumn | None = None
     clocks: tuple[str, ...] = ()
     """Columns of times."""
-    slots: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    slots: Mapping[str, Doubles] = field(default_factory=dict)
     """The numbers of columns that may count the rows of lists."""
     things: tuple[str, ...] = ()
     """The likeliest ids of items."""
@@ -73,7 +73,7 @@ class Beside:
     """The columns of which it is looked for what they determine."""
     decidable: tuple[str, ...] = ()
     """The columns that these may determine."""
-    above: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    above: Mapping[str, Bools] = field(default_factory=dict)
     """Rows above 0 of columns that are so in some rows only."""
 
 
@@ -88,7 +88,7 @@ class _Look:
     beside: Beside
 
     @cached_property
-    def codes_N(self) -> NDArray[np.int64]:
+    def codes_N(self) -> Ints:
         return self.beside.seen.codes[self.column.name]
 
     @cached_property
@@ -105,7 +105,7 @@ class _Look:
     def mean(self) -> float:
         return len(self.codes_N) / max(self.own.distinct, 1)
 
-    def best(self, others: Iterable[str], measure: Callable[[NDArray[np.int64], str], float]) -> _Found:
+    def best(self, others: Iterable[str], measure: Callable[[Ints, str], float]) -> _Found:
         """The highest measure of other columns with the column's name."""
         codes = self.beside.seen.codes
         found = [(measure(codes[name], name), name) for name in others if name != self.column.name]
@@ -120,7 +120,7 @@ class _Look:
     def slot(self) -> _Found:
         return self.least(name for name in self.beside.slots if names.has(name, names.POSITION))
 
-    def same(self, codes_N: NDArray[np.int64], _: str) -> float:
+    def same(self, codes_N: Ints, _: str) -> float:
         return self.own.constant(codes_N)
 
     @cached_property
@@ -181,11 +181,11 @@ class _Look:
         return self.column.distinct <= MOST_GRADES
 
     @cached_property
-    def values_N(self) -> NDArray[np.float64]:
+    def values_N(self) -> Doubles:
         return self.beside.seen.amounts(self.column)
 
     @cached_property
-    def above_N(self) -> NDArray[np.bool_]:
+    def above_N(self) -> Bools:
         return self.values_N > (0.0 if self.column.distinct <= 1 else np.nanmin(self.values_N, initial=np.inf))
 
     @cached_property
@@ -210,7 +210,7 @@ class _Look:
         return self.nameless and self.column.name in self.beside.above
 
     @cached_property
-    def having_Q(self) -> NDArray[np.int64]:
+    def having_Q(self) -> Ints:
         return self.lists.having(self.above_N)
 
     @property
@@ -230,7 +230,7 @@ class _Look:
     def within(self) -> list[str]:
         return self._nested(lambda other_N: _inside(other_N, self.above_N))
 
-    def _nested(self, fits: Callable[[NDArray[np.bool_]], bool]) -> list[str]:
+    def _nested(self, fits: Callable[[Bools], bool]) -> list[str]:
         others = self.beside.above.items() if self.acted else ()
         return [name for name, other_N in others if name != self.column.name and fits(other_N)]
 
@@ -243,7 +243,7 @@ class _Look:
         return self.lists.height(places_N, self.above_N)
 
 
-def same_for_item(above_N: NDArray[np.bool_], seen: Structure, item: LogColumn | None) -> bool:
+def same_for_item(above_N: Bools, seen: Structure, item: LogColumn | None) -> bool:
     """True if each item is above 0 in all of its rows or in none."""
     if item is None or item.name not in seen:
         return False
@@ -251,7 +251,7 @@ def same_for_item(above_N: NDArray[np.bool_], seen: Structure, item: LogColumn |
     return alike is not None and alike > _OF_ITEM
 
 
-def _inside(part_N: NDArray[np.bool_], whole_N: NDArray[np.bool_]) -> bool:
+def _inside(part_N: Bools, whole_N: Bools) -> bool:
     """True if a column is above 0 only where another, more frequent one is."""
     return bool(part_N.sum() < 0.9 * whole_N.sum() and (part_N & whole_N).sum() >= 0.99 * part_N.sum())
 

@@ -1,270 +1,27 @@
-"""Matches a file and its rows with the columns of a config: finds the features, and the faults of unusable rows.
+"""Turns batches of items into blocks of rows: what a config asks of their columns, and the faults of unusable rows.
 
 Shapes: N rows.
 """
 
-import re
-import urllib.parse
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.times import Clock, instants, is_time, periods
-from ltrscale.data.vectors import Vectors, is_vector, lists_of_texts
-from ltrscale.errors import InputError, nearest, suggestion
-from ltrscale.ingest.mapping import ColumnMapping, ListColumns, named_columns
-from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
-
-
-def resolve_features(
-    schema: pa.Schema, mapping: ColumnMapping, file: str, *, keys: Collection[str] = ()
-) -> list[Feature]:
-    """The features that a mapping finds in a file, in the order that ColumnMapping states.
-
-    `keys` are the join columns of tables; patterns do not match them.
-
-    Raises:
-        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
-            matches nothing.
-    """
-    _require_named(schema, mapping, file)
-    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file, keys))
-    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file, keys))
-    made, parts = mapping.sources(), mapping.date_features()
-    features = [Feature(name=name) for name in numeric if name not in categorical]
-    features += [Feature(name=name) for name in made if name not in parts or parts[name][1] == "days_before"]
-    features += [Feature(name=name, kind="categorical") for name in categorical]
-    features += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
-    for name in sorted(made.keys() & {*schema.names}):
-        use = "dates" if name in parts else "vectors"
-        raise InputError(f"{file}: column {name!r} has the name of a feature of {use}; rename it, or drop it there")
-    for feature in features:
-        if feature.name not in made:
-            require(schema, feature.name, feature.kind, file)
-    for name in mapping.dates:
-        require(schema, name, "dates", file)
-    for name, size in mapping.vector_columns.items():
-        kind = require(schema, name, "vectors", file)
-        if size and pa.types.is_fixed_size_list(kind) and kind.list_size != size:
-            found = f"{kind.list_size} numbers in each row, where vectors states {size}"
-            raise InputError(f"{file}: column {name!r} has {found}; write vectors: {{{name}: {kind.list_size}}}")
-    return features
-
-
-def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
-    """The columns of a file, plus the optional ones that it lacks."""
-    for name in mapping.missing_optional(schema):
-        numeric = name in mapping.features and name not in mapping.categorical
-        kind = pa.list_(pa.float32()) if name in mapping.vectors else pa.float32() if numeric else pa.string()
-        schema = schema.append(pa.field(name, kind))
-    return schema
-
-
-def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
-    """The features of a file with one group per row.
-
-    Raises:
-        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
-    """
-    _require_named(schema, mapping, file)
-    if not mapping.matrix:
-        for name in (*mapping.features, *mapping.categorical):
-            if not named_columns(schema.names, [name]):
-                raise InputError(f"{file}: features: no column is named {name!r}; {_remedy(name, schema.names)}")
-        categorical = named_columns(schema.names, mapping.categorical)
-        names = mapping.feature_columns(schema)
-        for name in names:
-            require(schema, name, f"list of {_kind(name, categorical)} features", file)
-        return [Feature(name=name, kind=_kind(name, categorical)) for name in names]
-    inner = require(schema, mapping.features[0], "features", file).value_type
-    n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
-    if not n:
-        raise InputError(
-            f"{file}: column {mapping.features[0]!r}: its lists do not state the number of features; "
-            "set n_features or names"
-        )
-    names = [*mapping.names] or [str(i + 1) for i in range(n)]
-    for name in mapping.categorical:
-        if name not in names:
-            raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
-    return [Feature(name=name, kind=_kind(name, mapping.categorical)) for name in names]
-
-
-def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categorical"]:
-    return "categorical" if name in categorical else "numeric"
-
-
-def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
-    """The columns that a mapping names (without patterns) and a file lacks, each with its use and the nearest name."""
-    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
-    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
-    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
-    if isinstance(mapping, ColumnMapping):
-        uses += [(name, "dates") for name in mapping.dates] + [(name, "vectors") for name in mapping.vector_columns]
-    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # otherwise they are features within the one column
-        uses += [(name, "feature") for name in mapping.categorical]
-    descriptions, present = [], {*schema.names}
-    for name, use in uses:
-        if not name.endswith("*") and name not in present:
-            closest = nearest(name, schema.names, alike=0.7)
-            descriptions.append(f"{name!r} ({use}{f', perhaps {closest!r}' if closest else ''})")
-    return descriptions
-
-
-def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
-    """True if the period is in the file's path instead of its columns."""
-    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
-
-
-def check_same_features(
-    schema: pa.Schema,
-    found: Sequence[Feature],
-    features: Sequence[Feature],
-    mapping: ColumnMapping | ListColumns,
-    file: str,
-    first: str,
-) -> None:
-    """Check that a file has the features of the first one, in any order.
-
-    Raises:
-        InputError: a feature is missing, of another kind, or not in the first file; names it.
-    """
-    items, present, known = isinstance(mapping, ColumnMapping), {*schema.names}, {*features}
-    made = mapping.sources() if isinstance(mapping, ColumnMapping) else {}
-    for feature in features:
-        for column in made.get(feature.name, (feature.name,)):
-            if column not in present:
-                remedy = _remedy(column, schema.names)
-                raise InputError(f"{file}: column {column!r} is missing, which {first} has; {remedy}")
-        if feature.name not in made:
-            require(schema, feature.name, feature.kind if items else f"list of {feature.kind} features", file)
-    for feature in found:
-        if feature not in known:
-            raise InputError(
-                f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
-                f"{'name it under features or categorical and under optional, ' if items else ''}"
-                "list it under exclude, or prepare the two apart"
-            )
-
-
-def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    for use, name in mapping.named().items():
-        if not _in_path(schema, use, name, file):
-            require(schema, name, use, file)
-    for name in mapping.meta:
-        require(schema, name, "meta", file)
-    items = isinstance(mapping, ColumnMapping)
-    for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
-        if text.lengths is not None:
-            if items:
-                raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
-            require(schema, text.lengths, "lengths of tokens", file)
-        one = items or field.of == "query"
-        use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
-        require(schema, text.column, use, file)
-
-
-def _chosen(
-    schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str, keys: Collection[str]
-) -> Iterator[str]:
-    names, plain = schema.names, {*schema.names}.intersection(patterns)
-    used = {*mapping.named().values(), *mapping.dates, *mapping.vector_columns, *mapping.meta, *keys, *patterns}
-    used |= {*named_columns(names, mapping.exclude), *(mapping.tokens.columns if mapping.tokens else ())}
-    for pattern in patterns:
-        matched = [pattern] if pattern in plain and pattern[-1:] != "*" else named_columns(names, [pattern])
-        if not matched:
-            optional = "" if pattern.endswith("*") else "; list it under optional where files may lack it"
-            raise InputError(
-                f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}{optional}"
-            )
-        if pattern == "*":
-            types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
-            # skip the index of a data frame, and columns that are all null, which a cast would take for numbers
-            numbers = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
-            matched = [name for name in numbers if not is_unnamed(name)]
-        yield from (name for name in matched if name == pattern or name not in used)
-
-
-def is_unnamed(name: str) -> bool:
-    """True if a name is one that data frames write for a column without a name, such as their index.
-
-    Example:
-        >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
-        [True, True, True, False]
-    """
-    return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None
-
-
-def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
-    return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return cols.is_single(kind) or _NUMBERS[0](kind)
-
-
-_Fit = tuple[Callable[[pa.DataType], bool], str]
-_ID: _Fit = cols.is_id, "text or whole numbers"
-_TIMES: _Fit = is_time, "time stamps, dates, seconds since 1970 or text"
-_NUMBERS: _Fit = _list_of(cols.is_number), "lists of numbers"
-_FITS: dict[str, _Fit] = {
-    **dict.fromkeys(("query", "item", "period_column"), _ID),
-    "graded label": (cols.is_id, "text or numbers"),
-    **dict.fromkeys(("time", "dates"), _TIMES),
-    "vectors": (lambda kind: is_vector(kind) or cols.is_text(kind), "lists of numbers, or their text"),
-    "categorical": (cols.is_single, "single values"),
-    "meta": (cols.is_kept, "single values, or lists or structs of them"),
-    "features": (
-        lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
-        "lists of numbers, or lists of such lists",
-    ),
-    "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
-    **dict.fromkeys(("labels", "lengths of tokens", "list of numeric features"), _NUMBERS),
-    **dict.fromkeys((f"list of {name}" for name in ("positions", "clicks", "weights", "gains")), _NUMBERS),
-    "text": (_is_text, "text or lists of token ids"),
-    "texts of documents": (_list_of(_is_text), "lists of these"),
-    "token ids": (_NUMBERS[0], "lists of token ids"),
-    "list of categorical features": (_list_of(cols.is_single), "lists of single values"),
-}
-
-
-def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
-    """The type of a column; it must occur once and fit its use."""
-    use = "query" if use == f"within {name}" else use
-    indices = schema.get_all_field_indices(name)
-    if not indices:
-        unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
-        remedy = _remedy(name, schema.names) + (unlabelled if use in ("label", "labels") else "")
-        raise InputError(f"{file}: no column {name!r} ({use}); {remedy}")
-    if len(indices) > 1:
-        raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
-    kind = cols.value_type(schema.field(indices[0]).type)
-    fits, expected = _FITS.get(use, (cols.is_number, "numbers"))
-    if not fits(kind):
-        remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
-        if use in ("numeric", "categorical") and is_vector(kind):
-            size = kind.list_size if pa.types.is_fixed_size_list(kind) else "LENGTH"
-            remedy = f"its numbers are features as vectors: {{{name}: {size}}}"
-        if use == "label" and cols.is_text(kind):
-            remedy = "give each of its values a grade, as grades: {good: 1, bad: 0}, or name another column"
-        raise InputError(f"{file}: column {name!r} ({use}) should hold {expected} and is {kind}; {remedy}")
-    return kind
-
-
-def _remedy(name: str, names: Sequence[str]) -> str:
-    return suggestion(name.rstrip("*"), names, "its columns are")
-
-
-def path_value(url: str, key: str) -> str | None:
-    """The value of `key=value` in a path, as in Hive partitions."""
-    match = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
-    return urllib.parse.unquote(match[1]) if match else None
+from ltrscale.data.times import Clock, instants, part_of, periods
+from ltrscale.data.vectors import Vectors, lists_of_texts, similarity
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns
+from ltrscale.ingest.rows import TEXT_LENGTH, Raw, RawTexts, Rejection, RowBlock, Rule, keep, plain_value
+from ltrscale.ingest.schemas import path_value, with_optional
+from ltrscale.ingest.source import Encoders
+from ltrscale.ingest.tables import Joined
+from ltrscale.ingest.texts import Encoding, TokenReader
 
 
 class Examined:
@@ -277,7 +34,7 @@ class Examined:
 
     def reject(
         self,
-        bad_N: NDArray[np.bool_],
+        bad_N: Bools,
         reason: str,
         rule: Rule = "unparsable",
         *,
@@ -319,7 +76,27 @@ class Examined:
         self.reject(bad_N, f"column {mapping.time!r} is not a time stamp", column=mapping.time)
         return periods_N
 
-    def seconds(self, name: str, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def labels(self, mapping: ColumnMapping) -> Floats:
+        """The labels, NaN if missing; rows with a value that has no grade are rejected."""
+        name, grades = mapping.label, mapping.grades
+        if name is None:
+            return np.full(len(self.batch), np.nan, np.float32)
+        if not isinstance(grades, dict):
+            labels_N = cols.float_column(self.batch.column(name))
+            if grades is None:
+                return labels_N
+            # in float32 like the labels, or 0.1 would not reach the cut point 0.1
+            grades_N = np.searchsorted(np.array(grades, np.float32), labels_N, side="right").astype(np.float32)
+            return np.where(np.isnan(labels_N), np.float32(np.nan), grades_N)
+        # many tools write a column of integers as floats if it has a null
+        values_N = pc.replace_substring_regex(self.texts(name), r"^(-?\d+)\.0$", r"\1")
+        index_N = pc.index_in(values_N, pa.array(list(grades), pa.string()))
+        unknown_N = pc.and_(pc.is_valid(values_N), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
+        fault = f"has no grade ({', '.join(grades)} have one)"
+        self.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
+        return cols.float_column(pa.array(list(grades.values()), pa.float32()).take(index_N))
+
+    def seconds(self, name: str, clock: Clock) -> tuple[Ints, Bools]:
         """A time column in seconds since 1970, and a mask of rows without a time; unreadable rows are rejected."""
         column = self.batch.column(name)
         seconds_N, bad_N = instants(column, clock)
@@ -352,10 +129,10 @@ class Examined:
 
     def rejections(
         self,
-        lines_N: NDArray[np.int64],
+        lines_N: Ints,
         texts: RawTexts,
         query_ids_N: pa.StringArray,
-        rows_N: NDArray[np.int64] | None = None,
+        rows_N: Ints | None = None,
     ) -> list[Rejection]:
         """One rejection for each bad row, in order, counted as `rows_N` input rows (1 by default)."""
         rejected = []
@@ -365,3 +142,105 @@ class Examined:
             text, query = f"{reason}: {texts(line)}"[:TEXT_LENGTH], query_ids_N[i].as_py() or ""
             rejected.append(Rejection(self.file, line, rule, text, query, rows, finding))
         return rejected
+
+
+@dataclass(frozen=True)
+class ItemBlocks:
+    """Turns a batch of items into a RowBlock."""
+
+    url: str
+    mapping: ColumnMapping
+    features: Sequence[Feature]
+    encoders: Encoders
+    joined: Sequence[Joined] = ()
+    encoding: Encoding | None = None
+
+    def __call__(self, raw: Raw) -> RowBlock:
+        """The usable rows, and the rejections of the others."""
+        mapping = self.mapping
+        rows = self._joined(raw.rows)
+        batch = rows.batch
+        ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
+        block = RowBlock(
+            file=self.url,
+            lines_N=raw.lines_N,
+            query_ids_N=ids[0] if len(ids) == 1 else pc.binary_join_element_wise(*ids, "|"),
+            features_NF=self._features(rows),
+            labels_N=rows.labels(mapping),
+            period=path_value(self.url, mapping.period_column or "") or "",
+            periods_N=rows.periods(mapping),
+            doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
+            columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
+            | rows.meta(mapping.meta)
+            | self._tokens(rows),
+            texts=raw.texts,
+            share=raw.share,
+        )
+        rejected = raw.rejected + rows.rejections(raw.lines_N, raw.texts, block.query_ids_N)
+        block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
+        block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
+        return block
+
+    def _joined(self, batch: pa.RecordBatch) -> Examined:
+        """The rows with joined columns and missing optional ones; rows without a required key are rejected."""
+        for field in [*with_optional(batch.schema, self.mapping)][batch.num_columns :]:
+            batch = batch.append_column(field.name, pa.nulls(len(batch), field.type))
+        faults: dict[int, str] = {}
+        for table in self.joined:
+            batch, bad_N, keys_N = table(batch)
+            faults = {i: table.fault(keys_N[i]) for i in np.flatnonzero(bad_N).tolist()} | faults
+        rows = Examined(batch, self.url)
+        rows.reject_each(faults, "not_joined")
+        return rows
+
+    def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
+        """The tokens of rows; rows with bad tokens are rejected."""
+        if self.mapping.tokens is None:
+            return {}
+        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
+        for field, text in self.mapping.tokens.fields().items():
+            columns, faults = reader.read(field, self._plain(rows, text.column), text)
+            rows.reject_each(faults, "bad_tokens")
+            tokens |= columns
+        return tokens
+
+    def _plain(self, rows: Examined, name: str) -> pa.Array:
+        """A column; if it is text, rows that are not UTF-8 are rejected."""
+        column = rows.batch.column(name)
+        return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
+
+    def _features(self, rows: Examined) -> Floats:
+        features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
+        made = _dates(rows, self.mapping) | _vectors(rows, self.mapping)
+        for i, feature in enumerate(self.features):
+            name = feature.name
+            if feature.kind == "numeric":
+                features_NF[:, i] = made[name] if name in made else cols.float_column(rows.batch.column(name))
+            else:
+                column = pa.array(made[name]) if name in made else self._plain(rows, name)
+                features_NF[:, i] = self.encoders.setdefault(name, CategoryEncoder()).encode(column)
+        return features_NF
+
+
+def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
+    dates = {}
+    time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
+    for name, (column, part) in mapping.date_features().items():
+        seconds_N, missing_N = rows.seconds(column, mapping.clock)
+        values_N = part_of(part, seconds_N, time_N, mapping.clock)
+        dates[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
+    return dates
+
+
+def _vectors(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
+    read = {name: rows.vectors(name, size) for name, size in mapping.vector_columns.items()}
+    tables = {name: read[name].rows_of_length(size) for name, size in mapping.vectors.items() if name in read}
+    found = {name: tables[column][:, place] for name, (column, place) in mapping.vector_features().items()}
+    for name, (kind, one, other) in mapping.similarity_features().items():
+        x, y = read[one], read[other]
+        unlike_N = (x.lengths_N != y.lengths_N) & (x.lengths_N >= 0) & (y.lengths_N >= 0)
+        pairs = ((i, int(x.lengths_N[i]), int(y.lengths_N[i])) for i in np.flatnonzero(unlike_N).tolist())
+        faults = {i: f"columns {one!r} and {other!r} have {n} and {m} numbers" for i, n, m in pairs}
+        rows.reject_each(faults, "unparsable")
+        found[name] = similarity(kind, x, y)
+    return found

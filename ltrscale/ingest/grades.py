@@ -57,7 +57,7 @@ def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...
 
     Example:
         >>> import pyarrow as pa
-        >>> event = LogColumn("event", pa.string(), 9, 0, 3, False, 0, 0, 5, (), ("add_to_cart", "view", "purchase"))
+        >>> event = LogColumn("event", pa.string(), rows=9, values=("add_to_cart", "view", "purchase"))
         >>> grades_of(event)
         {'view': 0, 'add_to_cart': 1, 'purchase': 2}
     """
@@ -74,12 +74,7 @@ def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...
 
 
 def word_grades(values: Sequence[str]) -> dict[str, float | None]:
-    """A grade for each word, None if it is not known.
-
-    Example:
-        >>> word_grades(["Exact", "Partial", "other"]), word_grades(["2", "0", "-"]), word_grades(["ja", "nein"])
-        ({'Exact': 2, 'Partial': 1, 'other': None}, {'2': 2, '0': 0, '-': None}, {'ja': 1, 'nein': 0})
-    """
+    """A grade for each word, None if it is not known."""
     numbers = {value: _number(value) for value in values}
     if any(number is not None for number in numbers.values()):
         return dict(numbers)

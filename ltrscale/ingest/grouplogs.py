@@ -5,24 +5,27 @@ Shapes: N rows (documents), G groups of a batch, F features, T tokens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.examined import Examined
 from ltrscale.ingest.mapping import ListColumns
-from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.parquet import parquet_schema, read_parquet
+from ltrscale.ingest.rows import Raw, RowBlock
+from ltrscale.ingest.schemas import check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.tables import Raw, parquet_schema, read_parquet
 from ltrscale.ingest.texts import Encoding, TextColumn, TokenColumns, TokenReader
+
+_GROUPS = 256
+"""The most groups of a block."""
 
 
 class GroupRows(Source):
@@ -39,9 +42,30 @@ class GroupRows(Source):
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
-        """The reader of Parquet files with these columns."""
-        read = partial(read_group_rows, mapping=self.columns, features=features, first=first, encoders=encoders)
-        return lambda file: read(file.url, encoding=encoding)
+        """The reader of files with these columns; `starts_N` marks the groups, and `lines_N` is the row of the group.
+
+        Rejected: `empty_group`, a group without documents (0 rows); `feature_count`, feature lists that do not hold the
+        same number of whole documents (1 row, since its documents are not known); `unparsable`, the documents of a
+        group with labels or other lists of another length, or with an unreadable query id, time stamp or period;
+        `bad_tokens`, the documents of a group with a bad token (see `Items.open`).
+        """
+
+        def read(file: File) -> Iterator[RowBlock]:
+            build = _GroupBlocks(file.url, self.columns, features, encoders, encoding)
+            return map(build, self._groups(file.url, features, first))
+
+        return read
+
+    def _groups(self, url: str, features: Sequence[Feature], first: str) -> Iterator[Raw]:
+        """The columns in use of a file that has the features of the first one."""
+        mapping, schema = self.columns, _schema_of(url)
+        found = resolve_groups(schema, mapping, url)
+        if not mapping.matrix:
+            check_same_features(schema, found, features, mapping, url, first)
+        elif list(features) != found:
+            raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
+        needed = {*mapping.beside_features(), *mapping.feature_columns(schema)}
+        return read_parquet(url, [name for name in schema.names if name in needed], _GROUPS)
 
     def for_scoring(self, needs: Needs) -> Self:
         """The same source with only the columns that a model reads; one column with all features stays whole."""
@@ -51,11 +75,6 @@ class GroupRows(Source):
     def missing_columns(self, url: str) -> list[str]:
         """The columns that a file lacks."""
         return missing(parquet_schema(url), self.columns, url)
-
-    def check_documents_named(self) -> None:
-        """Refuse columns without document ids."""
-        if self.columns.docs is None:
-            raise ValueError("name the column with the ids of documents, source.columns.docs")
 
     @property
     def token_columns(self) -> TokenColumns | None:
@@ -70,50 +89,18 @@ class GroupRows(Source):
     @property
     def label_place(self) -> str:
         """The column of labels."""
-        return f"column {self.columns.labels!r}"
+        return f"column {self.columns.labels!r}, which prepare takes as the label,"
+
+    @property
+    def key_of_ids(self) -> str:
+        """The key of the column of documents."""
+        return "" if self.columns.docs else "source.columns.docs"
 
 
 def _schema_of(url: str) -> pa.Schema:
     if not url.endswith(".parquet"):
         raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
     return parquet_schema(url)
-
-
-def read_group_rows(
-    url: str,
-    mapping: ListColumns,
-    *,
-    features: Sequence[Feature] | None = None,
-    first: str = "the first file",
-    encoders: Encoders | None = None,
-    encoding: Encoding | None = None,
-    batch_groups: int = 256,
-) -> Iterator[RowBlock]:
-    """Read a Parquet file with one query group per row, and split it into documents; `starts_N` marks the groups.
-
-    `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
-    feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
-    `unparsable`, the documents of a group with labels or other lists of another length, or with an unreadable query
-    id, time stamp or period; `bad_tokens`, the documents of a group with a bad token (see `ItemRows.read`). The other
-    arguments are as for `Source.open`; by default the file is the only one.
-
-    Raises:
-        InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or the
-            features are not those of the first file.
-    """
-    schema = _schema_of(url)
-    file_features = resolve_groups(schema, mapping, url)
-    used = file_features if features is None else features
-    if not mapping.matrix:
-        check_same_features(schema, file_features, used, mapping, url, first)
-    elif list(used) != file_features:
-        raise InputError(f"{url}: its {len(file_features)} features are not those of {first}; prepare the two apart")
-    build = _GroupBlocks(url, mapping, used, {} if encoders is None else encoders, encoding)
-    needed = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
-    needed |= {*(mapping.tokens.columns if mapping.tokens else ())}
-    names = [name for name in schema.names if name in needed]
-    for batch in read_parquet(url, names, batch_groups):
-        yield build(batch)
 
 
 @dataclass(frozen=True)
@@ -165,7 +152,7 @@ class _GroupBlocks:
             share=raw.share,
         )
 
-    def _examine(self, groups: Examined) -> NDArray[np.int64]:
+    def _examine(self, groups: Examined) -> Ints:
         """Compare the list lengths of each group; returns its number of documents, 1 if that is not known."""
         mapping, batch = self.mapping, groups.batch
         columns = mapping.feature_columns(batch.schema)
@@ -195,11 +182,11 @@ class _GroupBlocks:
         return lengths_G
 
     def _tokens(
-        self, groups: Examined, lengths_G: NDArray[np.int64]
-    ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, NDArray[np.int64]]]]:
+        self, groups: Examined, lengths_G: Ints
+    ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, Ints]]]:
         """The tokens of queries, and of documents with the group of each; groups with bad tokens are rejected."""
         of_queries: dict[str, pa.Array] = {}
-        of_documents: dict[str, tuple[pa.Array, NDArray[np.int64]]] = {}
+        of_documents: dict[str, tuple[pa.Array, Ints]] = {}
         tokens = self.mapping.tokens
         for field, text in (tokens.fields() if tokens else {}).items():
             assert tokens is not None
@@ -216,9 +203,7 @@ class _GroupBlocks:
             of_documents |= {name: (column, group) for name, column in columns.items()}
         return of_queries, of_documents
 
-    def _documents(
-        self, groups: Examined, text: TextColumn, lengths_G: NDArray[np.int64]
-    ) -> tuple[pa.Array, NDArray[np.int64]]:
+    def _documents(self, groups: Examined, text: TextColumn, lengths_G: Ints) -> tuple[pa.Array, Ints]:
         """The texts or ids of all documents, and their groups; groups with a wrong number of them are rejected."""
         counted = groups.batch.column(text.lengths or text.column)
         groups.reject(
@@ -239,7 +224,7 @@ class _GroupBlocks:
             flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)
         return flat, group
 
-    def _features(self, batch: pa.RecordBatch, n: int) -> NDArray[np.float32]:
+    def _features(self, batch: pa.RecordBatch, n: int) -> Floats:
         columns = self.mapping.feature_columns(batch.schema)
         if self.mapping.matrix:
             values = batch.column(columns[0]).flatten()
@@ -261,21 +246,21 @@ class _GroupBlocks:
         return features_NF
 
 
-def _lengths(column: pa.Array) -> NDArray[np.int64]:
+def _lengths(column: pa.Array) -> Ints:
     """The number of values in each list, 0 for null."""
     return np.asarray(pc.list_value_length(column).cast(pa.int64()).fill_null(0), np.int64)
 
 
-def _sums(column: pa.Array) -> NDArray[np.int64]:
+def _sums(column: pa.Array) -> Ints:
     """The sum of each list, -1 if a value is negative, null or not a whole number."""
     values = cols.without_dictionary(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
     wrong = (values < 0) | (values != np.floor(values))
     group = np.repeat(np.arange(len(column)), _lengths(column))
-    sums: NDArray[np.int64] = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)
+    sums: Ints = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)
     return np.where(_any(column, wrong), -1, sums)
 
 
-def _any(column: pa.Array, is_bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _any(column: pa.Array, is_bad: Bools) -> Bools:
     """True for lists with a bad value; `is_bad` marks the bad ones among the values of all lists."""
     group = np.repeat(np.arange(len(column)), _lengths(column))
     return np.asarray(np.bincount(group[is_bad], minlength=len(column)) > 0)

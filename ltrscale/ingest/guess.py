@@ -1,24 +1,23 @@
 """Guesses the uses of a log's columns from their structure and names, for a draft config that the user corrects."""
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Doubles
 from ltrscale.data.times import ISO, Clock, instants
-from ltrscale.errors import InputError, suggestion
-from ltrscale.ingest import names, roles
+from ltrscale.errors import InputError
+from ltrscale.ingest import names
 from ltrscale.ingest.evidence import Beside, same_for_item
-from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.grades import MOST_GRADES
+from ltrscale.ingest.names import is_unnamed
 from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.roles import Choice, candidates_for, choose_role
+from ltrscale.ingest.roles import FEWEST_ABOVE, Choice, Roles, nearest_query, within_query
 from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
@@ -97,67 +96,34 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
         InputError: a column does not exist, or none looks like the query's.
     """
     numbers = {name: why for name, why in row_numbers(columns, seen).items() if name not in given.values()}
-    remaining = {column.name: column for column in columns if column.name not in numbers}
-    named = {use: _take(remaining, name, use, where) for use, name in given.items() if name is not None}
-    choices: dict[str, Choice] = {}
-
-    def chosen(use: str, beside: Beside) -> LogColumn | None:
-        if use in named:
-            return named[use]
-        candidates = candidates_for(use, [*remaining.values()], beside)
-        whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
-        choice = choose_role(whole, least=roles.LEAST[use], alternatives=2 if use == "time" else 0)
-        if choice is None:
-            return None
-        choices[use] = choice
-        return remaining.pop(choice.best.name)
-
-    query = chosen("query", Beside(seen))
+    left = Roles({column.name: column for column in columns if column.name not in numbers})
+    left.take_given(given, where)
+    query = left.take("query", Beside(seen))
     if query is None:
-        best = max(candidates_for("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
-        hint = f"; {best.name} is the nearest{f', but {best.against}' if best.against else ''}" if best else ""
-        setting = shlex.quote(f"query={best.name if best else columns[0].name}")
-        remedy = f"name it, as --set {setting}"
-        raise InputError(f"{where}: no column looks like a query's id{hint}; {remedy}")
-    within = () if "query" in named else roles.within(query, [*remaining.values()], seen)
+        raise InputError(f"{where}: no column looks like a query's id{nearest_query(columns, seen)}")
+    within = () if "query" in left.given else within_query(query, [*left.columns.values()], seen)
     if within:
         days = ", ".join(column.name for column in within)
-        choices["query"] = replace(
-            choices["query"], doubt=f"no single column names a list, rows of {query.name} stand together by {days}"
-        )
+        left.doubt("query", f"no single column names a list, rows of {query.name} stand together by {days}")
     key, seen = _combined(query, within, seen)
-    item = chosen("item", Beside(seen, key))
-    if "item" in choices and choices["item"].best.by_chance:
-        choices["item"] = replace(choices["item"], doubt="it comes again within lists as often as by chance")
-    time = chosen("time", Beside(seen, key, item))
-    positions = chosen("positions", Beside(seen, key, item))
-    label = chosen("label", Beside(seen, key, item, positions))
-    _doubt_the_nameless(choices)
-    known = outcomes(remaining, label, seen, item)
-    gain = gain_of(remaining, label, seen)
-    counts = [each for each in [label, *remaining.values()] if each and each.numeric and each.least >= 0]
+    item = left.take("item", Beside(seen, key))
+    if "item" in left.choices and left.choices["item"].best.by_chance:
+        left.doubt("item", "it comes again within lists as often as by chance")
+    time = left.take("time", Beside(seen, key, item))
+    positions = left.take("positions", Beside(seen, key, item))
+    label = left.take("label", Beside(seen, key, item, positions))
+    left.doubt_the_nameless()
+    known = _outcomes(left.columns, label, seen, item)
+    gain = _gain_of(left.columns, label, seen)
+    counts = [each for each in [label, *left.columns.values()] if each and each.numeric and each.least >= 0]
     counts = [each for each in counts if each.distinct <= MOST_GRADES and not each.lacking]
     clicks = next((each for each in counts if each.like(names.CLICKED)), None)
-    best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
-    rest = [column for column in remaining.values() if column is not gain]
-    whole = _with_rest(best_guess, rest, {**numbers, **known}, key, seen)
-    flags = [each for each in (*whole.features, *whole.categorical) if label is None and is_flag(each, key, seen, item)]
-    return replace(whole, asked={each.name: _ASKED_OF_FLAGS for each in flags})
-
-
-def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
-    """Mark roles that rest on structure alone, or on a name that features have too."""
-    reasons = {
-        "label": "no column has the name of a label, see whether it is what users did",
-        "positions": "no column has the name of a place",
-    }
-    for use, reason in reasons.items():
-        if use not in choices:
-            continue
-        column, doubt = choices[use].best.column, choices[use].doubt
-        is_named = column.is_label if use == "label" else column.like(names.POSITION)
-        if not is_named:
-            choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
+    found = Guess(query, within, item, label, gain, clicks, time, positions, choices=left.choices)
+    rest = [column for column in left.columns.values() if column is not gain]
+    found = _with_rest(found, rest, {**numbers, **known}, key, seen)
+    features = (*found.features, *found.categorical) if label is None else ()
+    flags = [each for each in features if _is_flag(each, key, seen, item)]
+    return replace(found, asked={each.name: _ASKED_OF_FLAGS for each in flags})
 
 
 def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]:
@@ -177,7 +143,7 @@ def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]
     return reasons
 
 
-def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
+def _counts_rows(numbers_N: Doubles, files: Sequence[int]) -> bool:
     """True if numbers rise by one from row to row; each file may start again."""
     again_N = np.zeros(len(numbers_N), np.bool_)
     again_N[[row for row in files if row < len(numbers_N)]] = True
@@ -198,7 +164,7 @@ def _with_rest(
     best_guess: Guess, remaining: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
 ) -> Guess:
     """The guess with the uses of all other columns."""
-    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": [], "vectors": []}
+    uses: dict[_Use, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": [], "vectors": []}
     unused = dict(outcomes)
     for column in (best_guess.gain, best_guess.clicks if best_guess.positions is not None else None):
         if column is not None:
@@ -208,15 +174,14 @@ def _with_rest(
         if column.name in outcomes or column in best_guess.within:
             continue
         use = _use(column, best_guess, key, seen)
-        if use == "dates" and best_guess.time is not None:
-            use = _misread(column, first_with) or use
-            first_with.update(
-                {form: column for form in column.formats[:1] if use == "dates" and form not in first_with}
-            )
-        if use in uses:
-            uses[use].append(column)
-        else:
-            unused[column.name] = use
+        if use == "dates" and (misread := _misread(column, first_with)):
+            use = _Unused(misread)
+        if isinstance(use, _Unused):
+            unused[column.name] = use.reason
+            continue
+        uses[use].append(column)
+        if use == "dates":
+            first_with.setdefault(column.formats[0], column)
     found: dict[str, Any] = {use: tuple(columns) for use, columns in uses.items()}
     return replace(best_guess, **found, others=unused)
 
@@ -231,34 +196,45 @@ def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
     return None
 
 
-def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:
-    """The use of a column without a role, or the reason why it has no use."""
+_Use = Literal["meta", "features", "categorical", "dates", "vectors"]
+
+
+class _Unused(NamedTuple):
+    """The reason why a column has no use."""
+
+    reason: str
+
+
+def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> _Use | _Unused:
+    """The use of a column without a role."""
     if column.size:
         return "vectors"
     if column.distinct <= 1:
         only = "one value, or none" if column.missing else "the same value in every row"
-        return only if column.distinct else "no single value that can be read"
+        return _Unused(only if column.distinct else "no single value that can be read")
     if column.bad > _UNREAD:
-        return f"{column.bad:.0%} of its values cannot be read"
+        return _Unused(f"{column.bad:.0%} of its values cannot be read")
     if column.is_time:
-        return "dates" if best_guess.time is not None else "a date, and no column with the time of the row"
+        return "dates" if best_guess.time else _Unused("a date, and no column with the time of the row")
     if column.lacking and column.numeric and column.like(names.POSITION):
-        return f"a place, which {column.lacking} lacks"
+        return _Unused(f"a place, which {column.lacking} lacks")
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
     is_query_like = not column.numeric and column.is_asked
     rare = column.distinct * _SEEN_OFTEN > lists.distinct
     if column.like(names.PERSON) or (in_list and (is_query_like or (column.names_one and rare))):
-        return "meta" if not column.lacking else f"of the whole list, and {column.lacking} lacks it"
+        return "meta" if not column.lacking else _Unused(f"of the whole list, and {column.lacking} lacks it")
     if column.numeric and not (column.whole and (column.like(_CODE) or column.names_one)):
         return "features"
     if column.names_one and column.distinct * _SEEN_OFTEN > column.rows:
-        return f"an id of {column.distinct:,} things, each in few rows"
+        return _Unused(f"an id of {column.distinct:,} things, each in few rows")
     if column.distinct > 0.5 * column.rows:  # nearly every row has its own value
-        return "names single rows"
+        return _Unused("names single rows")
     if not column.numeric and _names(column, best_guess.item, seen):
-        return "text, another one for each item, which a model reads as tokens (docs/text.md)"
-    return "text, which a model reads as tokens (docs/text.md)" if column.length > _LONG else "categorical"
+        return _Unused("text, another one for each item, which a model reads as tokens (docs/text.md)")
+    if column.length > _LONG:
+        return _Unused("text, which a model reads as tokens (docs/text.md)")
+    return "categorical"
 
 
 def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
@@ -286,15 +262,7 @@ def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, 
     return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
 
 
-def _take(remaining: dict[str, LogColumn], name: str, use: str, where: str) -> LogColumn:
-    if name not in remaining:
-        raise InputError(
-            f"{where}: {use}: no column {name!r} is left; {suggestion(name, remaining, 'the columns are')}"
-        )
-    return remaining.pop(name)
-
-
-def is_flag(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> bool:
+def _is_flag(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> bool:
     """True if a column is 0 or 1 (or yes and no), varies within lists and is not a property of the item."""
     if column.distinct != 2 or column.name not in seen:
         return False
@@ -306,7 +274,7 @@ def is_flag(column: LogColumn, query: LogColumn, seen: Structure, item: LogColum
     )
 
 
-def outcomes(
+def _outcomes(
     remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure, item: LogColumn | None
 ) -> dict[str, str]:
     """The columns that say what happened after a list was shown, with the reason."""
@@ -324,22 +292,22 @@ def outcomes(
         if not quantity or name in found:
             continue
         above_N = seen.numbers(name) > 0
-        if follows(above_N, label_N, known_N):
+        if _follows(above_N, label_N, known_N):
             found[name] = f"0 wherever {label.name} is 0: it would give the answer away"
             continue
-        few = column.distinct <= MOST_GRADES and above_N.mean() < 0.5 and label_N.sum() >= roles.FEWEST_ABOVE
-        if few and follows(label_N, above_N, known_N) and not same_for_item(above_N, seen, item):
+        few = column.distinct <= MOST_GRADES and above_N.mean() < 0.5 and label_N.sum() >= FEWEST_ABOVE
+        if few and _follows(label_N, above_N, known_N) and not same_for_item(above_N, seen, item):
             found[name] = f"above 0 wherever {label.name} is: it would give the answer away"
     return found
 
 
-def follows(part_N: NDArray[np.bool_], whole_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> bool:
+def _follows(part_N: Bools, whole_N: Bools, known_N: Bools) -> bool:
     """True if, in the known rows, something holds only where another thing does."""
     part_N = part_N & known_N
     return bool(part_N.any() and (part_N & whole_N).sum() >= 0.99 * part_N.sum())
 
 
-def gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
+def _gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
     """The column of what a document brought, by its name; it must be 0 where the label is 0."""
     if label is None:
         return None
@@ -348,5 +316,5 @@ def gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: S
     if label.numeric:
         label_N = seen.numbers(label.name)
         known_N = ~np.isnan(label_N)
-        worth = [each for each in worth if follows(seen.numbers(each.name) > 0, label_N > 0, known_N)]
+        worth = [each for each in worth if _follows(seen.numbers(each.name) > 0, label_N > 0, known_N)]
     return worth[0] if worth else None

@@ -21,7 +21,10 @@ from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.ingest.choices import SourceConfig
+from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.grouplogs import GroupRows
+from ltrscale.ingest.items import Items
+from ltrscale.ingest.letor import Letor
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
@@ -30,6 +33,9 @@ Lake = Literal["delta", "iceberg"]
 
 _LIBRARIES: dict[Lake, str] = {"delta": "deltalake", "iceberg": "pyiceberg"}
 _METADATA = re.compile(r"/v?([0-9]+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json$")
+
+
+SourceConfig = Annotated[Letor | Items | GroupRows | BaiduUltr, Field(discriminator="kind")]
 
 
 class InputFiles(Config):
@@ -112,11 +118,8 @@ class PrepareConfig(Config):
 
     @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
-        if self.duplicates != "reject":
-            try:
-                self.source.check_documents_named()
-            except ValueError as error:
-                raise ValueError(f"duplicates: {error}") from None
+        if self.duplicates != "reject" and (key := self.source.key_of_ids):
+            raise ValueError(f"duplicates: name the column with the ids of documents, {key}")
         return self
 
 
@@ -131,7 +134,7 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     files = []
     for entry in inputs:
         if entry.table is not None:
-            table = snapshot(entry.path, entry.table, entry.version)
+            table = _snapshot(entry.path, entry.table, entry.version)
             version = f"{entry.table} {table.version}"
             files += [File(url=url, period=entry.period, version=version) for url in table.files]
             continue
@@ -156,17 +159,8 @@ def raw_files(dataset: Dataset) -> list[str]:
     return urls
 
 
-def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
-    """A fingerprint of each input file, by URL, with the version of its table; it changes when the file does.
-
-    Raises:
-        InputError: an input is missing.
-    """
-    return fingerprints(list_inputs(config.inputs), config.source)
-
-
 def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
-    """The same for listed files, and for other files that their source reads."""
+    """A fingerprint of each file, by URL, and of other files that their source reads; it changes when the file does."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
     urls |= dict.fromkeys(source.files_beside())
     stamps = storage.at_once(storage.fingerprint, sorted(urls))
@@ -247,20 +241,20 @@ class UnitStart:
     gid: int = 0
     documents: int = 0
 
+    def after(self, groups: int, documents: int) -> "UnitStart":
+        """The start after further groups and documents."""
+        return UnitStart(self.gid + groups, self.documents + documents)
 
-class TableVersion(NamedTuple):
+
+class _TableVersion(NamedTuple):
     """A version of a table and its files, sorted."""
 
     version: int
     files: tuple[str, ...]
 
 
-def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
-    """The files of a table at a directory or, for Iceberg, perhaps a metadata file (`.metadata.json`).
-
-    Raises:
-        InputError: there is no such table or version, its library is not installed, or files still have deleted rows.
-    """
+def _snapshot(url: str, lake: Lake, version: int | None) -> _TableVersion:
+    """The files of a table at a directory or, for Iceberg, perhaps a metadata file (`.metadata.json`)."""
     library = _LIBRARIES[lake]
     if importlib.util.find_spec(library) is None:
         raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
@@ -275,7 +269,7 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
     return table
 
 
-def _delta(url: str, version: int | None) -> TableVersion:
+def _delta(url: str, version: int | None) -> _TableVersion:
     from deltalake import DeltaTable
 
     if not storage.exists(storage.join(url, "_delta_log")):  # our error is better if the store refuses access
@@ -288,10 +282,10 @@ def _delta(url: str, version: int | None) -> TableVersion:
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
-    return TableVersion(table.version(), tuple(sorted(table.file_uris())))
+    return _TableVersion(table.version(), tuple(sorted(table.file_uris())))
 
 
-def _iceberg(url: str, version: int | None) -> TableVersion:
+def _iceberg(url: str, version: int | None) -> _TableVersion:
     table = _static_table(_newest_metadata(url))
     current = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if current is None:
@@ -304,7 +298,7 @@ def _iceberg(url: str, version: int | None) -> TableVersion:
         raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
     paths = (task.file.file_path for task in tasks)
     local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
-    return TableVersion(current.snapshot_id, tuple(sorted(local)))
+    return _TableVersion(current.snapshot_id, tuple(sorted(local)))
 
 
 def _static_table(metadata: str) -> Any:

@@ -6,14 +6,15 @@ Shapes: N rows of a block, F features, G groups.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Ints
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import read_lines
@@ -61,7 +62,7 @@ class Letor(Source):
             raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
         n_features, first = 0, ""
         for file in files:
-            found = infer_format(file.url, qid=file.group_sizes is None, first=self.first_index)
+            found = _infer_format(file.url, qid=file.group_sizes is None, first=self.first_index)
             n = None if found is None else found.n_features
             if n is not None and not n_features:
                 n_features, first = n, file.url
@@ -76,7 +77,7 @@ class Letor(Source):
         """The index of a file's first feature."""
         if self.first_index is not None or not self.dense:
             return 1 if self.first_index is None else self.first_index
-        found = infer_format(file.url, qid=file.group_sizes is None)
+        found = _infer_format(file.url, qid=file.group_sizes is None)
         return 1 if found is None else found.first
 
     def open(
@@ -88,20 +89,8 @@ class Letor(Source):
         encoding: Encoding | None = None,  # noqa: ARG002
     ) -> Reader:
         """The reader of text with these features."""
-        n, size = len(features), _BLOCK_BYTES
-        return lambda file: read_letor(
-            file.url,
-            n_features=n,
-            dense=self.dense,
-            group_sizes=file.group_sizes,
-            block_bytes=size,
-            first=self._first_of(file),
-        )
-
-    @property
-    def label_place(self) -> str:
-        """The first number of a row."""
-        return "the first number of each line"
+        read = partial(read_letor, n_features=len(features), dense=self.dense, block_bytes=_BLOCK_BYTES)
+        return lambda file: read(file.url, group_sizes=file.group_sizes, first=self._first_of(file))
 
 
 def read_letor(
@@ -127,29 +116,14 @@ def read_letor(
     Raises:
         InputError: a file is missing or its compressed data is broken; the group sizes are invalid or do not add up
             to the number of rows.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     _ = file.write(b"2 qid:7 1:.5 2:NULL #docid = a\n1 qid:7 1:x 2:3\n")
-        ...     file.flush()
-        ...     block = next(read_letor(file.name, n_features=2, dense=True))
-        >>> block.features_NF.tolist(), block.doc_ids_N.to_pylist(), [(bad.line, bad.rule) for bad in block.rejected]
-        ([[0.5, nan]], ['a'], [(2, 'unparsable')])
     """
     row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None, first=first)
     blocks = _blocks(url, row_format, block_bytes)
     yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
 
 
-def infer_format(url: str, *, qid: bool = True, first: int | None = None) -> RowFormat | None:
-    """The format of the file's first row that parses as a dense one, or None if no row does.
-
-    `qid`: whether rows have a query id; `first`: the index of the first feature, if it is known.
-
-    Raises:
-        InputError: the file is missing or its compressed data is broken.
-    """
+def _infer_format(url: str, *, qid: bool = True, first: int | None = None) -> RowFormat | None:
+    """The format of the file's first row that parses as a dense one, or None; `first` is its first index, if known."""
     for piece, _ in read_lines(url, size=_PIECE):
         for line in piece.split(b"\n"):
             if found := dense_format(line, qid=qid, first=first):
@@ -215,7 +189,7 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
         )
 
 
-def _read_group_sizes(url: str) -> tuple[NDArray[np.int64], list[Rejection]]:
+def _read_group_sizes(url: str) -> tuple[Ints, list[Rejection]]:
     """The sizes, and a rejection for each size of 0."""
     sizes: list[int] = []
     empty: list[Rejection] = []

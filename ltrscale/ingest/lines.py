@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Ints
 from ltrscale.errors import InputError
-from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Rejection
+from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Raw, Rejection
 
-LONGEST_LINE = 1 << 24
+_LONGEST_LINE = 1 << 24
 """Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
 
 UTF8 = "utf-8"
@@ -57,7 +57,7 @@ class LineTexts:
         """The text of one line."""
         return shown_line(self._lines[line - self.first])
 
-    def only(self, lines_N: NDArray[np.int64]) -> KeptTexts:
+    def only(self, lines_N: Ints) -> KeptTexts:
         """The texts of these lines, without the rest of the text in memory."""
         return KeptTexts({line: self(line) for line in lines_N.tolist()})
 
@@ -92,7 +92,7 @@ def _whole_lines(chunks: Iterable[Piece]) -> Iterator[Piece]:
             carry = bytearray(chunk[cut:])
         else:
             carry += chunk
-        if len(carry) > LONGEST_LINE:
+        if len(carry) > _LONGEST_LINE:
             carry[_KEPT_OF_LONG:] = _CUT_MARK
     if carry:
         yield Piece(bytes(carry) + b"\n", 1.0)
@@ -189,16 +189,6 @@ _BLOCK = 1 << 22
 _NEWLINE, _RETURN = b"\n\r"
 
 
-@dataclass(frozen=True)
-class LineTable:
-    """The rows of some lines with their line numbers, and the lines that were rejected."""
-
-    rows: pa.RecordBatch
-    lines_N: NDArray[np.int64]
-    rejected: list[Rejection]
-    lines: "Lines"
-
-
 class Lines(LineTexts):
     """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end.
 
@@ -223,7 +213,7 @@ class Lines(LineTexts):
         """One line, by its index in the block."""
         return self.text[self.starts_M[index] : self.ends_M[index]]
 
-    def blank_M(self) -> NDArray[np.bool_]:
+    def blank_M(self) -> Bools:
         """A mask of blank lines, which are not rows."""
         lengths_M = self.ends_M - self.starts_M
         return np.asarray((lengths_M == 0) | ((lengths_M == 1) & (self.text_U8[self.starts_M] == _RETURN)))
@@ -254,7 +244,7 @@ class TextReader(ABC):
     header: bool = field(default=False, init=False)
     """True if the first line has the names of the columns."""
 
-    def __iter__(self) -> Iterator[LineTable]:
+    def __iter__(self) -> Iterator[Raw]:
         """The tables of the file, in order, each of at most `batch_rows` lines.
 
         Raises:
@@ -276,12 +266,13 @@ class TextReader(ABC):
                 table = pa.concat_tables([rows for rows, _ in parts])
                 batch = pa.record_batch([column.combine_chunks() for column in table.columns], list(self.columns))
                 lines_N = lines.first + np.concatenate([numbers for _, numbers in parts])
-                yield LineTable(batch, lines_N, sorted(rejected, key=lambda rejection: rejection.line), lines)
+                rejected.sort(key=lambda rejection: rejection.line)
+                yield Raw(batch, lines_N, lines, rejected, lines.share)
 
     def _encoding(self) -> str:
         return UTF8
 
-    def _faults(self, lines: Lines, row_M: NDArray[np.bool_]) -> dict[int, str]:  # noqa: ARG002
+    def _faults(self, lines: Lines, row_M: Bools) -> dict[int, str]:  # noqa: ARG002
         """The lines that cannot be rows, by index, with the reason."""
         return {}
 
@@ -301,9 +292,7 @@ class TextReader(ABC):
     def _query_of(self, line: bytes) -> str:
         """The query id of a line, empty if it cannot be read."""
 
-    def _parse(
-        self, lines: Lines, good_lines: NDArray[np.int64], rejected: list[Rejection]
-    ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+    def _parse(self, lines: Lines, good_lines: Ints, rejected: list[Rejection]) -> Iterator[tuple[pa.Table, Ints]]:
         """Tables and line indices of `good_lines`; a block is halved until a value that does not fit is found."""
         if not len(good_lines):
             return
@@ -328,7 +317,7 @@ class TextReader(ABC):
         rejected.append(Rejection(self.url, number, "unparsable", text, query, found=finding))
 
 
-def _text_of(lines: Lines, good_lines: NDArray[np.int64]) -> pa.Buffer:
+def _text_of(lines: Lines, good_lines: Ints) -> pa.Buffer:
     """The text of these lines, without a copy if they are consecutive."""
     first, last = int(good_lines[0]), int(good_lines[-1])
     text_U8 = lines.text_U8[lines.starts_M[first] : lines.ends_M[last] + 1]

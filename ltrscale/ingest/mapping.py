@@ -9,13 +9,15 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Relative, Texts
+from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
 from ltrscale.data.vectors import Similarity
+from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
-from ltrscale.ingest.texts import TokenColumns
+from ltrscale.ingest.texts import TextColumn, TokenColumns
 from ltrscale.ingest.validate import Unjudged
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
@@ -86,12 +88,8 @@ class _Columns(Config):
             raise ValueError("give time or period_column, not both")
         return self
 
-    def check_side(self, features: Sequence[str]) -> None:
-        """Refuse features that are known only after a list was shown.
-
-        Raises:
-            ValueError: one is the position, the click or the gain too.
-        """
+    def _check_side(self, features: Sequence[str]) -> None:
+        """Refuse features that are known only after a list was shown: the position, the click or the gain."""
         noun = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
         named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
         for use, name in named.items():
@@ -100,6 +98,19 @@ class _Columns(Config):
                     f"{name!r} is the {noun[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
                     "when a list is to be ranked; leave it out of the features"
                 )
+
+    @property
+    def token_fields(self) -> dict[TokenField, TextColumn]:
+        """The token fields, with the columns that they are read from."""
+        return self.tokens.fields() if self.tokens else {}
+
+    def named(self) -> dict[str, str]:
+        """The columns that the config names for one use each, without features: use -> column."""
+        raise NotImplementedError
+
+    def beside_features(self) -> set[str]:
+        """All columns with a use of their own, besides features."""
+        return {*self.named().values(), *self.meta, *(self.tokens.columns if self.tokens else ())}
 
     def side(self) -> dict[str, str]:
         """Further columns of documents to keep: name in the data set -> column."""
@@ -189,7 +200,7 @@ class ColumnMapping(_Columns):
                 raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
-        self.check_side((*self.features, *self.categorical))
+        self._check_side((*self.features, *self.categorical))
         for name in self.optional:
             if name.endswith("*") or name not in (*self.features, *self.categorical, *self.dates, *self.vectors):
                 raise ValueError(
@@ -245,16 +256,12 @@ class ColumnMapping(_Columns):
         return self
 
     def named(self) -> dict[str, str]:
-        """The columns that this config names for one use each, without features: use -> column."""
+        """Query, document, label, times, and the side columns."""
         label = "graded label" if isinstance(self.grades, dict) else "label"
         single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
         parts = {f"within {name}": name for name in self.within}
         return {use: name for use, name in single.items() if name is not None} | parts | self.side()
-
-    def missing_optional(self, schema: pa.Schema) -> list[str]:
-        """The optional columns that a file lacks."""
-        return [name for name in self.optional if name not in schema.names]
 
     def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""
@@ -300,6 +307,19 @@ class ColumnMapping(_Columns):
                 return value
         return None
 
+    def fills_of(self, features: Sequence[Feature]) -> dict[str, Fill]:
+        """The fill of each feature that has one; an InputError if a setting fits no numeric feature."""
+        numeric = [feature for feature in features if feature.kind == "numeric"]
+        categories = {feature.name for feature in features if feature.kind == "categorical"}
+        for pattern in self.fill:
+            if pattern in categories:
+                raise InputError(
+                    f"fill: {pattern!r} is a category, and a missing one is a value of its own; leave it out"
+                )
+            matching(pattern, numeric, key="source.columns.fill")
+        fills = ((feature.name, self.fill_of(feature)) for feature in numeric)
+        return {name: value for name, value in fills if value is not None}
+
 
 class ListColumns(_Columns):
     """The uses of the columns of a Parquet file with one query group per row; columns of documents hold lists.
@@ -334,7 +354,7 @@ class ListColumns(_Columns):
             raise ValueError("names has a name twice; name each feature once")
         if not self.features and not self.categorical:
             raise ValueError("name at least one column of features")
-        self.check_side((*self.features, *([] if self.matrix else self.categorical)))
+        self._check_side((*self.features, *([] if self.matrix else self.categorical)))
         return self
 
     @property
@@ -350,7 +370,7 @@ class ListColumns(_Columns):
         return [name for name in named_columns(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
-        """The columns that this config names for one use each, without features: use -> column."""
+        """Query, document, label, times, and the side columns."""
         single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
         single["period_column"] = self.period_column
         lists = {f"list of {name}": column for name, column in self.side().items()}

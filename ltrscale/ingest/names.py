@@ -236,7 +236,7 @@ _CAUSE = (
     r"^(is_)?(fault|faulty|failed|failure|defect|defective|root_cause|culprit|cause|hit|won|hired|applied)$"
     r"|^(ist_)?(fehler|defekt|ursache|schuld)$"
 )
-LABELS = (
+_LABELS = (
     (WORTH, 2.2),
     (rf"^{_JUDGED}s?$", 5.0),
     (rf"^{_EVENT}$", 4.5),
@@ -265,13 +265,13 @@ def has(name: str, *patterns: str) -> bool:
 
 
 def label_points(name: str) -> float:
-    """The points of a name as a label, for what happened after a list was shown; 0 for what happened before.
-
-    Example:
-        >>> [label_points(name) for name in ("im_warenkorb", "esci_label", "clicks_30d", "median_relevance", "price")]
-        [3.5, 5.0, 0.0, 5.0, 0.0]
-    """
+    """The points of a name as a label, for what happened after a list was shown; 0 for what happened before."""
     judged = has(name, rf"^{_JUDGED}s?$")  # such as the median of several judgements
     if has(name, _BEFORE) and not judged:
         return 0.0
-    return next((points for pattern, points in LABELS if has(name, pattern)), 0.0)
+    return next((points for pattern, points in _LABELS if has(name, pattern)), 0.0)
+
+
+def is_unnamed(name: str) -> bool:
+    """True if a name is one that data frames write for a column without a name, such as their index."""
+    return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None

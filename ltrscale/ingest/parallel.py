@@ -13,9 +13,9 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bits
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
 from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart
@@ -29,7 +29,7 @@ _AHEAD = 2
 _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 
 
-class Call(NamedTuple):
+class _Call(NamedTuple):
     """A call to make in a task; `done` receives its result, and `name` is its input's name, for errors."""
 
     function: Callable[..., Any]
@@ -43,7 +43,7 @@ class _WrittenUnit(NamedTuple):
 
     written: Written
     placed: tuple[storage.Placed, ...]
-    lost_ids: NDArray[np.uint64]
+    lost_ids: Bits
 
 
 @dataclass
@@ -63,11 +63,7 @@ class UnitsOnRay:
     take: Callable[[Written], None]
 
     def write(self) -> None:
-        """Write all units.
-
-        Raises:
-            InputError: as `write_unit`, from the first task that fails; or a task's process keeps dying.
-        """
+        """Write all units; raises as `write_unit`, or if a task's process keeps dying."""
         self.work = replace(self.work, out=storage.absolute(self.work.out))
         single = len(self.units) == 1 and not len(self.ids.groups)  # needs no survey
         self._share = 1.0 if single else 0.5  # of the bytes, for each pass
@@ -77,9 +73,9 @@ class UnitsOnRay:
         self._written: dict[int, _WrittenUnit] = {}
         with ray_cluster(1):
             self._ahead = _AHEAD * _most_tasks()
-            run_tasks(self.following)
+            _run_tasks(self.following)
 
-    def following(self) -> Call | None:
+    def following(self) -> _Call | None:
         """The next call; None if there is nothing to do until another call ends."""
         while (survey := self._surveys.pop(self._to_plan, None)) is not None:
             self._planned.append(self._plan(self._to_plan, survey))
@@ -94,19 +90,19 @@ class UnitsOnRay:
         if i == len(self.units) or i >= self._to_take + self._ahead:
             return None
         self._to_survey += 1
-        return Call(_survey, (self.work, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
+        return _Call(_survey, (self.work, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
 
-    def _plan(self, i: int, survey: Survey) -> Call:
+    def _plan(self, i: int, survey: Survey) -> _Call:
         """The call that writes a unit; its groups with new query ids determine where the next unit starts."""
         back_Q, others_back_Q = self.ids.groups.add(survey.kept_Q), self.ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
-        start, documents = self.start, int(survey.documents_Q[~back_Q].sum())
-        self.start = UnitStart(start.gid + int((~back_Q).sum()), start.documents + documents)
+        start = self.start
+        self.start = start.after(int((~back_Q).sum()), int(survey.documents_Q[~back_Q].sum()))
         return self._write(i, start, returning)
 
-    def _write(self, i: int, start: UnitStart, returning: NDArray[np.uint64]) -> Call:
+    def _write(self, i: int, start: UnitStart, returning: Bits) -> _Call:
         arguments = (self.work, self.units[i], start, returning, storage.share_leases())
-        return Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
+        return _Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:
         self._surveys[i] = survey
@@ -124,7 +120,7 @@ def _survey(work: UnitSettings, unit: Unit) -> Survey:
 
 
 def _write(
-    work: UnitSettings, unit: Unit, start: UnitStart, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
+    work: UnitSettings, unit: Unit, start: UnitStart, returning: Bits, leases: tuple[storage.Lease, ...]
 ) -> _WrittenUnit:
     """The task of the second pass."""
     storage.join_leases(leases)
@@ -144,23 +140,14 @@ def _most_tasks() -> int:
     return _TASKS_A_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def run_tasks(following: Callable[[], Call | None]) -> None:
-    """Make calls in Ray tasks of one CPU until there are no more.
-
-    At most as many tasks run as keep the cluster busy. Ray repeats a task if its process dies. If a task fails, the
-    others are stopped, and the results of finished tasks are still received. Results are received in this thread, in
-    the order in which calls end.
-
-    Args:
-        following: returns the next call; None if there is none until another call ends, or if all are made.
-
-    Raises:
-        InputError: a call raised one, or its process died more often than Ray repeats it.
-    """
+def _run_tasks(following: Callable[[], _Call | None]) -> None:
+    """Make calls in Ray tasks of one CPU until `following` has none and all have ended; it may have more by then."""
+    # As many tasks run as keep the cluster busy, and Ray repeats one whose process dies. If one fails, the others are
+    # stopped, and the results of those that have ended are still received, in this thread.
     import ray
 
     remote = cache(ray.remote(num_cpus=1))
-    running: dict[Any, Call] = {}
+    running: dict[Any, _Call] = {}
     limit = _most_tasks()
     try:
         while True:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Ints
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
@@ -53,14 +53,14 @@ class LogColumn:
     name: str
     type: pa.DataType
     rows: int
-    missing: float
-    distinct: int
-    whole: bool
-    least: float
-    most: float
-    length: float
-    formats: tuple[str, ...]
-    values: tuple[str, ...]
+    missing: float = 0.0
+    distinct: int = 0
+    whole: bool = False
+    least: float = 0.0
+    most: float = 0.0
+    length: float = 0.0
+    formats: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     bad: float = 0.0
     days: float = 0.0
     lacking: str = ""
@@ -155,11 +155,7 @@ def _encoding(text: bytes) -> str:
 
 
 def named_schema(url: str, dialect: Dialect) -> pa.Schema:
-    """The columns of a file, with names that a config can list.
-
-    Raises:
-        InputError: as `read_schema`, a name has a character such as a line end, or there are too many.
-    """
+    """The columns of a file, as `read_schema` gives them; an InputError if a config cannot list their names."""
     schema = read_schema(url, dialect)
     if sum(len(name.encode()) + _LINE_BYTES for name in schema.names) > MOST_BYTES:
         raise InputError(
@@ -258,11 +254,7 @@ def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogC
 
 
 def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Some columns of files; columns of text files stay text, since float32 cannot distinguish long ids.
-
-    Raises:
-        InputError: a file lacks all of them.
-    """
+    """Some columns of files; columns of text files stay text, since float32 cannot distinguish long ids."""
     for url in urls:
         yield from batches_of(url, names, dialect, first=urls[0])
 
@@ -311,7 +303,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     elif cols.is_text(kind):
         bad_V = cols.texts(distinct_values)[1]  # what is not UTF-8
     if cols.is_text(kind) and counts_V[bad_V].sum() > counts_V.sum() / 2:  # bytes, not text
-        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
+        return LogColumn(name, kind, len(values))
     formats, seconds_V, bad_V = _times(distinct_values, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
@@ -335,7 +327,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
 
 
 def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:
-    column = LogColumn(name, kind, len(values), values.null_count / len(values), 0, False, 0.0, 0.0, 0.0, (), ())
+    column = LogColumn(name, kind, len(values), values.null_count / len(values))
     broken_N = np.zeros(len(values), bool)
     if cols.is_text(kind):
         if not pc.any(pc.starts_with(cols.texts(values.slice(0, _TRIED))[0], "[")).as_py():
@@ -352,9 +344,7 @@ def _readable(kind: pa.DataType) -> bool:
     return cols.is_text(kind) or cols.is_number(kind)
 
 
-def _times(
-    distinct_values: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
-) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
+def _times(distinct_values: pa.Array, kind: pa.DataType, bad_V: Bools) -> tuple[tuple[str, ...], Ints, Bools]:
     """The time formats of distinct values, their times in the best format, and a mask of values that are not times."""
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):

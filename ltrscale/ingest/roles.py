@@ -3,12 +3,14 @@
 Shapes: N rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Doubles
+from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names
 from ltrscale.ingest.evidence import RECURS, Beside, Candidate, candidate, same_for_item
 from ltrscale.ingest.grades import MOST_GRADES
@@ -27,7 +29,7 @@ _NESTED = 24
 """The most columns without a label's name to compare with each other."""
 FEWEST_ABOVE = 20
 """The fewest rows above 0 of a column that is compared with others."""
-LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
+_LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
 """The least points for a role."""
 
 
@@ -41,7 +43,7 @@ class Choice:
     """What the user has to check; empty if the choice is clear."""
 
 
-def candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> list[Candidate]:
+def _candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> list[Candidate]:
     """The columns that may have a role, with their points; `beside` has the roles that were found before."""
     seen = beside.seen
     columns = [column for column in columns if column.name in seen]
@@ -71,18 +73,8 @@ def candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> l
     return found
 
 
-def choose_role(found: Sequence[Candidate], *, least: float, alternatives: int = 0) -> Choice | None:
-    """The best candidate, with close ones as alternatives; None if no candidate has `least` points.
-
-    The first `alternatives` runners-up are named however far behind they are.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> columns = [LogColumn(name, pa.string(), 9, 0, 3, False, 0, 0, 5, (), ()) for name in ("a", "b")]
-        >>> found = choose_role([Candidate(columns[0], 4.0, ("one time",)), Candidate(columns[1], 3.5, ())], least=1)
-        >>> found.best.name, [alternative.name for alternative in found.alternatives], found.doubt
-        ('a', ['b'], 'b is as likely')
-    """
+def _choose_role(found: Sequence[Candidate], *, least: float, alternatives: int = 0) -> Choice | None:
+    """The best candidate, with close ones (and some runners-up) as alternatives; None if none has `least` points."""
     ranked = sorted(found, key=lambda each: -each.score)
     if not ranked or ranked[0].score < least:
         return None
@@ -91,6 +83,59 @@ def choose_role(found: Sequence[Candidate], *, least: float, alternatives: int =
     doubt = f"{' or '.join(close)} {'is' if len(close) == 1 else 'are'} as likely" if close else ""
     worth = [i < alternatives or each.score >= max(least, best.score - 6) for i, each in enumerate(runners_up)]
     return Choice(best, tuple(each for each, named in zip(runners_up, worth, strict=True) if named), doubt)
+
+
+@dataclass
+class Roles:
+    """The columns that have no role yet, the columns whose role is given, and what was chosen."""
+
+    columns: dict[str, LogColumn]
+    given: dict[str, LogColumn] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+    def take_given(self, given: Mapping[str, str | None], where: str) -> None:
+        """Take the columns with these names; raises InputError for a name that no column has."""
+        for use, name in given.items():
+            if name is not None and name not in self.columns:
+                remedy = suggestion(name, self.columns, "the columns are")
+                raise InputError(f"{where}: {use}: no column {name!r} is left; {remedy}")
+            if name is not None:
+                self.given[use] = self.columns.pop(name)
+
+    def take(self, role: str, beside: Beside) -> LogColumn | None:
+        """The column of a role, as given or else the best candidate, which only a file without gaps has."""
+        if role in self.given:
+            return self.given[role]
+        candidates = _candidates_for(role, [*self.columns.values()], beside)
+        whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
+        choice = _choose_role(whole, least=_LEAST[role], alternatives=2 if role == "time" else 0)
+        if choice is None:
+            return None
+        self.choices[role] = choice
+        return self.columns.pop(choice.best.name)
+
+    def doubt(self, role: str, reason: str) -> None:
+        """Say what the user has to check of a choice."""
+        self.choices[role] = replace(self.choices[role], doubt=reason)
+
+    def doubt_the_nameless(self) -> None:
+        """Mark roles that rest on structure alone, or on a name that features have too."""
+        reasons = {
+            "label": "no column has the name of a label, see whether it is what users did",
+            "positions": "no column has the name of a place",
+        }
+        for role, reason in reasons.items():
+            if role in self.choices:
+                column, doubt = self.choices[role].best.column, self.choices[role].doubt
+                if not (column.is_label if role == "label" else column.like(names.POSITION)):
+                    self.doubt(role, "; ".join(filter(None, (reason, doubt))))
+
+
+def nearest_query(columns: Sequence[LogColumn], seen: Structure) -> str:
+    """The column that comes nearest to a query's id, and how to name it."""
+    best = max(_candidates_for("query", columns, Beside(seen)), key=lambda each: each.score, default=None)
+    hint = f"; {best.name} is the nearest{f', but {best.against}' if best.against else ''}" if best else ""
+    return f"{hint}; name it, as --set {shlex.quote(f'query={best.name if best else columns[0].name}')}"
 
 
 def _keys(columns: Sequence[LogColumn]) -> list[LogColumn]:
@@ -114,7 +159,7 @@ def _shown_by(columns: Sequence[LogColumn], beside: Beside) -> Beside:
     )
 
 
-def _counters(columns: Sequence[LogColumn], seen: Structure) -> dict[str, NDArray[np.float64]]:
+def _counters(columns: Sequence[LogColumn], seen: Structure) -> dict[str, Doubles]:
     """The columns that may count the rows of lists (named like a place first), with their numbers."""
     whole = [each for each in columns if each.numeric and each.whole and not each.is_label]
     named = [each for each in whole if each.like(names.POSITION)]
@@ -135,9 +180,9 @@ def _deciding(keys: Sequence[LogColumn], beside: Beside) -> Beside:
     )
 
 
-def _above(columns: Sequence[LogColumn], beside: Beside) -> dict[str, NDArray[np.bool_]]:
+def _above(columns: Sequence[LogColumn], beside: Beside) -> dict[str, Bools]:
     """Rows above 0 of columns that are above 0 in some rows only, and are no property of the item."""
-    above: dict[str, NDArray[np.bool_]] = {}
+    above: dict[str, Bools] = {}
     quantities = [
         each for each in columns if each.numeric and (each.least == 0 or (each.least > 0 and each.distinct == 1))
     ]
@@ -151,7 +196,7 @@ def _above(columns: Sequence[LogColumn], beside: Beside) -> dict[str, NDArray[np
     return above
 
 
-def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, ...]:
+def within_query(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, ...]:
     """The time column that, with a recurring `column` such as the customer, makes the query's id; or none.
 
     A customer's rows stand together on each day: there is a list for each run, and the day separates the runs.

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.errors import without_credentials
 from ltrscale.storage import Commit, named_errors
 
@@ -64,9 +64,19 @@ class RawTexts(Protocol):
         """The text of this line (text) or row (Parquet), at most 1,000 characters."""
         ...
 
-    def only(self, lines_N: NDArray[np.int64]) -> "RawTexts":
+    def only(self, lines_N: Ints) -> "RawTexts":
         """The texts of these lines, without the rest of the input in memory."""
         ...
+
+
+class Raw(NamedTuple):
+    """Some rows with their line or row numbers and texts, the lines rejected, and the share of the file so far."""
+
+    rows: pa.RecordBatch
+    lines_N: Ints
+    texts: RawTexts
+    rejected: list[Rejection]
+    share: float
 
 
 @dataclass
@@ -81,14 +91,14 @@ class RowBlock:
     """
 
     file: str
-    lines_N: NDArray[np.int64]
+    lines_N: Ints
     query_ids_N: pa.StringArray
-    features_NF: NDArray[np.float32]
-    labels_N: NDArray[np.float32]
+    features_NF: Floats
+    labels_N: Floats
     period: str = ""
     periods_N: pa.StringArray | None = None
     doc_ids_N: pa.StringArray | None = None
-    starts_N: NDArray[np.bool_] | None = None
+    starts_N: Bools | None = None
     columns: dict[str, pa.Array] = field(default_factory=dict)
     """Further columns: each document's `positions`, `clicks`, `weights`, `gains` and tokens; `meta_*` and the query's
     tokens, as in a group's first row; the full length of each token text (see `texts.FULL`)."""
@@ -105,14 +115,14 @@ def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
     return _taken(rows, slice(start, stop), lambda column: column.slice(start, stop - start))
 
 
-def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
+def keep(rows: RowBlock, keep_N: Bools) -> RowBlock:
     """The rows where `keep_N` is True, without rejections."""
     mask = pa.array(keep_N)
     # without starts: a group may have lost its first row
     return replace(_taken(rows, keep_N, lambda column: column.filter(mask)), starts_N=None)
 
 
-def _taken(rows: RowBlock, index: slice | NDArray[np.bool_], take: Callable[[pa.Array], pa.Array]) -> RowBlock:
+def _taken(rows: RowBlock, index: slice | Bools, take: Callable[[pa.Array], pa.Array]) -> RowBlock:
     return replace(
         rows,
         lines_N=rows.lines_N[index],
@@ -170,7 +180,7 @@ class _Joined:
     def __call__(self, line: int) -> str:
         return self.texts[bisect_right(self.firsts, line) - 1](line)
 
-    def only(self, lines_N: NDArray[np.int64]) -> RawTexts:
+    def only(self, lines_N: Ints) -> RawTexts:
         piece_N = np.searchsorted(self.firsts, lines_N, side="right") - 1
         used = np.unique(piece_N).tolist()
         kept = [self.texts[i].only(lines_N[piece_N == i]) for i in used]
@@ -187,7 +197,7 @@ class KeptTexts:
         """The text of one line."""
         return self.by_line[line]
 
-    def only(self, lines_N: NDArray[np.int64]) -> RawTexts:
+    def only(self, lines_N: Ints) -> RawTexts:
         """The texts of these lines only."""
         return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})
 
@@ -195,7 +205,7 @@ class KeptTexts:
 class RowTexts:
     """Parquet rows as text for the quarantine: their columns as JSON, by the number of the row."""
 
-    def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
+    def __init__(self, batch: pa.RecordBatch, lines_N: Ints) -> None:
         self.batch, self.lines_N = batch, lines_N
         self._last = 0, ""  # a cache: all documents of a bad group show the same row, which may be long
 
@@ -208,7 +218,7 @@ class RowTexts:
             self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
         return self._last[1]
 
-    def only(self, lines_N: NDArray[np.int64]) -> "RowTexts":
+    def only(self, lines_N: Ints) -> "RowTexts":
         """The texts of these rows, without the rest of the batch in memory."""
         lines = np.unique(lines_N)
         return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
@@ -225,7 +235,7 @@ def plain_value(value: pa.Scalar) -> object:
 QUARANTINE = "quarantine"
 
 
-SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("file", pa.string()),
         ("line", pa.int64()),
@@ -248,7 +258,7 @@ class Quarantine:
     """
 
     def __init__(self, commit: Commit, *, number: int = 0) -> None:
-        assert SCHEMA.names == [field.name for field in fields(Rejection)]
+        assert _SCHEMA.names == [field.name for field in fields(Rejection)]
         self.rows_by_rule: Counter[str] = Counter()
         self.first: list[Rejection] = []
         self._commit = commit
@@ -275,17 +285,17 @@ class Quarantine:
     def _flush(self) -> None:
         if self._writer is None:
             path = self._stack.enter_context(self._commit.file(self._name))
-            self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+            self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
         columns: list[Sequence[object]] = list(
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
         )
         columns[0] = [without_credentials(str(file)) for file in columns[0]]
-        for text in (SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
+        for text in (_SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
             # without the lone surrogates that stand for undecodable bytes
             columns[text] = [str(value)[:TEXT_LENGTH].encode(errors="replace").decode() for value in columns[text]]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
         with named_errors(self._commit.url, "write"):
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
         self._buffer.clear()
 
     def close(self) -> tuple[str, ...]:

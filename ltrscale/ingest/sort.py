@@ -38,15 +38,6 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
 
     Raises:
         InputError: the disk is full, `memory_limit` is too small, or a column of two files has types that do not fit.
-
-    Example:
-        >>> import tempfile
-        >>> ids, one_N = pa.array(["b", "a", "b"]), np.ones(3, np.float32)
-        >>> block = RowBlock("log.csv", np.array([2, 3, 4]), ids, one_N[:, None], one_N, period="2026-W07")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     [rows] = sort_rows([block], scratch=Path(folder))
-        >>> rows.query_ids_N.to_pylist(), rows.lines_N.tolist()
-        (['b', 'b', 'a'], [2, 4, 3])
     """
     files: dict[str, int] = {}
     n = 0

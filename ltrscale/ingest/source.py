@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.mapping import ColumnMapping, Fill
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.tables import Join
 from ltrscale.ingest.texts import Encoding, TokenColumns
@@ -125,54 +125,6 @@ class Source(Config):
         """How a file stores the columns that features are made of; None if its rows are not items."""
         return None
 
-    def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:  # noqa: ARG002
-        """The rows of a file with their numbers, as typed values; None if its rows are text."""
-        return None
-
-    def wanted_fills(self, features: Sequence[Feature]) -> dict[str, Fill]:  # noqa: ARG002
-        """The fill for missing values, by feature.
-
-        Raises:
-            InputError: a setting fits no numeric feature.
-        """
-        return {}
-
-    def filled(self, fills: Mapping[str, float]) -> Self:  # noqa: ARG002
-        """The source with the fill values that `prepare.find_fills` has found."""
-        return self
-
-    @property
-    def fills(self) -> dict[str, float]:
-        """The fill values for missing values, by feature, once found."""
-        return {}
-
-    def check_documents_named(self) -> None:
-        """Check that one of the columns has the ids of documents.
-
-        Raises:
-            ValueError: none has; names the key to set.
-        """
-
-    @property
-    def token_columns(self) -> TokenColumns | None:
-        """The token fields."""
-        return None
-
-    @property
-    def unjudged(self) -> Unjudged:
-        """How to treat rows without a label if others of their group have one."""
-        return "reject"
-
-    @property
-    def takes_any_order(self) -> bool:
-        """True if a reader finds features by the names of their columns."""
-        return False
-
-    @property
-    def label_place(self) -> str:
-        """What `prepare` takes as the label, in words."""
-        return "the labels"
-
     @property
     def mapping(self) -> ColumnMapping | None:
         """The uses of the columns of items; None if the rows are not items."""
@@ -182,3 +134,38 @@ class Source(Config):
     def joined_tables(self) -> Sequence[Join]:
         """The tables that join the rows."""
         return ()
+
+    @property
+    def token_columns(self) -> TokenColumns | None:
+        """The token fields."""
+        return None
+
+    @property
+    def takes_any_order(self) -> bool:
+        """True if a reader finds features by the names of their columns."""
+        return False
+
+    @property
+    def label_place(self) -> str:
+        """Where the labels are, in words."""
+        return "the labels"
+
+    @property
+    def key_of_ids(self) -> str:
+        """The key that names the column of document ids, if the rows have none without it; else empty."""
+        return ""
+
+    @property
+    def unjudged(self) -> Unjudged:
+        """How to treat rows without a label if others of their group have one."""
+        return self.mapping.unjudged if self.mapping else "reject"
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """The numbers for missing values, by feature; a median only once `filled` has it."""
+        fill = self.mapping.fill if self.mapping else {}
+        return {name: value for name, value in fill.items() if value != "median"}
+
+    def filled(self, fills: Mapping[str, float]) -> Self:
+        """The source with these numbers for missing values."""
+        return self.replace(columns=self.mapping.replace(fill=dict(fills))) if self.mapping else self

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.grades import word_grades
 from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, without_nan
-
-ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
 _FEWEST_LISTS = 10
@@ -29,8 +27,8 @@ SAMPLED = 200_000
 class KeyLists:
     """The rows of some values of a key, grouped by value."""
 
-    rows_L: ValueCodes
-    starts_Q: ValueCodes
+    rows_L: Ints
+    starts_Q: Ints
     distinct: int
     """Values of the key, in all rows."""
     paired: float
@@ -41,7 +39,7 @@ class KeyLists:
     """Runs of equal values, in all rows."""
 
     @classmethod
-    def from_codes(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
+    def from_codes(cls, codes_N: Ints, sample: int = SAMPLED) -> "KeyLists":
         """The lists of a key, for a sample of about `sample` rows; code -1 means no value."""
         valid_N = codes_N[codes_N >= 0]
         n, lengths_V = len(valid_N), np.bincount(valid_N)
@@ -56,21 +54,21 @@ class KeyLists:
         paired = float(lengths_V[lengths_V > 1].sum() / max(n, 1))
         return cls(rows_L, starts_Q, distinct, paired, together, runs)
 
-    def constant(self, codes_N: ValueCodes) -> float:
+    def constant(self, codes_N: Ints) -> float:
         """Share of the lists with several rows in which a column has a single value."""
         least_Q, most_Q, several_Q = self._ends(codes_N)
         return float((least_Q == most_Q)[several_Q].mean()) if several_Q.any() else 1.0
 
-    def spread(self, seconds_N: ValueCodes) -> float:
+    def spread(self, seconds_N: Ints) -> float:
         """Seconds from the first to the last time of a list, the median over lists with several rows."""
         least_Q, most_Q, several_Q = self._ends(seconds_N)
         return float(np.median((most_Q - least_Q)[several_Q])) if several_Q.any() else 0.0
 
-    def having(self, true_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def having(self, true_N: Bools) -> Ints:
         """The number of rows in each list for which something holds."""
         return np.asarray(np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q))
 
-    def repeats(self, codes_N: ValueCodes) -> float:
+    def repeats(self, codes_N: Ints) -> float:
         """Share of the rows with a value that occurred before in their list."""
         codes_L = codes_N[self.rows_L]
         list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
@@ -80,7 +78,7 @@ class KeyLists:
         pairs = np.sort(list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
         return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
 
-    def pairs(self, codes_N: ValueCodes) -> tuple[int, float]:
+    def pairs(self, codes_N: Ints) -> tuple[int, float]:
         """Pairs of rows of one list with the same value, and the number expected if values were dealt at random.
 
         Example:
@@ -98,7 +96,7 @@ class KeyLists:
         dealt = (lengths_Q * (lengths_Q - 1) / 2).sum() * (counts_V * (counts_V - 1)).sum() / of_all
         return int((same * (same - 1) // 2).sum()), float(dealt)
 
-    def counted(self, numbers_N: NDArray[np.float64], codes_N: ValueCodes) -> float:
+    def counted(self, numbers_N: Doubles, codes_N: Ints) -> float:
         """Share of the lists with three or more rows in which numbers count the rows from 0 or 1, with few gaps.
 
         It is 0 if numbers recur within lists.
@@ -113,7 +111,7 @@ class KeyLists:
         share = float(counted_Q[long_Q].mean()) if long_Q.any() else 0.0
         return share if share > 0.5 and self.repeats(codes_N) < 0.01 else 0.0
 
-    def alike(self, true_N: NDArray[np.bool_]) -> float | None:
+    def alike(self, true_N: Bools) -> float | None:
         """Share of rows for which something holds, in lists of several rows in which it holds for at least one.
 
         None if there are too few such lists.
@@ -122,7 +120,7 @@ class KeyLists:
         some_Q = (n_Q > 1) & (having_Q > 0)
         return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _FEWEST_LISTS else None
 
-    def height(self, places_N: NDArray[np.float64], above_N: NDArray[np.bool_]) -> float:
+    def height(self, places_N: Doubles, above_N: Bools) -> float:
         """How many deviations further up than the mean place of their lists some rows are, on average."""
         places_L, above_L = places_N[self.rows_L], above_N[self.rows_L]
         known_L = ~np.isnan(places_L)
@@ -134,7 +132,7 @@ class KeyLists:
         deviation = np.sqrt(variance_Q[groups][above].sum())
         return float((mean_Q[groups] - places)[above].sum() / deviation) if deviation > 0 else 0.0
 
-    def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
+    def _ends(self, values_N: Ints) -> tuple[Ints, Ints, Bools]:
         values_L = values_N[self.rows_L]
         if not len(values_L):
             return values_L, values_L, values_L > 0
@@ -142,7 +140,7 @@ class KeyLists:
         return *ends, self._lengths_Q > 1
 
     @property
-    def _lengths_Q(self) -> ValueCodes:
+    def _lengths_Q(self) -> Ints:
         return np.diff([*self.starts_Q, len(self.rows_L)])
 
 
@@ -150,7 +148,7 @@ class KeyLists:
 class Structure:
     """Columns of many rows as codes from 0: equal values have equal codes, and -1 means no value."""
 
-    codes: Mapping[str, ValueCodes]
+    codes: Mapping[str, Ints]
     values: Mapping[str, pa.Array]
     """The distinct values of each column, by code."""
     files: tuple[int, ...] = (0,)
@@ -170,7 +168,7 @@ class Structure:
             self._lists[name] = KeyLists.from_codes(self.codes[name])
         return self._lists[name]
 
-    def numbers(self, name: str) -> NDArray[np.float64]:
+    def numbers(self, name: str) -> Doubles:
         """A column as numbers, by row; NaN if not a number."""
         values = self.values[name]
         if cols.is_text(values.type):
@@ -179,7 +177,7 @@ class Structure:
             numbers_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
 
-    def amounts(self, column: LogColumn) -> NDArray[np.float64]:
+    def amounts(self, column: LogColumn) -> Doubles:
         """A column as numbers, by row (words as their grades); NaN if there is no number."""
         if column.numeric:
             return self.numbers(column.name)
@@ -188,7 +186,7 @@ class Structure:
         values_V = [np.nan if (grade := grades[text]) is None else grade for text in texts]
         return np.array([*values_V, np.nan])[self.codes[column.name]]
 
-    def seconds(self, column: LogColumn) -> ValueCodes:
+    def seconds(self, column: LogColumn) -> Ints:
         """A time column in seconds since 1970, by row; 0 if not a time."""
         seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
         return np.asarray(np.append(seconds_V, 0)[self.codes[column.name]])
@@ -199,7 +197,7 @@ class Structure:
         lists = self.lists(name)
         return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
 
-    def joined(self, name: str, others: Sequence[str]) -> ValueCodes:
+    def joined(self, name: str, others: Sequence[str]) -> Ints:
         """The codes of the combinations of several columns; -1 if one of them has no value."""
         codes_N = self.codes[name]
         for other in others:
@@ -221,7 +219,7 @@ def read_structure(
     names: Sequence[str],
     dialect: Dialect,
     rows: int | None = _LOOKED_AT,
-    kept_N: NDArray[np.bool_] | None = None,
+    kept_N: Bools | None = None,
 ) -> Structure:
     """The structure of some columns in the first rows of a log, in all rows, or in the rows of the mask `kept_N`.
 

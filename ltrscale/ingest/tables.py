@@ -1,111 +1,29 @@
 """Files with one row per line or record, in any format, as Arrow batches in bounded memory; and joins of tables.
 
-Errors name the place of damage in a file. Tables join the rows of a log by a key, such as the text of a document by its
-id. Each process holds the table's columns in memory and looks up all rows of a block at once.
+Tables join the rows of a log by a key, such as the text of a document by its id. Each process holds the table's columns
+in memory and looks up all rows of a block at once.
 
 Shapes: N rows of a block, K rows of a table that joins.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Bits, Bools, Ints
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
-from ltrscale.ingest.lines import TextReader
-from ltrscale.ingest.rows import RawTexts, Rejection, RowTexts
-
-_READ_AHEAD = 1 << 18
-
-
-def parquet_schema(url: str) -> pa.Schema:
-    """The columns of a Parquet file, as they are read."""
-    with _open(url) as file:
-        return cols.plain_schema(file.schema_arrow)
-
-
-class Raw(NamedTuple):
-    """Some rows with their line or row numbers and texts, the lines rejected, and the share of the file so far."""
-
-    rows: pa.RecordBatch
-    lines_N: NDArray[np.int64]
-    texts: RawTexts
-    rejected: list[Rejection]
-    share: float
-
-
-def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Raw]:
-    """Read batches of at most `batch_rows` rows; `columns` are in file order.
-
-    A row group is read page by page: memory does not grow with the file or with its row groups.
-
-    Raises:
-        InputError: the file is missing or cannot be decoded; names row group and row.
-    """
-    with _open(url) as file:
-        row = 1
-        for group in range(file.num_row_groups):
-            # without its offset, which is in column metadata: if that is damaged, pyarrow kills the process
-            with damage(url, f"row group {group}, near row {row}"):
-                batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
-            while True:
-                with damage(url, f"row group {group}, near row {row}"):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                lines_N = np.arange(row, row + len(batch))
-                row += len(batch)
-                rows, share = cols.plain(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
-                yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
-        if row - 1 != file.metadata.num_rows:
-            raise InputError(
-                f"{url}: {row - 1:,} rows where its footer counts {file.metadata.num_rows:,}; "
-                "write the file again or remove it"
-            )
-
-
-@contextmanager
-def _open(url: str) -> Iterator[pq.ParquetFile]:
-    with storage.open_input(url) as stream:
-        if not (end := stream.seek(0, 2)):
-            raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
-        with damage(url, f"the footer before byte {end}"):
-            # checksums, if any, detect a flipped bit that would still decode
-            file = pq.ParquetFile(
-                stream,
-                pre_buffer=False,
-                buffer_size=_READ_AHEAD,
-                page_checksum_verification=True,
-                arrow_extensions_enabled=True,  # UUIDs, which are text here
-            )
-            assert file.schema_arrow is not None
-        yield file
-
-
-@contextmanager
-def damage(url: str, where: str) -> Iterator[None]:
-    """Raise InputError, with the place in the file, if pyarrow cannot decode it."""
-    with storage.named_errors(url):
-        try:
-            yield
-        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
-        except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
-            if storage.is_fault(error):
-                raise
-            raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error
-
+from ltrscale.ingest.parquet import parquet_schema, read_parquet
+from ltrscale.ingest.rows import Raw
 
 _PACKED = ("", ".gz", ".xz")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED)
@@ -116,8 +34,8 @@ Form = Literal["csv", "json", "parquet"]
 
 
 def file_form(url: str) -> Form:
-    """The form of a file with a name that `read_schema` accepts."""
-    return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
+    """The form of a file's values: text, JSON, or else typed as in Parquet."""
+    return "csv" if url.endswith(_CSV) else "json" if url.endswith(_JSON) else "parquet"
 
 
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:
@@ -146,30 +64,27 @@ def read_rows(
     dialect: Dialect,
     batch_rows: int,
 ) -> Iterator[Raw]:
-    """Read some columns of a file, in blocks of at most `batch_rows` rows.
+    """Read some columns of a file, in their order in its schema, in blocks of at most `batch_rows` rows.
 
-    Args:
-        url: the file.
-        schema: its columns, from `read_schema`.
-        columns: those to read, in their order in the schema.
-        numbers: those to read as numbers if the file has only text.
-        query: the column with the query id, for rejections.
-        dialect: the form of a CSV file.
-        batch_rows: the most rows of a block.
+    `numbers` are read as numbers if the file has only text; `query` is the column with the query id, for rejections.
 
     Raises:
         InputError: the file is damaged.
     """
     if url.endswith(".parquet"):
-        yield from read_parquet(url, columns, batch_rows)
-        return
-    reader: TextReader = (
-        JsonReader(url, schema, columns, numbers, query, batch_rows)
-        if url.endswith(_JSON)
-        else CsvReader(url, schema, columns, numbers, query, batch_rows, dialect)
-    )
-    for table in reader:
-        yield Raw(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
+        return read_parquet(url, columns, batch_rows)
+    if url.endswith(_JSON):
+        return iter(JsonReader(url, schema, columns, numbers, query, batch_rows))
+    return iter(CsvReader(url, schema, columns, numbers, query, batch_rows, dialect))
+
+
+def typed_rows(url: str, batch_rows: int) -> Iterator[tuple[int, dict[str, Any]]] | None:
+    """The rows of a file with their numbers, as typed values; None if its rows are text."""
+    if file_form(url) != "parquet":
+        return None
+    schema, dialect = read_schema(url, Dialect()), Dialect()
+    raws = read_rows(url, schema, schema.names, numbers=(), query="", dialect=dialect, batch_rows=batch_rows)
+    return (row for raw in raws for row in zip(raw.lines_N.tolist(), raw.rows.to_pylist(), strict=True))
 
 
 def numbers_in(
@@ -202,7 +117,7 @@ def _pairs(value: Any) -> Any:
     return dict(zip(names, names, strict=True)) if isinstance(names, list | tuple) else names
 
 
-JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
+_JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 class Join(Config):
@@ -210,9 +125,9 @@ class Join(Config):
 
     path: str
     """Files of the table: Parquet, CSV or JSON lines, as the log itself."""
-    key: JoinedNames = Field(min_length=1)
+    key: _JoinedNames = Field(min_length=1)
     """The key: a column, several, or `{column of the log: column of the table}`. The table has each key once."""
-    columns: JoinedNames = Field(default_factory=dict)
+    columns: _JoinedNames = Field(default_factory=dict)
     """Columns to take: their names, or `{new name: column of the table}`."""
     rows: Literal["matched", "unmatched", "all"] = "matched"
     """The rows of the log to keep: those with a key of the table, those without, or all. The others are rejected."""
@@ -247,11 +162,11 @@ class Joined:
     """A table in memory: its keys sorted by hash, and the columns to join."""
 
     join: Join
-    hashes_K: NDArray[np.uint64]
+    hashes_K: Bits
     keys_K: pa.Array
     columns: dict[str, pa.Array]
 
-    def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_], list[str]]:
+    def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Bools, list[str]]:
         """The rows with the columns joined, a mask of rows to reject, and the key of every row."""
         keys_N = _keys([rows.column(name) for name in self.join.key])
         place_N, matched_N = self._find(keys_N)
@@ -265,7 +180,7 @@ class Joined:
         bad_N = {"matched": ~matched_N, "unmatched": matched_N, "all": np.zeros(len(rows), bool)}[self.join.rows]
         return rows, bad_N, keys_N.to_pylist()
 
-    def _find(self, keys_N: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _find(self, keys_N: pa.Array) -> tuple[Ints, Bools]:
         """The table row of each key, and a mask of the keys that the table has."""
         coded = keys_N.dictionary_encode()
         if not len(self.hashes_K) or not len(coded.dictionary):
@@ -277,12 +192,11 @@ class Joined:
         valid_N = keys_N.is_valid().to_numpy(zero_copy_only=False)
         return place[index_N], same[index_N] & valid_N
 
-
-def fault(joined: Joined, key: str | None) -> str:
-    """The reason to reject a row with this key."""
-    names = ", ".join(joined.join.key)
-    shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
-    return f"{names} {shown} {'is' if joined.join.rows == 'unmatched' else 'is not'} in {joined.join.path}"
+    def fault(self, key: str | None) -> str:
+        """The reason to reject a row with this key."""
+        names = ", ".join(self.join.key)
+        shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
+        return f"{names} {shown} {'is' if self.join.rows == 'unmatched' else 'is not'} in {self.join.path}"
 
 
 def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str], Dialect], file: str) -> pa.Schema:
@@ -308,13 +222,7 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
 def load_table(
     join: Join, dialect: Callable[[str], Dialect], *, numbers: Collection[str], texts: Collection[str]
 ) -> Joined:
-    """Read the key and the columns of a table.
-
-    Args:
-        join: the table.
-        dialect: the form of its CSV files.
-        numbers: the columns, by their names in the log, to read as numbers if a file has only text.
-        texts: the columns with values that are needed unchanged; all but `numbers` are read so.
+    """Read the key and the columns of a table; `numbers` and `texts` are names in the log, as for `numbers_in`.
 
     Raises:
         InputError: the table is missing or damaged, lacks a column, or has a key twice; a CSV column is needed as

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Ints
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
@@ -44,7 +44,7 @@ class Encoding:
     vocabulary: Vocabulary
     content: bytes = b""
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def __call__(self, texts: Sequence[str]) -> tuple[Ints, Ints]:
         """The ids of all texts, end to end, and the number of ids of each; special tokens are not added."""
         tokenizer = _library().Tokenizer.from_buffer(self.content)
         lists = [
@@ -361,12 +361,12 @@ class TokenReader:
 class _Ids:
     """The ids of some rows end to end, a mask of rows without text, and the faults of unreadable rows."""
 
-    ids_T: NDArray[np.int64]
-    lengths_N: NDArray[np.int64]
-    missing_N: NDArray[np.bool_]
+    ids_T: Ints
+    lengths_N: Ints
+    missing_N: Bools
     faults: dict[int, str]
 
-    def take(self, place_N: NDArray[np.int64], missing_N: NDArray[np.bool_]) -> "_Ids":
+    def take(self, place_N: Ints, missing_N: Bools) -> "_Ids":
         """The row at each place; without ids if a text is missing."""
         if not len(self.lengths_N):
             return _Ids(self.ids_T, np.zeros(len(place_N), np.int64), missing_N, {})
@@ -420,8 +420,8 @@ def _cut(field: TokenField, ids: _Ids) -> dict[str, pa.Array]:
     return {field.column: lists.cast(LISTS), FULL + field.column: pa.array(ids.lengths_N)}
 
 
-def _runs(starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]) -> NDArray[np.int64]:
+def _runs(starts_N: Ints, lengths_N: Ints) -> Ints:
     """The concatenated indices of runs with these starts and lengths."""
-    index_T: NDArray[np.int64] = np.repeat(starts_N - (np.cumsum(lengths_N) - lengths_N), lengths_N)
+    index_T: Ints = np.repeat(starts_N - (np.cumsum(lengths_N) - lengths_N), lengths_N)
     index_T += np.arange(len(index_T))
     return index_T

@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ltrscale import storage
+from ltrscale.arrays import Bits
 from ltrscale.config import as_text, digest
 from ltrscale.data.dataset.manifest import Dataset, ListedFile, Manifest, parse_dataset_manifest
 from ltrscale.data.ids import QueryIds, save_hashes
@@ -64,7 +62,7 @@ class Unfinished:
             if name != "unread":
                 ids.groups.push(mapped_ids(self._commit.url, file, folder))
 
-    def categories(self, folder: Path) -> dict[str, NDArray[np.uint64]]:
+    def categories(self, folder: Path) -> dict[str, Bits]:
         """The values of each categorical feature in the finished units, as `Written.categories`."""
         return {name: mapped_ids(self._commit.url, file, folder) for name, file in self._category_files.items()}
 
@@ -73,7 +71,7 @@ class Unfinished:
         """True if minutes of work would be lost without a save."""
         return time.monotonic() - self._saved_at >= _SAVE_S
 
-    def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, NDArray[np.uint64]]) -> None:
+    def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, Bits]) -> None:
         """Save the first `units` units."""
         outdated = [file.path for file in (*self._id_files.values(), *self._category_files.values())]
         self._id_files = {name: self._put(f"{units}-{name}", getattr(ids, name).save) for name in _SETS}

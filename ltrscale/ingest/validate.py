@@ -24,8 +24,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bits, Bools, Doubles, Floats, Ints
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.tokens import is_of_documents, to_columns
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
@@ -52,9 +52,9 @@ class Groups:
     """
 
     rows: RowBlock
-    offsets_Q1: NDArray[np.int64]
-    labelled_Q: NDArray[np.bool_]
-    hashes_Q: NDArray[np.uint64]
+    offsets_Q1: Ints
+    labelled_Q: Bools
+    hashes_Q: Bits
 
     def __len__(self) -> int:
         return len(self.labelled_Q)
@@ -84,7 +84,7 @@ class Validator:
     groups_in: int = field(default=0, init=False)
     groups_kept: int = field(default=0, init=False)
     groups_rejected: int = field(default=0, init=False)
-    others: list[NDArray[np.uint64]] = field(default_factory=list, init=False)
+    others: list[Bits] = field(default_factory=list, init=False)
     _open: list[RowBlock] = field(default_factory=list, init=False)
     _open_rows: int = field(default=0, init=False)
     _open_id: str | None = field(default=None, init=False)
@@ -135,7 +135,7 @@ class Validator:
         self._open_id = None
         return self._judge(pieces, np.array([0, sum(map(len, pieces))])) if pieces else None
 
-    def _begins(self, block: RowBlock) -> NDArray[np.bool_]:
+    def _begins(self, block: RowBlock) -> Bools:
         """True at the rows that start a group."""
         ids_N = block.query_ids_N
         begins_N = np.empty(len(block), dtype=bool)
@@ -183,7 +183,7 @@ class Validator:
         self.groups_in += groups
         self.groups_rejected += groups
 
-    def _judge(self, pieces: Sequence[RowBlock], offsets_Q1: NDArray[np.int64]) -> Groups | None:
+    def _judge(self, pieces: Sequence[RowBlock], offsets_Q1: Ints) -> Groups | None:
         """Apply the rules to complete groups."""
         lengths_Q = np.diff(offsets_Q1)
         if not len(lengths_Q):
@@ -221,9 +221,7 @@ class Validator:
         offsets_Q1 = np.concatenate([[0], np.cumsum(kept_Q[kept_Q > 0])])
         return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]), hashes_Q[kept_Q > 0])
 
-    def _row_rules(
-        self, rows: RowBlock, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]
-    ) -> Iterator[tuple[Rule, NDArray[np.bool_]]]:
+    def _row_rules(self, rows: RowBlock, group_N: Ints, ok_N: Bools) -> Iterator[tuple[Rule, Bools]]:
         """Each rule with the rows that break it and no earlier rule; sets these rows of `ok_N` to False in place."""
         infinite_N = ok_N & _infinite(rows)
         ok_N &= ~infinite_N
@@ -251,7 +249,7 @@ class Validator:
             ok_N &= ~repeated_N
             yield "duplicate_document", repeated_N
 
-    def _settle(self, labels_N: NDArray[np.float32], group_N: NDArray[np.int64], missing_N: NDArray[np.bool_]) -> None:
+    def _settle(self, labels_N: Floats, group_N: Ints, missing_N: Bools) -> None:
         """Apply `unjudged` in place to rows without a label; then no label counts as missing."""
         if self.unjudged == "reject":
             return
@@ -278,7 +276,7 @@ def _own(piece: RowBlock) -> RowBlock:
     return replace(piece, features_NF=piece.features_NF.copy(), texts=texts)
 
 
-def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
+def _infinite(rows: RowBlock) -> Bools:
     """Rows with an infinite feature, position, click, weight or gain."""
     infinite_N = np.asarray(np.isinf(rows.features_NF).any(axis=1))
     for column in rows.columns.values():
@@ -287,12 +285,12 @@ def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
     return infinite_N
 
 
-def _numbers(column: pa.Array) -> NDArray[np.float64]:
+def _numbers(column: pa.Array) -> Doubles:
     """The values of a column, NaN if null."""
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
 
-def _rank(labels_N: NDArray[np.float32], duplicates: Duplicates) -> NDArray[np.float32] | NDArray[np.int64]:
+def _rank(labels_N: Floats, duplicates: Duplicates) -> Floats | Ints:
     """A rank for each row: of a document's rows, the first one with the lowest rank stays."""
     match duplicates:
         case "reject" | "keep_first":
@@ -305,10 +303,10 @@ def _rank(labels_N: NDArray[np.float32], duplicates: Duplicates) -> NDArray[np.f
 
 def _repeated(
     doc_ids_N: pa.StringArray,
-    group_N: NDArray[np.int64],
-    ok_N: NDArray[np.bool_],
-    rank_N: NDArray[np.float32] | NDArray[np.int64],
-) -> NDArray[np.bool_]:
+    group_N: Ints,
+    ok_N: Bools,
+    rank_N: Floats | Ints,
+) -> Bools:
     """A mask of ok rows that repeat the group and document id of an ok row of lower rank; null ids never repeat."""
     rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
     coded = doc_ids_N.dictionary_encode()
@@ -394,7 +392,7 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
     return pa.table(columns)
 
 
-def _any_valid(values_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _any_valid(values_N: pa.Array, offsets_Q1: Ints) -> Bools:
     """True for groups with any value that is not null."""
     valid_N = values_N.is_valid().to_numpy(zero_copy_only=False)
     return np.logical_or.reduceat(valid_N, offsets_Q1[:-1])

@@ -26,8 +26,7 @@ from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.data.stream.named import read_named
 from ltrscale.devices import Device, choose_device
 from ltrscale.errors import InputError, Refused
-from ltrscale.ingest.choices import SourceConfig
-from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
+from ltrscale.ingest.inputs import Inputs, PrepareConfig, SourceConfig, list_inputs
 from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs

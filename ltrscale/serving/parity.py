@@ -32,9 +32,10 @@ from ltrscale.data.stream.batches import first_groups, iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
-from ltrscale.ingest.items import ItemRows
+from ltrscale.ingest.items import load_tables
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File, Source
+from ltrscale.ingest.tables import typed_rows
 from ltrscale.progress import log
 from ltrscale.serving import raw
 from ltrscale.serving.format import (
@@ -284,7 +285,7 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
             place_of_line = {int(line): place for place, line in enumerate(rows_read.lines_N)}
             kept: list[Any] = [None] * len(place_of_line)
             last = max(place_of_line)
-            for line, row in reading[0].source.typed_rows(url, _ROWS_AT_ONCE) or _text_rows(url, module, folder):
+            for line, row in typed_rows(url, _ROWS_AT_ONCE) or _text_rows(url, module, folder):
                 if line in place_of_line:
                     kept[place_of_line[line]] = row
                 if line >= last:
@@ -305,8 +306,8 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
 
 def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -> list[Any]:
     """Rows with the columns of joined tables, which a service supplies if a table is too large to export."""
-    assert isinstance(source, ItemRows)  # only these have tables
-    for table in source.tables(features):
+    assert source.mapping is not None
+    for table in load_tables(source.joined_tables, source.mapping, features):
         keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
         joined = table(keys)[0].select([*table.join.columns]).to_pylist()
         rows = [{**row, **more} for row, more in zip(rows, joined, strict=True)]

@@ -22,7 +22,7 @@ from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import NULLS, booleans
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.items import ItemRows, Items
+from ltrscale.ingest.items import Items, load_tables
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
 from ltrscale.ingest.tables import Join, Joined
@@ -64,10 +64,10 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         return {}
     config, features = reading
     source = config.source
-    assert isinstance(source, ItemRows)  # only these have a mapping
     columns, raw = source.mapping, RawColumns.model_validate(bundle.read_as[RAW])
+    assert columns is not None
     joins, files = [], Files()
-    for number, joined in enumerate(source.tables(features), 1):
+    for number, joined in enumerate(load_tables(source.joined_tables, columns, features), 1):
         join, table = joined.join, _table(joined)
         name = None if table is None else f"raw_rows_{number}.jsonl"
         joins.append(

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from preparing import prepare
 
 from ltrscale.config import load
-from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.simulate.portal import PortalLog, PortalLogConfig
 from tests.chaos.scale import CONFIGS, STAGES, Places, ScaleJob, account_of, run
 

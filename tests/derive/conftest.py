@@ -14,7 +14,7 @@ from ltrscale.arrays import offsets
 from ltrscale.data.dataset.manifest import Dataset, Feature, FeatureSummary, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes, RelabelStep, StepStart
 
@@ -66,7 +66,7 @@ def apply(tmp_path_factory: pytest.TempPathFactory) -> Relabel:
     def applied(url: str, *steps: Mapping[str, Any], seed: int = 0) -> str:
         out = str(tmp_path_factory.mktemp("relabelled") / "set")
         config = RelabelConfig.model_validate({"steps": steps, "seed": seed})
-        relabel(config, url, out, origin={"stage": "relabel"}, report=lambda _: None)
+        RelabelJob(relabel=config, data=url, out=out).work({"stage": "relabel"}, lambda _: None)
         return out
 
     return applied

@@ -15,17 +15,15 @@ from ltrscale.derive.cleaning import (
     RandomNegatives,
     Refine,
     ShownOnly,
-    check_ratios,
-    clicks_of,
-    draw_others,
-    order_labels,
-    propensity_weights,
-    refined_labels,
-    shown_click_ratios,
-    unseen,
-    weighing,
+    _clicks_of,
+    _draw_others,
+    _order_labels,
+    _propensity_weights,
+    _refined_labels,
+    _shown_click_ratios,
+    _unseen,
+    _weighing,
 )
-from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes
 from ltrscale.errors import InputError
@@ -62,11 +60,11 @@ def test_weights_are_the_click_ratios_of_a_loop(log: GroupBlock) -> None:
         for q in range(60)
         if q % 7
     ]
-    ratios = shown_click_ratios(pieces(log), 4)
-    weights = propensity_weights(ratios, alpha=0.25)
+    ratios = _shown_click_ratios(pieces(log), 4)
+    weights = _propensity_weights(ratios, alpha=0.25)
     np.testing.assert_allclose(weights, reference.ratio_weights(lists, 4, 0.25), rtol=1e-12)
     block = log.with_columns(weights=np.full(log.n_documents, np.nan, np.float32))
-    ((after, counted),) = weighing(weights)(block)
+    ((after, counted),) = _weighing(weights)(block)
     for weight, position, group in zip(
         after.columns_N["weights"], log.columns_N["positions"], log.group_N, strict=True
     ):
@@ -79,13 +77,8 @@ def test_weights_are_the_click_ratios_of_a_loop(log: GroupBlock) -> None:
 
 def test_a_document_that_was_not_shown_has_weight_1(make_block: Make) -> None:
     block = make_block([[1, 0, 0]], positions=[[2, np.nan, 1]], weights=[[5, 5, 5]])
-    ((after, _),) = weighing(np.array([1.0, 3.0, np.nan]))(block)
+    ((after, _),) = _weighing(np.array([1.0, 3.0, np.nan]))(block)
     np.testing.assert_array_equal(after.columns_N["weights"], [3, 1, 1])
-
-
-def test_click_ratios_give_the_published_kind_of_weights() -> None:
-    weights_P = propensity_weights(np.array([1.6, 0.8, 0.1]), alpha=0.25)
-    assert weights_P.tolist() == pytest.approx([1.0, 2**0.25, 2.0])  # (cr_1 / cr_p)^alpha
 
 
 def test_positions_without_clicks_are_named(make_block: Make) -> None:
@@ -95,12 +88,10 @@ def test_positions_without_clicks_are_named(make_block: Make) -> None:
         ([np.nan, 0.2], "position 1 has no click to compare with"),
     ):
         with pytest.raises(InputError, match=problem):
-            check_ratios(np.array(ratios))
-        with pytest.raises(ValueError, match="every position needs a click"):
-            propensity_weights(np.array(ratios), alpha=1)
-    check_ratios(np.array([0.5, 0.2, np.nan]))
+            _propensity_weights(np.array(ratios), alpha=1)
+    np.testing.assert_array_equal(_propensity_weights(np.array([0.4, 0.2, np.nan]), alpha=1), [1, 2, np.nan])
     with pytest.raises(InputError, match="query q0 of period all has no positions"):
-        list(shown_click_ratios([make_block([[1]])], 3))
+        list(_shown_click_ratios([make_block([[1]])], 3))
 
 
 def test_refined_labels_are_the_softmax_of_a_loop() -> None:
@@ -109,7 +100,7 @@ def test_refined_labels_are_the_softmax_of_a_loop() -> None:
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     clicked, feature = rng.random(bounds[-1]) < 0.3, rng.normal(size=bounds[-1]) * 10
     every = np.ones(bounds[-1], dtype=bool)
-    labels = refined_labels(clicked, feature, bounds, delta=2, temperature=0.1, shown_N=every)
+    labels = _refined_labels(clicked, feature, bounds, delta=2, temperature=0.1, shown_N=every)
     for a, b in itertools.pairwise(bounds):
         np.testing.assert_allclose(labels[a:b], reference.refined(clicked[a:b], feature[a:b], 2, 0.1), atol=1e-12)
 
@@ -121,7 +112,7 @@ def test_a_missing_feature_counts_as_the_smallest_of_the_list() -> None:
     bounds, every = np.array([0, 3, 5, 6]), np.ones(6, dtype=bool)
     options = {"delta": 2.0, "temperature": 1.0, "shown_N": every}
     np.testing.assert_array_equal(
-        refined_labels(none, feature, bounds, **options), refined_labels(none, filled, bounds, **options)
+        _refined_labels(none, feature, bounds, **options), _refined_labels(none, filled, bounds, **options)
     )
 
 
@@ -133,13 +124,13 @@ def test_refining_keeps_the_clicks_and_leaves_out_what_was_not_shown(make_block:
     ((after, _),) = run_step(Refine(feature="bm25"), block)
     expected = [*reference.refined([0, 1], [0, 0.1], 2, 0.1), 0, *reference.refined([1, 0], [0.3, 0.4], 2, 0.1), nan]
     np.testing.assert_allclose(after.columns_N["labels"], expected, rtol=1e-6)
-    np.testing.assert_array_equal(clicks_of(after), [0, 1, 0, 1, 0, nan])
+    np.testing.assert_array_equal(_clicks_of(after), [0, 1, 0, 1, 0, nan])
     ((twice, _),) = run_step(Refine(feature="bm25"), after)
     np.testing.assert_array_equal(twice.columns_N["labels"], after.columns_N["labels"])
 
 
 def test_unseen_is_below_the_last_click(log: GroupBlock) -> None:
-    found = unseen(clicks_of(log), log.columns_N["positions"], log.offsets_Q1)
+    found = _unseen(_clicks_of(log), log.columns_N["positions"], log.offsets_Q1)
     for q in range(len(log)):
         rows = np.flatnonzero(log.group_N == q)
         last = max((log.columns_N["positions"][i] for i in rows if log.columns_N["labels"][i] > 0), default=None)
@@ -151,7 +142,7 @@ def test_unseen_is_below_the_last_click(log: GroupBlock) -> None:
 def test_negatives_stand_in_for_unseen_documents_and_at_the_end(log: GroupBlock, run_step: Run) -> None:
     ones = np.where(np.isnan(log.columns_N["labels"]), np.nan, np.float32(3))
     block = log.with_columns(relevance=log.columns_N["labels"], weights=ones)
-    replaced = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
+    replaced = _unseen(_clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
     ((after, counted),) = run_step(RandomNegatives(extra=2), block, 4)
     labelled = block.present_Q("labels")
     assert after.lengths_Q.tolist() == (block.lengths_Q + 2 * labelled).tolist()
@@ -175,7 +166,7 @@ def test_negatives_stand_in_for_unseen_documents_and_at_the_end(log: GroupBlock,
 
 def test_every_other_document_is_drawn_equally_often(make_block: Make) -> None:
     block = make_block([[0.0] * n for n in (3, 5, 2)])
-    drawn = np.stack([draw_others(block, np.array([0, 4, 1]), seed) for seed in range(2000)])
+    drawn = np.stack([_draw_others(block, np.array([0, 4, 1]), seed) for seed in range(2000)])
     assert set(drawn[:, :4].ravel()) == {0, 1, 2, 8, 9}
     assert set(drawn[:, 4]) == set(range(8))
     np.testing.assert_allclose(np.bincount(drawn[:, :4].ravel())[[0, 1, 2, 8, 9]] / 2000, 4 / 5, atol=0.06)
@@ -185,10 +176,10 @@ def test_every_other_document_is_drawn_equally_often(make_block: Make) -> None:
 def test_documents_repeat_only_when_there_are_too_few(make_block: Make) -> None:
     block = make_block([[0.0] * n for n in (4, 3)])
     for seed in range(50):
-        drawn = draw_others(block, np.array([8, 0]), seed)
+        drawn = _draw_others(block, np.array([8, 0]), seed)
         assert sorted(np.bincount(drawn, minlength=7)[4:].tolist()) == [2, 3, 3]
     with pytest.raises(InputError, match="one query group here, so there are no other documents"):
-        draw_others(make_block([[0.0, 1.0]]), np.array([1]), 0)
+        _draw_others(make_block([[0.0, 1.0]]), np.array([1]), 0)
 
 
 def test_a_list_has_no_document_twice(make_block: Make, run_step: Run) -> None:
@@ -209,17 +200,17 @@ def test_other_documents_do_not_depend_on_ids_that_all_differ(make_block: Make) 
     named = dataclasses.replace(block, doc_ids_N=pa.array([None, *"abcdefgh", None]))
     wanted = np.array([2, 12, 3])
     for seed in range(50):
-        np.testing.assert_array_equal(draw_others(named, wanted, seed), draw_others(block, wanted, seed))
+        np.testing.assert_array_equal(_draw_others(named, wanted, seed), _draw_others(block, wanted, seed))
 
 
 def test_a_list_with_every_document_of_the_others_is_named(make_block: Make) -> None:
     block = dataclasses.replace(make_block([[0.0] * n for n in (3, 2, 2)]), doc_ids_N=pa.array(list("abcbacb")))
     for seed in range(20):
-        drawn = draw_others(block, np.array([0, 3, 2]), seed)
+        drawn = _draw_others(block, np.array([0, 3, 2]), seed)
         assert [block.doc_ids_N[i].as_py() for i in drawn[:3]] == ["c"] * 3  # too few, so that it repeats
         assert [block.doc_ids_N[i].as_py() for i in drawn[3:]] == ["a"] * 2
         with pytest.raises(InputError, match="'q0' has all documents of the other groups here, so there are none"):
-            draw_others(block, np.array([1, 1, 1]), seed)
+            _draw_others(block, np.array([1, 1, 1]), seed)
 
 
 def test_a_list_without_a_click_keeps_its_documents(make_block: Make, run_step: Run) -> None:
@@ -238,7 +229,7 @@ def test_negatives_before_refining_have_no_share_and_weight_1(make_block: Make, 
     ((refined, _),) = run_step(Refine(feature="bm25", scale="none"), with_negatives)
     np.testing.assert_array_equal(refined.columns_N["labels"][:4], [1, 0, 0, 0])
     np.testing.assert_array_equal(refined.columns_N["positions"][:4], [1, nan, nan, nan])
-    ((weighted, _),) = weighing(np.array([1.0, 2.0]))(refined)
+    ((weighted, _),) = _weighing(np.array([1.0, 2.0]))(refined)
     np.testing.assert_array_equal(weighted.columns_N["weights"], [1, 1, 1, 1, 1, 2, 1])
 
 
@@ -249,7 +240,7 @@ def test_labels_order_every_pair_as_the_paper_says(seed: int) -> None:
     offsets_Q1, n = offsets(lengths), int(lengths.sum())
     clicks, shown = rng.random(n) < 0.3, rng.random(n) < 0.8
     feature = np.where(rng.random(n) < 0.2, np.nan, rng.integers(0, 4, n).astype(float))  # with ties
-    labels = order_labels(clicks, feature, offsets_Q1, shown_N=shown)
+    labels = _order_labels(clicks, feature, offsets_Q1, shown_N=shown)
 
     def better(i: int, j: int) -> bool:
         if not shown[i] or not shown[j]:
@@ -288,8 +279,3 @@ def test_documents_that_were_not_shown_are_dropped(make_block: Make, run_step: R
     assert after.features_NF[:, 0].tolist() == [0, 1, 3, 4, 5, 6, 7]  # all of a group without positions or labels
     assert after.lengths_Q.tolist() == [2, 2, 2, 1]
     assert (changes.groups_changed, changes.documents_dropped) == (1, 1)
-
-
-def test_a_config_may_name_it() -> None:
-    config = RelabelConfig.model_validate({"steps": [{"kind": "click_order", "feature": "bm25"}]})
-    assert config.steps == (ClickOrder(feature="bm25"),)

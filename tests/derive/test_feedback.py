@@ -18,10 +18,10 @@ from ltrscale.derive.feedback import (
     LabelledFraction,
     MinDocs,
     RelevantOnly,
-    gumbel,
-    intents,
-    interactions,
-    last_kept_rank,
+    _gumbel,
+    _intents,
+    _interactions,
+    _last_kept_rank,
 )
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes, StepStart
@@ -61,10 +61,10 @@ def test_a_smaller_sample_is_part_of_a_larger_one_and_seeds_differ(make_block: M
     block = make_block([[0.0]] * 200)
     step = LabelledFraction(fraction=0.5)
     ranks = step.ranks(block, 1)
-    few, many = (set(np.flatnonzero(ranks <= last_kept_rank(ranks, f))) for f in (0.1, 0.5))
+    few, many = (set(np.flatnonzero(ranks <= _last_kept_rank(ranks, f))) for f in (0.1, 0.5))
     assert few < many
     other = step.ranks(block, 2)
-    assert set(np.flatnonzero(other <= last_kept_rank(other, 0.1))) != few
+    assert set(np.flatnonzero(other <= _last_kept_rank(other, 0.1))) != few
 
 
 def test_only_labelled_groups_without_a_positive_label_are_dropped(make_block: Make, run_step: Run) -> None:
@@ -87,7 +87,7 @@ def test_short_groups_are_dropped_with_labels_or_without(make_block: Make, run_s
 
 
 def test_gumbel_numbers_follow_their_distribution() -> None:
-    numbers = gumbel(open_uniforms((0, "one"), np.arange(20_000)))
+    numbers = _gumbel(open_uniforms((0, "one"), np.arange(20_000)))
     assert stats.kstest(numbers, "gumbel_r").pvalue > 1e-3
 
 
@@ -122,7 +122,7 @@ def test_intents_have_the_shares_of_equation_11(best: int, kappa: float) -> None
     n = 100_000
     grid = (np.arange(n) + 0.5) / n  # every quantile once
     rho = reference.rho(best, 4)
-    found = Counter(intents(grid, np.full(n, rho), conversion=kappa).tolist())
+    found = Counter(_intents(grid, np.full(n, rho), conversion=kappa).tolist())
     for intent, share in enumerate(reference.intents([0, best], 4, kappa)):
         assert found[intent] == pytest.approx(n * share, abs=1.01)
 
@@ -130,9 +130,9 @@ def test_intents_have_the_shares_of_equation_11(best: int, kappa: float) -> None
 def test_interactions_never_exceed_the_intent() -> None:
     zero, one = np.zeros(4), np.ones(4)
     intent = np.array([0, 1, 2, 2])
-    willing = interactions(intent, one, noise=0.1, buy_N=zero, click_N=zero)
+    willing = _interactions(intent, one, noise=0.1, buy_N=zero, click_N=zero)
     assert willing.tolist() == [0, 1, 2, 2]
-    unmoved = interactions(intent, zero, noise=0.0, buy_N=zero, click_N=zero)
+    unmoved = _interactions(intent, zero, noise=0.0, buy_N=zero, click_N=zero)
     assert unmoved.tolist() == [0, 0, 0, 0]
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare, rows_of
 from reference import matching as slow
 
 from ltrscale import storage
@@ -20,11 +21,10 @@ from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
 from ltrscale.derive.match import MatchJob
 from ltrscale.derive.measures import MEASURES, TokenLists, collect, gather_statistics, match_measures, merge
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 SIZE = 30
 WEEKS = ("w1", "w1", "w1", "w2", "w2")
@@ -70,11 +70,6 @@ def matched(data: str, out: Path, **settings: Any) -> Dataset:
     job = MatchJob.model_validate({"data": data, "out": str(out), "match": {"periods": ["w1"], **settings}})
     job.run()
     return open_dataset(str(out))
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    files = [storage.listed_file(dataset.url, file.path) for file in dataset.manifest.files]
-    return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
 
 def expected(path: Path, texts: dict[str, Sequence[str]]) -> dict[tuple[str, int], list[float]]:
@@ -184,10 +179,9 @@ def test_damaged_statistics_are_named(tmp_path: Path) -> None:
 def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
     out = matched(prepared(log(tmp_path), tmp_path / "data").url, tmp_path / "out")
     steps = RelabelConfig.model_validate({"steps": [{"kind": "min_docs", "documents": 2}]})
-    other = relabel(steps, out.url, str(tmp_path / "other"), origin={"stage": "relabel"}, report=lambda _: None)
-    again = matched(
-        prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", periods=[], statistics=other.url
-    )
+    other = str(tmp_path / "other")
+    RelabelJob(relabel=steps, data=out.url, out=other).work({"stage": "relabel"}, lambda _: None)
+    again = matched(prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", periods=[], statistics=other)
     assert rows_of(again) == rows_of(out)
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command_lines import run_here
+from preparing import prepare
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -22,10 +23,9 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive import relabel as module
 from ltrscale.derive import rewrite
-from ltrscale.derive.relabel import RelabelConfig, RelabelJob, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 Write = Callable[..., str]
 Apply = Callable[..., str]
@@ -304,7 +304,7 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
     out = str(tmp_path / "out")
     config = RelabelConfig.model_validate({"steps": steps})
     with pytest.raises(InputError) as error:
-        relabel(config, write(rows), out, origin={}, report=lambda _: None)
+        RelabelJob(relabel=config, data=write(rows), out=out).work({}, lambda _: None)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert storage.read_manifest(out) is None

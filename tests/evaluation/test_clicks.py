@@ -15,7 +15,7 @@ from linear_teacher import linear_teacher
 from ltrscale import storage
 from ltrscale.clicks.log import read_log
 from ltrscale.config import validate
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.evaluation import click_log
 from ltrscale.evaluation.click_log import ClicksJob
@@ -286,7 +286,7 @@ def test_what_relabelling_simulates_is_found(rows: list[Row], tmp_path: Path, ji
     url = write_log(str(tmp_path / "graded"), graded)
     step = {"kind": "clicks", "user": {"kind": "pbm", "trust": trust}, "noise": 0.2, "jitter": jitter, "copies": 150}
     steps = RelabelConfig.model_validate({"steps": [step]})
-    relabel(steps, url, str(tmp_path / "log"), origin={}, report=lambda _: None)
+    RelabelJob(relabel=steps, data=url, out=str(tmp_path / "log")).work({}, lambda _: None)
     found = config(str(tmp_path / "log"), query="query_id", depth=6).understood()
     assert found.labels == "relevance"
     assert found.exposure.groups == 60 * 150

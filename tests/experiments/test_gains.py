@@ -10,6 +10,7 @@ import pytest
 import shop
 import torch
 from numpy.typing import NDArray
+from preparing import prepare
 from small_trainers import finetune, grow_trees
 
 from ltrscale import storage
@@ -21,13 +22,12 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream import weighing
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.weighing import check_weights
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.ingest import validate
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
@@ -220,7 +220,7 @@ def test_a_relabelled_data_set_keeps_gains_and_random_negatives_have_none(
     for name, step in steps.items():
         config = RelabelConfig.model_validate({"steps": [step]})
         out = str(tmp_path / name)
-        relabel(config, datasets["gain"].url, out, origin={"stage": "relabel"}, report=lambda _: None)
+        RelabelJob(relabel=config, data=datasets["gain"].url, out=out).work({"stage": "relabel"}, lambda _: None)
         added = [0.0, 0.0] if name == "more" else []
         for old, new in zip(before, gains_of(out), strict=True):
             np.testing.assert_array_equal(new, old and [*old, *added])  # null where no document has one

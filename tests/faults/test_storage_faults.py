@@ -21,6 +21,7 @@ import pytest
 import safetensors.torch
 import torch
 from nightly import nightly
+from preparing import prepare
 from small_disks import small_disk_at
 from synthetic_columns import COLUMN_MAPPING, write_synthetic
 from writer_tokens import without_writer
@@ -35,8 +36,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
-from ltrscale.ingest.tables import read_parquet
+from ltrscale.ingest.parquet import read_parquet
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage.patience import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3

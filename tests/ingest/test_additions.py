@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare, rejections_of, rows_of
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -18,7 +19,7 @@ from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.ingest.prepare import PrepareJob
 
 COLUMNS = {"query": "q", "item": "d", "label": "y", "features": ["f*"], "time": "day", "period": "day"}
 SOURCE = {"kind": "items", "columns": COLUMNS}
@@ -50,13 +51,9 @@ def write_days(folder: Path, days: Sequence[int], *, first_query: int = 0, broke
     return path
 
 
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """All groups with their period, by gid; features are text, because NaN does not equal itself."""
-    rows = [
-        {**row, "features": str(row["features"]), "period": file.period}
-        for file in dataset.manifest.files
-        for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
-    ]
+def by_gid(dataset: Dataset) -> list[dict[str, Any]]:
+    """All groups; features are text, because NaN does not equal itself."""
+    rows = [{**row, "features": str(row["features"])} for row in rows_of(dataset)]
     return sorted(rows, key=lambda row: int(row["gid"]))
 
 
@@ -67,7 +64,7 @@ def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
         added = prepare(config(path, add=True), out)
     whole = prepare(config(*parts), str(tmp_path / "whole"))
     assert added == open_dataset(out)
-    assert rows_of(added) == rows_of(whole)
+    assert by_gid(added) == by_gid(whole)
     assert added.manifest.periods == [f"2026-03-0{day}" for day in (1, 2, 3, 4, 5)]
     for name in ("features", "accounting", "label_counts", "longest", "grouped"):
         assert getattr(added.manifest, name) == getattr(whole.manifest, name)
@@ -77,7 +74,7 @@ def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
         exclude = {"unique_in_group"}
         assert ours.model_dump(exclude=exclude) == pytest.approx(theirs.model_dump(exclude=exclude), rel=1e-9)
     assert any(summary.unique_in_group for summary in whole.manifest.summaries)
-    found = [row for name in added.manifest.quarantine for row in pq.read_table(f"{out}/{name}").to_pylist()]
+    found = rejections_of(added)
     assert sum(row["rows"] for row in found) == 12
     assert len(list((tmp_path / "out" / "quarantine").iterdir())) == 3
 
@@ -112,7 +109,7 @@ def test_the_order_of_the_columns_of_the_inputs_does_not_matter(tmp_path: Path) 
     made = {name: prepare(config(tmp_path / name), str(tmp_path / f"of-{name}")) for name in ("one", "two", "three")}
     assert [feature.name for feature in made["one"].manifest.features] == ["f1", "f2"]
     assert len({dataset.manifest.hash for dataset in made.values()}) == 1
-    assert rows_of(made["one"]) == rows_of(made["three"])
+    assert by_gid(made["one"]) == by_gid(made["three"])
     lacking = tmp_path / "one" / "days-4.parquet"
     pq.write_table(pq.read_table(parts[0]).drop_columns("f2"), lacking)
     with pytest.raises(InputError, match=r"days-4\.parquet: column 'f2' is missing, which \S+days-1\.parquet has"):
@@ -124,7 +121,7 @@ def test_what_is_added_gets_the_order_of_the_data_set(tmp_path: Path) -> None:
     backwards = {"kind": "items", "columns": {**COLUMNS, "features": ["f2", "f1"]}}
     prepare(config(parts[0], source=backwards), str(tmp_path / "out"))
     added = prepare(config(parts[1], add=True), str(tmp_path / "out"))
-    assert rows_of(added) == rows_of(prepare(config(*parts, source=backwards), str(tmp_path / "whole")))
+    assert by_gid(added) == by_gid(prepare(config(*parts, source=backwards), str(tmp_path / "whole")))
     assert [feature.name for feature in added.manifest.features] == ["f2", "f1"]
 
 
@@ -226,11 +223,11 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(
     tmp_path: Path, make: Callable[[Path], PrepareConfig], message: str
 ) -> None:
     before = prepare(config(write_days(tmp_path, [1])), str(tmp_path / "out"))
-    rows = rows_of(before)
+    rows = by_gid(before)
     with pytest.raises(InputError, match=message):
         prepare(make(tmp_path), before.url)
     assert open_dataset(before.url) == before
-    assert rows_of(before) == rows
+    assert by_gid(before) == rows
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*") if path.name != "quarantine") == [
         *("manifest.json", "period=2026-03-01", "query-ids")
     ]
@@ -253,7 +250,7 @@ def test_ids_return_from_every_addition_whether_hashes_were_recorded_or_not(tmp_
     assert made.manifest.accounting.rules == {"returning_query": len(back)}
     assert made.manifest.accounting.groups_rejected == returning
     known = [np.load(tmp_path / "out" / file.path) for file in made.manifest.query_ids]
-    stored = hash_ids(row["query_id"] for row in rows_of(made))
+    stored = hash_ids(row["query_id"] for row in by_gid(made))
     assert [(np.diff(one.astype(object)) > 0).all() for one in known] == [True] * len(known)
     assert len(known) == 1  # a file takes over one that is not twice as long
     assert np.array_equal(np.sort(np.concatenate(known)), np.sort(stored))
@@ -284,7 +281,7 @@ def test_fixed_periods_record_no_hashes(tmp_path: Path) -> None:
     both = prepare(config(write_days(tmp_path, [2]), add=True), out)
     assert len(both.manifest.query_ids) == 1
     known = np.load(f"{out}/{both.manifest.query_ids[0].path}")
-    in_days = [row["query_id"] for row in rows_of(both) if row["period"] != "train"]
+    in_days = [row["query_id"] for row in by_gid(both) if row["period"] != "train"]
     assert np.array_equal(known, np.sort(hash_ids(in_days)))
 
 
@@ -313,7 +310,7 @@ def test_query_ids_return_from_before_where_neither_has_a_fixed_period(tmp_path:
     assert added.manifest.periods == ["2026-03-01", "2026-03-03", "train"]
     test = prepare(config({"path": str(old), "period": "test"}, add=True), out)
     assert test.manifest.accounting.rules == added.manifest.accounting.rules
-    assert [row["gid"] for row in rows_of(test)] == list(range(160))
+    assert [row["gid"] for row in by_gid(test)] == list(range(160))
 
 
 class Crash(BaseException):
@@ -324,7 +321,7 @@ class Crash(BaseException):
 def test_a_crash_anywhere_leaves_the_old_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The crash happens before the file with this number is placed, or before the manifest is written."""
     old = prepare(config(write_days(tmp_path, [1])), str(tmp_path / "out"))
-    rows = rows_of(old)
+    rows = by_gid(old)
     addition = config(write_days(tmp_path, [2, 3, 4]), add=True)
     calls = iter(range(100))
 
@@ -341,10 +338,10 @@ def test_a_crash_anywhere_leaves_the_old_data_set(tmp_path: Path, monkeypatch: p
         with pytest.raises(Crash):
             prepare(addition, old.url)
     assert open_dataset(old.url) == old
-    assert rows_of(old) == rows
+    assert by_gid(old) == rows
     added = prepare(addition, old.url)
     assert added.manifest.periods == [f"2026-03-0{day}" for day in (1, 2, 3, 4)]
-    assert rows_of(added)[: len(rows)] == rows
+    assert by_gid(added)[: len(rows)] == rows
 
 
 def test_an_accounting_adds_up_after_every_addition(tmp_path: Path) -> None:
@@ -364,7 +361,7 @@ def test_rows_that_are_rejected_twice_are_twice_in_the_quarantine(tmp_path: Path
         (tmp_path / f"{name}.txt").write_text(f"1 qid:{name} 1:1\n" * 30)
         part = [{"path": str(tmp_path / file), "period": name} for file in ("a-bad.txt", f"{name}.txt")]
         made = prepare(config(*part, source={"kind": "letor"}, unit_mb=1e-6, add=True), str(tmp_path / "out"))
-    found = [row for name in made.manifest.quarantine for row in pq.read_table(f"{made.url}/{name}").to_pylist()]
+    found = rejections_of(made)
     assert len(set(made.manifest.quarantine)) == 2
     assert len(found) == made.manifest.accounting.rows_rejected == 6
 

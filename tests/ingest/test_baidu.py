@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from preparing import prepare, rejections_of, rows_of
 from token_columns import lists_of
 
-from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.ingest import baidu, lines
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 REST = ["0", "0", "0", "12.5", *["0"] * 18]  # how a document was shown, which nothing reads
 
@@ -65,16 +63,6 @@ def made(path: Path, out: Path, **source: Any) -> Dataset:
     return prepare(PrepareConfig.model_validate(config), str(out))
 
 
-def rejected(dataset: Dataset) -> list[dict[str, Any]]:
-    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    return [row for table in tables for row in table.to_pylist()]
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    files = [storage.listed_file(dataset.url, file.path) for file in dataset.manifest.files]
-    return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
-
-
 @pytest.mark.parametrize("name", ["part-00001", "part-00001.gz"])
 def test_sessions_keep_their_lists_clicks_and_tokens(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +95,7 @@ def test_each_bad_row_is_named_by_file_and_line(block: int, tmp_path: Path, monk
     path = tmp_path / "part-00000"
     path.write_text("\n".join([*BAD, query(16, 9)]))
     dataset = made(path, tmp_path / "set")
-    found = {row["line"]: row for row in rejected(dataset)}
+    found = {row["line"]: row for row in rejections_of(dataset)}
     for line, (text, message) in enumerate(BAD.items(), start=1):
         if message:
             assert found[line]["file"] == str(path)
@@ -134,14 +122,14 @@ def test_judgements_have_labels_and_buckets(tmp_path: Path) -> None:
     dataset = made(tmp_path / "annotation.txt", tmp_path / "set", layout="judgements")
     rows = rows_of(dataset)
     assert [(row["query_id"], row["labels"], row["meta_bucket"]) for row in rows] == [("21", [3, 0], 0), ("22", [4], 9)]
-    assert [(row["line"], row["found"]) for row in rejected(dataset)] == [
+    assert [(row["line"], row["found"]) for row in rejections_of(dataset)] == [
         (4, "label 'good' is no number"),
         (5, "5 fields where 6 belong"),
         (6, "no query id"),
     ]
 
 
-def test_a_document_without_a_title_can_be_rejected(tmp_path: Path) -> None:
+def test_a_document_without_a_title_can_be_rejections_of(tmp_path: Path) -> None:
     (tmp_path / "part").write_text("\n".join([query(1, 1), document(1, "", ids(2), 1), document(2, ids(1), ids(2), 0)]))
     dataset = made(tmp_path / "part", tmp_path / "set", missing="reject")
-    assert [(row["line"], row["found"]) for row in rejected(dataset)] == [(2, "title has no text")]
+    assert [(row["line"], row["found"]) for row in rejections_of(dataset)] == [(2, "title has no text")]

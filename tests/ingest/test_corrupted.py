@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from news_log import NEWS
 from nightly import nightly
+from preparing import prepare, rejections_of
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 Rng = np.random.Generator
 SOURCES: dict[str, dict[str, Any]] = {
@@ -187,8 +187,7 @@ def check_account(dataset: Dataset, rows: int) -> None:
     assert accounting.groups_in == accounting.groups_kept + accounting.groups_rejected
     assert (accounting.groups_kept, accounting.rows_kept) == dataset.manifest.counts()[:2]
     assert dataset == open_dataset(dataset.url)
-    quarantined = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    assert sum(sum(table.column("rows").to_pylist()) for table in quarantined) == accounting.rows_rejected
+    assert sum(row["rows"] for row in rejections_of(dataset)) == accounting.rows_rejected
     tables = [pq.ParquetFile(storage.join(dataset.url, file.path)).read() for file in dataset.manifest.files]
     kept = np.concatenate([table.column("features").combine_chunks().values.to_numpy() for table in tables])
     assert len(kept) == accounting.rows_kept * len(dataset.manifest.features)
@@ -199,11 +198,10 @@ def check_texts(dataset: Dataset, path: Path) -> None:
     """Check that the quarantine shows the lines of the file, with a reason if a line of CSV is no row."""
     raw = path.read_bytes()
     lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).split(b"\n")
-    for name in dataset.manifest.quarantine:
-        for row in pq.read_table(storage.join(dataset.url, name)).to_pylist():
-            line = lines[row["line"] - 1].decode(errors="replace").rstrip("\r")[:1000]
-            is_csv = ".csv" in path.name and row["rule"] == "unparsable"
-            assert f": {line}"[:900] in row["text"] if is_csv else row["text"] == line, row
+    for row in rejections_of(dataset):
+        line = lines[row["line"] - 1].decode(errors="replace").rstrip("\r")[:1000]
+        is_csv = ".csv" in path.name and row["rule"] == "unparsable"
+        assert f": {line}"[:900] in row["text"] if is_csv else row["text"] == line, row
 
 
 def damaged_text(real: Real, shared: Path, folder: Path, damage: str, seed: int = 0) -> Path:

@@ -15,26 +15,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from news_log import NEWS
+from preparing import prepare
+from source_blocks import blocks_of, features_of, rows_of
 
 from ltrscale.config import validate
 from ltrscale.data.columns import is_id, is_number
-from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.csvjson import Dialect, csv_schema, json_schema
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.profile import dialect_of, files_of, first_columns
-from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.tables import Join
 
 
 def read(path: Path, **fields: Any) -> tuple[RowBlock, list[Rejection]]:
     mapping = ColumnMapping.model_validate({"query": "q", "features": ["*"], **fields})
-    blocks = list(Items(columns=mapping).read(str(path)))
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), path)
 
 
 def table() -> pd.DataFrame:
@@ -147,14 +146,14 @@ def test_a_column_that_may_be_something_else_stays_text(tmp_path: Path, values: 
     path = tmp_path / "log.csv"
     path.write_text("q,f,c\n" + "".join(f"a,1,{value}\n" for value in values))
     mapping = ColumnMapping(query="q", features=("*",))
-    assert [feature.name for feature in Items(columns=mapping).features_of(str(path))] == ["f"]
+    assert [feature.name for feature in features_of(Items(columns=mapping), path)] == ["f"]
 
 
 def test_the_types_of_a_file_with_a_short_header_are_those_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("q,f\na,1\n")
     source = Items(columns=ColumnMapping(query="q", features=("*",)))
-    assert [feature.name for feature in source.features_of(str(path))] == ["f"]
+    assert [feature.name for feature in features_of(source, path)] == ["f"]
 
 
 def test_booleans_as_a_category_keep_their_codes(tmp_path: Path) -> None:
@@ -175,8 +174,7 @@ def test_without_quotes_a_quote_is_a_part_of_the_text(tmp_path: Path) -> None:
 
 
 def read_json(path: Path, mapping: ColumnMapping, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    blocks = list(Items(columns=mapping).read(str(path), **more))
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), path, **more)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.ndjson.gz", "log.jsonl.xz"])
@@ -187,7 +185,7 @@ def test_a_log_of_json_lines_is_that_of_parquet(shared_data: Path, tmp_path: Pat
     pq.write_table(table, tmp_path / "log.parquet")
     mapping = ColumnMapping(**NEWS, meta=("session_id",))
     expected, _ = read_json(tmp_path / "log.parquet", mapping)
-    rows, rejected = read_json(tmp_path / name, mapping, batch_rows=200)
+    rows, rejected = read_json(tmp_path / name, mapping, rows=200)
     assert rejected == []
     np.testing.assert_allclose(rows.features_NF, expected.features_NF, rtol=1e-6)
     np.testing.assert_array_equal(rows.labels_N, expected.labels_N)
@@ -207,7 +205,7 @@ def test_types_are_those_of_the_values(tmp_path: Path) -> None:
     found = {field.name: str(field.type) for field in json_schema(str(path))}
     kinds = {"i": "int64", "f": "double", "b": "bool", "s": "string", "n": "null", "l": "list<item: null>"}
     assert found == kinds | {"d": "struct<>", "m": "int64", "late": "null", "new": "int64"}
-    assert [each.name for each in Items(columns=ColumnMapping(query="s", features=("*",))).features_of(str(path))] == [
+    assert [each.name for each in features_of(Items(columns=ColumnMapping(query="s", features=("*",))), path)] == [
         *("b", "f", "i", "m", "new")
     ]
 
@@ -264,7 +262,7 @@ def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
     path.write_bytes(text.encode())
     try:
         source = Items(columns=ColumnMapping(query="q", item="c", features=("f",)))
-        blocks = list(source.read(str(path), batch_rows=batch_rows))
+        blocks = blocks_of(source, path, rows=batch_rows)
     except InputError:  # most values of a column are lists, or text where numbers should be
         kinds = {field.name: field.type for field in json_schema(str(path))}
         assert not is_number(kinds["f"]) or not is_id(kinds["q"]) or not is_id(kinds["c"])
@@ -356,7 +354,7 @@ def test_a_table_without_a_header_joins_a_log_that_has_one(tmp_path: Path) -> No
     (tmp_path / "stock.csv").write_text("1,7\n2,9\n2.5,7\n")
     join = Join(path=str(tmp_path / "stock.csv"), key=("item",), columns=("left",), header=("item", "left"))
     source = Items(columns=ColumnMapping(query="q", features=("price", "left")), joins=(join,))
-    [block] = source.read(str(tmp_path / "log.csv"), joined=source.tables((Feature(name="left"),)))
+    [block] = blocks_of(source, tmp_path / "log.csv")
     np.testing.assert_array_equal(block.features_NF, np.array([[0.5, 7], [0.25, 9]], np.float32))
 
 
@@ -367,7 +365,7 @@ def test_the_index_of_a_data_frame_is_no_numeric_column_of_a_star(tmp_path: Path
         log = pd.read_csv(tmp_path / name)
     log.to_csv(tmp_path / "log.csv")
     assert csv_schema(str(tmp_path / "log.csv"), Dialect()).names[:3] == ["", "Unnamed: 0.1", "Unnamed: 0"]
-    features = Items(columns=ColumnMapping(query="q", features=("*",))).features_of(str(tmp_path / "log.csv"))
+    features = features_of(Items(columns=ColumnMapping(query="q", features=("*",))), tmp_path / "log.csv")
     assert [feature.name for feature in features] == ["delta", "price"]
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare
 
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import PrepareConfig, input_fingerprints
-from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob
 
 ONE = pa.table({"q": ["a", "a"], "f": [1.0, 2.0], "y": [0, 1]})
 TWO = pa.table({"q": ["b", "b", "b"], "f": [3.0, 4.0, 5.0], "y": [1, 0, 0]})
@@ -20,6 +21,10 @@ TWO = pa.table({"q": ["b", "b", "b"], "f": [3.0, 4.0, 5.0], "y": [1, 0, 0]})
 def config(path: Path | str, **table: Any) -> PrepareConfig:
     source = {"kind": "items", "columns": {"query": "q", "label": "y", "features": ["f"]}}
     return validate(PrepareConfig, {"inputs": [{"path": str(path), **table}], "source": source}, "prepare")
+
+
+def fingerprints(config: PrepareConfig) -> dict[str, str]:
+    return PrepareJob(out="out", prepare=config).inputs()
 
 
 def values(dataset: Dataset) -> list[float]:
@@ -95,19 +100,19 @@ def test_deleted_rows_are_not_read(table: Table, tmp_path: Path) -> None:
 
 
 def test_the_version_is_part_of_the_identity(table: Table) -> None:
-    newest = input_fingerprints(config(table.path, table=table.lake))
-    assert newest == input_fingerprints(config(table.path, table=table.lake, version=table.versions[1]))
+    newest = fingerprints(config(table.path, table=table.lake))
+    assert newest == fingerprints(config(table.path, table=table.lake, version=table.versions[1]))
     assert all(stamp.endswith(f" of {table.lake} {table.versions[1]}") for stamp in newest.values())
-    first = input_fingerprints(config(table.path, table=table.lake, version=table.versions[0]))
+    first = fingerprints(config(table.path, table=table.lake, version=table.versions[0]))
     assert len(first) == 1
     assert first.items().isdisjoint(newest.items())
 
 
 def test_a_table_or_version_that_is_not_there_is_named(table: Table, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"{table.path}: .*version"):
-        input_fingerprints(config(table.path, table=table.lake, version=77))
+        fingerprints(config(table.path, table=table.lake, version=77))
     with pytest.raises(InputError, match="nothing"):
-        input_fingerprints(config(tmp_path / "nothing", table=table.lake))
+        fingerprints(config(tmp_path / "nothing", table=table.lake))
 
 
 def test_a_renamed_column_of_iceberg_is_refused(tmp_path: Path) -> None:
@@ -115,13 +120,13 @@ def test_a_renamed_column_of_iceberg_is_refused(tmp_path: Path) -> None:
     with table.table.update_schema() as update:
         update.rename_column("f", "g")
     with pytest.raises(InputError, match="column 'g' was renamed or replaced; rewrite the table"):
-        input_fingerprints(config(table.path, table="iceberg"))
+        fingerprints(config(table.path, table="iceberg"))
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match="delta tables are read with deltalake, which is not installed; pip install"):
-        input_fingerprints(config("table", table="delta"))
+        fingerprints(config("table", table="delta"))
 
 
 def test_a_version_without_a_table_is_refused() -> None:

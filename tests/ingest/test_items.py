@@ -17,28 +17,26 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from news_log import NEWS
+from preparing import prepare
 from pydantic import ValidationError
+from source_blocks import blocks_of, features_of, rows_of
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import periods
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder, encode
-from ltrscale.ingest.grouplogs import GroupRows, read_group_rows
+from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.parquet import read_parquet
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
-from ltrscale.ingest.source import File
-from ltrscale.ingest.tables import read_parquet
 
 SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))
 
 
 def read(url: Path | str, mapping: ColumnMapping = SIMPLE, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    """All rows of a file as one block, and all rejections."""
-    blocks = list(Items(columns=mapping).read(str(url), **more))
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), url, **more)
 
 
 def write_csv(folder: Path, text: str | bytes, name: str = "log.csv") -> Path:
@@ -62,14 +60,14 @@ def write_parquet(folder: Path, columns: dict[str, Any], name: str = "log.parque
 def test_documentation_search_csv(shared_data: Path) -> None:
     path = shared_data / "csv" / "msft-docs" / "normalized_features.csv.gz"
     mapping = ColumnMapping(query="query_id", label="grade", features=("*",))
-    rows, rejected = read(path, mapping, batch_rows=1_000)
+    rows, rejected = read(path, mapping, rows=1_000)
     assert (rows.features_NF.shape, rejected) == ((8_679, 24), [])
     assert rows.lines_N.tolist() == list(range(2, 8_681))
     with gzip.open(path, "rt") as stream:
         expected = list(csv.DictReader(stream))
     assert rows.query_ids_N.to_pylist() == [row["query_id"] for row in expected]
     assert rows.labels_N.tolist() == [float(row["grade"]) for row in expected]
-    names = [feature.name for feature in Items(columns=mapping).features_of(str(path))]
+    names = [feature.name for feature in features_of(Items(columns=mapping), path)]
     assert names == sorted(name for name in expected[0] if name not in ("grade", "query_id"))
     features_NF = np.array([[float(row[name]) for name in names] for row in expected], np.float32)
     np.testing.assert_array_equal(rows.features_NF, features_NF)
@@ -80,7 +78,7 @@ SESSIONS = ColumnMapping(**NEWS, meta=("session_id",))
 
 def test_news_parquet(shared_data: Path) -> None:
     [path] = (shared_data / "news" / "sample").rglob("part-0.parquet")
-    rows, rejected = read(path, SESSIONS, batch_rows=5_000)
+    rows, rejected = read(path, SESSIONS, rows=5_000)
     table = pq.read_table(path, partitioning=None)
     assert rejected == []
     assert rows.lines_N.tolist() == list(range(1, 12_704))
@@ -190,7 +188,7 @@ def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
 
 
 def read_all(path: Path, mapping: ColumnMapping, batch_rows: int) -> tuple[list[tuple[int, str, str]], list[Rejection]]:
-    blocks = list(Items(columns=mapping).read(str(path), batch_rows=batch_rows))
+    blocks = blocks_of(Items(columns=mapping), path, rows=batch_rows)
     rows: list[tuple[int, str, str]] = []
     for block in blocks:
         assert len(block) + len(block.rejected) <= batch_rows
@@ -203,13 +201,13 @@ def test_a_column_that_is_mostly_text_is_not_taken_for_numbers(tmp_path: Path) -
     rows = "".join(f"a,d{i},{'oops' if i == 3 else i},title {i},,{i}\n" for i in range(9))
     path = write_csv(tmp_path, "q,d,price,title,empty,y\n" + rows)
     mapping = ColumnMapping(query="q", item="d", label="y", features=("*",))
-    assert [feature.name for feature in Items(columns=mapping).features_of(str(path))] == ["price"]
+    assert [feature.name for feature in features_of(Items(columns=mapping), path)] == ["price"]
     kept, rejected = read(path, mapping)
     assert (len(kept), [one.line for one in rejected]) == (8, [5])
     with pytest.raises(
         InputError, match=r"column 'title' \(numeric\) should hold numbers and is string; list it under"
     ):
-        Items(columns=mapping.replace(features=("price", "title"))).features_of(str(path))
+        features_of(Items(columns=mapping.replace(features=("price", "title"))), path)
     explicit, _ = read(path, mapping.replace(features=("price", "empty")))
     assert np.isnan(explicit.features_NF[:, 1]).all()
 
@@ -220,7 +218,7 @@ def test_long_files_are_read_in_blocks_with_their_line_numbers(tmp_path: Path) -
     for bad in (7, 70_000, 119_999):
         lines[bad] = "bad"
     path = write_csv(tmp_path, "q,d,y,f,t\n" + "\n".join(lines), "log.csv.gz")
-    blocks = list(Items(columns=SIMPLE).read(str(path), batch_rows=50_000))
+    blocks = blocks_of(Items(columns=SIMPLE), path, rows=50_000)
     assert len(blocks) > 2
     assert [one.line for block in blocks for one in block.rejected] == [9, 70_002, 120_001]
     lines_N = np.concatenate([block.lines_N for block in blocks])
@@ -304,13 +302,13 @@ def test_collisions_are_counted_once_over_files_that_share_encoders(tmp_path: Pa
     mapping = ColumnMapping(query="q", categorical=("city",))
     encoders: dict[str, CategoryEncoder] = {}
     for _ in range(2):
-        list(Items(columns=mapping).read(str(path), encoders=encoders))
+        blocks_of(Items(columns=mapping), path, encoders=encoders)
         assert encoders["city"].collisions == 1
 
 
 def test_row_groups_and_batches_keep_row_numbers(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"q": ["a"] * 1_000, "f": range(1_000)}, row_group_size=300)
-    blocks = list(Items(columns=ColumnMapping(query="q", features=("f",))).read(str(path), batch_rows=128))
+    blocks = blocks_of(Items(columns=ColumnMapping(query="q", features=("f",))), path, rows=128)
     assert max(map(len, blocks)) == 128
     rows = concat(blocks)
     assert rows.lines_N.tolist() == list(range(1, 1_001))
@@ -390,7 +388,7 @@ def test_patterns_exclusions_and_order(tmp_path: Path) -> None:
 
     def found(**fields: Any) -> list[str]:
         mapping = ColumnMapping(query="q", label="y", **fields)
-        return [f"{feature.name}:{feature.kind[0]}" for feature in Items(columns=mapping).features_of(path)]
+        return [f"{feature.name}:{feature.kind[0]}" for feature in features_of(Items(columns=mapping), path)]
 
     assert found(features=("f_*",), exclude=("f_leak",)) == ["f_1:n", "f_2:n"]
     assert found(features=("*",), categorical=("c_*",), exclude=("f_l*",)) == [
@@ -421,11 +419,11 @@ def test_no_pattern_takes_a_column_with_another_use(tmp_path: Path) -> None:
         features=("user_*",),
         categorical=("user_shop",),
     )
-    assert [feature.name for feature in Items(columns=mapping).features_of(str(path))] == ["user_age", "user_shop"]
+    assert [feature.name for feature in features_of(Items(columns=mapping), path)] == ["user_age", "user_shop"]
     kept, rejected = read(path, mapping)
     assert (kept.columns["meta_user_id"].to_pylist(), rejected) == (["123456789", "123456790", "123456791"], [])
     by_kind = mapping.replace(features=("user_age",), categorical=("user_*",))
-    names = [feature.name for feature in Items(columns=by_kind).features_of(str(path))]
+    names = [feature.name for feature in features_of(Items(columns=by_kind), path)]
     assert names == ["user_age", "user_shop"]
 
 
@@ -625,7 +623,7 @@ def test_flipped_bits_never_raise_anything_but_one_line(shared_data: Path, tmp_p
         path = tmp_path / f"log.{kind}"
         path.write_bytes(data.tobytes())
         try:
-            blocks = list(Items(columns=mapping).read(str(path)))
+            blocks = blocks_of(Items(columns=mapping), path)
         except InputError:  # one line by its nature; anything else fails the test
             lost += 1
             continue
@@ -649,21 +647,17 @@ GROUP_TABLE: dict[str, Any] = {
 
 
 def groups(path: Path, mapping: ListColumns = GROUPS, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    blocks = list(read_group_rows(str(path), mapping, **more))
+    blocks = blocks_of(GroupRows(columns=mapping), path, **more)
     rows = concat(blocks)
     rows.starts_N = np.concatenate([block.starts_N for block in blocks if block.starts_N is not None])
     return rows, [one for block in blocks for one in block.rejected]
 
 
-def group_features(path: Path, mapping: ListColumns) -> tuple[Feature, ...]:
-    return GroupRows(columns=mapping).find_features([File(url=str(path))])
-
-
 @pytest.mark.parametrize("batch_groups", [1, 2, 100])
 def test_groups_are_split_into_rows(tmp_path: Path, batch_groups: int) -> None:
     path = write_parquet(tmp_path, GROUP_TABLE)
-    assert group_features(path, GROUPS) == (Feature(name="a"), Feature(name="b"))
-    rows, rejected = groups(path, batch_groups=batch_groups)
+    assert features_of(GroupRows(columns=GROUPS), path) == (Feature(name="a"), Feature(name="b"))
+    rows, rejected = groups(path, rows=batch_groups)
     assert rows.query_ids_N.to_pylist() == ["x", "x", "y", "x2", "x2", "x2"]
     assert rows.lines_N.tolist() == [1, 1, 2, 4, 4, 4]
     assert rows.starts_N is not None
@@ -688,7 +682,10 @@ def test_a_list_for_each_document(tmp_path: Path, inner: pa.DataType) -> None:
     assert [one.line for one in rejected] == [3]
     if pa.types.is_fixed_size_list(inner):
         free = GROUPS.replace(names=())
-        assert [feature.name for feature in group_features(tmp_path / "log.parquet", free)] == ["1", "2"]
+        assert [feature.name for feature in features_of(GroupRows(columns=free), tmp_path / "log.parquet")] == [
+            "1",
+            "2",
+        ]
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.binary()], ids=str)
@@ -713,13 +710,17 @@ def test_a_column_for_each_feature(tmp_path: Path) -> None:
     }
     mapping = GROUPS.replace(names=(), features=("f_*",), categorical=("c",))
     path = write_parquet(tmp_path, columns)
-    assert [feature.kind for feature in group_features(path, mapping)] == ["numeric", "numeric", "categorical"]
+    assert [feature.kind for feature in features_of(GroupRows(columns=mapping), path)] == [
+        "numeric",
+        "numeric",
+        "categorical",
+    ]
     rows, _ = groups(path, mapping)
     backwards = dict(reversed(columns.items()))
     other = write_parquet(tmp_path, backwards, "other.parquet")
-    assert group_features(other, mapping) == group_features(path, mapping)
+    assert features_of(GroupRows(columns=mapping), other) == features_of(GroupRows(columns=mapping), path)
     among = mapping.replace(features=("f_*",), categorical=("f_1",))
-    assert [feature.name for feature in group_features(path, among)] == ["f_2", "f_1"]
+    assert [feature.name for feature in features_of(GroupRows(columns=among), path)] == ["f_2", "f_1"]
     codes = [7, encode(pa.array(["berlin"]))[0], np.nan, 1, 2, 3]
     expected = [[1, 2], [3, 4], [5, np.nan], [7, 8], [9, 0], [1, 2]]
     np.testing.assert_array_equal(rows.features_NF, np.column_stack([np.array(expected, np.float32), codes]))

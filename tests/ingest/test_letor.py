@@ -21,7 +21,7 @@ from sklearn.datasets import dump_svmlight_file
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.ingest import lines, svmlight
-from ltrscale.ingest.letor import Letor, infer_format, read_letor
+from ltrscale.ingest.letor import Letor, _infer_format, read_letor
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.source import File
 
@@ -320,7 +320,7 @@ def test_words_in_the_wrong_place_are_unparsable_though_their_number_fits(row: b
 def test_inferred_features_are_those_of_the_first_good_row(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"\n# c\n1 qid:1 1:x 2:3\n1 qid:1 2:3\n1 qid:1\n2 qid:1 1:3 2:4 # c\n1 qid:1 1:3\n")
-    found = infer_format(str(path))
+    found = _infer_format(str(path))
     assert found is not None
     assert (found.n_features, found.first) == (2, 1)
     blocks = list(read_letor(str(path), n_features=2, dense=True))
@@ -331,8 +331,8 @@ def test_inferred_features_are_those_of_the_first_good_row(tmp_path: Path) -> No
         (7, "feature_count"),
     ]
     path.write_bytes(b"1 1:3 2:4\n")
-    assert infer_format(str(path), qid=False) == replace(found, qid=False)
-    assert infer_format(str(path)) is None
+    assert _infer_format(str(path), qid=False) == replace(found, qid=False)
+    assert _infer_format(str(path)) is None
     assert [bad.rule for bad in next(read_letor(str(path), n_features=1, dense=True)).rejected] == ["unparsable"]
 
 
@@ -353,7 +353,7 @@ def test_odd_files_give_rejections_and_no_crash() -> None:
 
 
 def test_a_line_too_long_for_memory_is_one_unparsable_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 10_000)
+    monkeypatch.setattr(lines, "_LONGEST_LINE", 10_000)
     row = b"1 qid:1 1:1 2:2 3:3\n"
     endless = b"1 qid:7 " + b" ".join(b"%d:1" % i for i in range(1, 9000))
     found = read(row + endless + b"\n" + row, dense=False, block_bytes=512)
@@ -486,7 +486,7 @@ def test_real_files_have_their_counts_and_scikit_learns_values(shared_data: Path
     path = shared_data / "letor" / name
     blocks = list(
         read_letor(
-            str(path), n_features=getattr(infer_format(str(path)), "n_features", 1), dense=True, block_bytes=1 << 20
+            str(path), n_features=getattr(_infer_format(str(path)), "n_features", 1), dense=True, block_bytes=1 << 20
         )
     )
     query_ids = [query for block in blocks for query in block.query_ids_N.to_pylist()]

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare
+from source_blocks import blocks_of, features_of, rows_of
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -27,15 +29,12 @@ from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.prepare import prepare
-from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.source import Needs
 
 
 def read(path: Path, mapping: ColumnMapping) -> tuple[RowBlock, list[Rejection]]:
-    """All rows of a file as one block, and all rejections."""
-    blocks = list(Items(columns=mapping).read(str(path)))
-    return concat(blocks), [one for block in blocks for one in block.rejected]
+    return rows_of(Items(columns=mapping), path)
 
 
 def write(folder: Path, name: str, columns: Mapping[str, Any]) -> Path:
@@ -366,7 +365,7 @@ def test_dates_become_days_weekday_and_hour(tmp_path: Path) -> None:
         features=["*"],
     )
     path = write(tmp_path, "log.parquet", columns)
-    found = [(each.name, each.kind) for each in Items(columns=made).features_of(str(path))]
+    found = [(each.name, each.kind) for each in features_of(Items(columns=made), path)]
     kinds = ["numeric", "numeric", "categorical", "categorical", "categorical"]
     names = ["f", "listed.days_before", "listed.weekday", "at.hour", "at.weekday"]
     assert found == list(zip(names, kinds, strict=True))
@@ -400,7 +399,7 @@ def test_a_date_that_cannot_be_read_is_rejected_and_a_missing_one_is_not(tmp_pat
 def test_a_column_with_the_name_of_a_feature_of_dates_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "log.parquet", {"q": ["a"], "f": [1], "at": [0], "at.hour": [3]})
     with pytest.raises(InputError, match=r"column 'at\.hour' has the name of a feature of dates; rename it"):
-        Items(columns=mapping(dates={"at": ["hour"]})).features_of(str(path))
+        features_of(Items(columns=mapping(dates={"at": ["hour"]})), path)
 
 
 def test_a_file_without_a_date_of_the_first_one_is_named(tmp_path: Path) -> None:
@@ -408,7 +407,7 @@ def test_a_file_without_a_date_of_the_first_one_is_named(tmp_path: Path) -> None
     two = write(tmp_path, "2.parquet", {"q": ["a"], "f": [1]})
     made = mapping(dates={"at": ["hour"]})
     with pytest.raises(InputError, match=r"2\.parquet: no column 'at' \(dates\)"):
-        list(Items(columns=made).read(str(two), features=Items(columns=made).features_of(str(one)), first=str(one)))
+        blocks_of(Items(columns=made), two, features=features_of(Items(columns=made), one), first=str(one))
 
 
 def test_weekday_of_known_days() -> None:
@@ -429,12 +428,12 @@ def test_rows_to_score_have_the_features_of_dates_that_the_model_reads_and_need_
     trained = mapping(label="event", grades={"view": 0, "buy": 1}, time="at", dates=dates, features=["f"])
     path = write(tmp_path, "log.csv", columns)
     source = Items(columns=trained)
-    features = [feature for feature in source.features_of(str(path)) if feature.name != "listed.weekday"]
+    features = [feature for feature in features_of(source, path) if feature.name != "listed.weekday"]
     columns.pop("event")
     new = write(tmp_path, "next.csv", dict(reversed(columns.items())))
     scored = source.for_scoring(Needs(features))
     expected, found = (
-        dict(zip([f.name for f in s.features_of(str(p))], read(p, s.columns)[0].features_NF.T.tolist(), strict=True))
+        dict(zip([f.name for f in features_of(s, p)], read(p, s.columns)[0].features_NF.T.tolist(), strict=True))
         for p, s in ((path, source), (new, scored))
     )
     assert {*found} == {feature.name for feature in features} == {*expected} - {"listed.weekday"}
@@ -491,7 +490,7 @@ def test_several_columns_make_a_query_id(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="within names a column twice, or that of query"):
         mapping(within=["q"])
     with pytest.raises(InputError, match=r"no column 'dya' .query.; its columns are q, day, f"):
-        Items(columns=mapping(within=["dya"])).features_of(str(tmp_path / name))
+        features_of(Items(columns=mapping(within=["dya"])), tmp_path / name)
 
 
 @pytest.mark.parametrize(

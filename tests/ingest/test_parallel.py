@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare, rejections_of, rows_of
 from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
@@ -22,8 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parallel
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parallel import Call, run_tasks
-from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.parallel import _Call, _run_tasks
 
 LETOR = {"kind": "letor"}
 BERLIN = int(encode(pa.array(["berlin"]))[0])
@@ -40,19 +40,8 @@ def config(inputs: Any, source: Mapping[str, Any] = LETOR, **settings: Any) -> P
     return PrepareConfig.model_validate({"inputs": inputs, "source": source, "max_rejected": 0.9, **settings})
 
 
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """All groups with their period, by gid."""
-    rows = [
-        {**row, "period": file.period}
-        for file in dataset.manifest.files
-        for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
-    ]
-    return sorted(rows, key=lambda row: int(row["gid"]))
-
-
-def rejections_of(dataset: Dataset) -> list[dict[str, Any]]:
-    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    return [row for table in tables for row in table.to_pylist()]
+def by_gid(dataset: Dataset) -> list[dict[str, Any]]:
+    return sorted(rows_of(dataset), key=lambda row: int(row["gid"]))
 
 
 def dirty_lines(rng: np.random.Generator, n_queries: int) -> Iterator[str]:
@@ -110,8 +99,8 @@ def test_where_the_input_is_cut_changes_the_files_and_nothing_else(tmp_path: Pat
     inputs = write_dirty(tmp_path)
     whole = prepare(config(inputs, max_group=10), str(tmp_path / "whole"))
     pieces = prepare(config(inputs, max_group=10, unit_mb=unit_mb), str(tmp_path / "pieces"))
-    assert rows_of(pieces) == rows_of(whole)
-    assert [row["gid"] for row in rows_of(pieces)] == list(range(whole.manifest.accounting.groups_kept))
+    assert by_gid(pieces) == by_gid(whole)
+    assert [row["gid"] for row in by_gid(pieces)] == list(range(whole.manifest.accounting.groups_kept))
     assert rejections_of(pieces) == rejections_of(whole)
     assert pieces.manifest.accounting == whole.manifest.accounting
     assert set(whole.manifest.accounting.rules) == {
@@ -198,7 +187,7 @@ def test_paths_mean_what_they_mean_here(tmp_path: Path, monkeypatch: pytest.Monk
     inputs = [{"path": f"{name}.txt", "group_sizes": f"{name}.sizes", "period": name} for name in ("a", "b")]
     made = prepare(config(inputs, {**LETOR, "dense": False, "n_features": 2}), "out", ray=True)
     assert made.manifest.counts() == (4, 12, 4)
-    assert len(rows_of(made)) == 4
+    assert len(by_gid(made)) == 4
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
 
 
@@ -282,7 +271,7 @@ def test_on_s3_tasks_put_their_files_in_place_themselves(s3: str, tmp_path: Path
     there = prepare(config(moved, max_group=10, unit_mb=TINY), f"{s3}/ray-data", ray=True)
     assert there.manifest.hash == here.manifest.hash
     assert there.manifest.accounting == here.manifest.accounting
-    assert rows_of(open_dataset(there.url)) == rows_of(here)
+    assert by_gid(open_dataset(there.url)) == by_gid(here)
     with pytest.raises(InputError, match="max_rejected is 0"):
         prepare(config(moved, unit_mb=TINY, max_rejected=0), f"{s3}/ray-none", ray=True)
     assert {url.split("/")[-2] for url in storage.list_files(f"{s3}/ray-none")} == {"quarantine"}
@@ -297,7 +286,7 @@ def test_few_units_are_under_way_however_many_there_are(tmp_path: Path, monkeypa
     waiting: list[int] = []
     following = parallel.UnitsOnRay.following
 
-    def watched(order: parallel.UnitsOnRay) -> parallel.Call | None:
+    def watched(order: parallel.UnitsOnRay) -> parallel._Call | None:
         call = following(order)
         waiting.append(order._to_survey - order._to_take)
         return call
@@ -331,9 +320,9 @@ def _sleep_or_fail(folder: Path, n: int) -> int:
 def run_all(function: Callable[..., int], calls: Sequence[tuple[Any, ...]], name: str) -> dict[int, int]:
     """The results of calls by their number."""
     results: dict[int, int] = {}
-    made = [Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
+    made = [_Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
     following = iter(made)
-    run_tasks(lambda: next(following, None))
+    _run_tasks(lambda: next(following, None))
     return results
 
 
@@ -356,7 +345,7 @@ def test_a_failing_task_stops_the_others(tmp_path: Path) -> None:
 
 def test_a_manifest_counts_its_files(tmp_path: Path) -> None:
     made = prepare(config(write_dirty(tmp_path), max_group=10, unit_mb=TINY), str(tmp_path / "out"))
-    rows = rows_of(made)
+    rows = by_gid(made)
     documents = sum(len(row["labels"]) for row in rows)
     assert made.manifest.counts() == (len(rows), documents, len(rows))
     assert made.manifest.accounting.rows_kept == documents

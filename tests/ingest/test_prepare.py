@@ -17,6 +17,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare, rejections_of, rows_of
 from pydantic import ValidationError
 
 from ltrscale import storage
@@ -26,7 +27,6 @@ from ltrscale.ingest.assembly import LikePlaces
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 LETOR = {"kind": "letor"}
@@ -34,15 +34,6 @@ LETOR = {"kind": "letor"}
 
 def config(*inputs: Any, source: Mapping[str, Any] = LETOR, **settings: Any) -> PrepareConfig:
     return PrepareConfig.model_validate({"inputs": inputs, "source": source, **settings})
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """All groups with their period, file by file."""
-    return [
-        {**row, "period": file.period}
-        for file in dataset.manifest.files
-        for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
-    ]
 
 
 def write_log(path: Path, groups: Mapping[str, int], n_features: int = 3, seed: int = 0) -> None:
@@ -156,7 +147,7 @@ def test_fixed_periods_partition_and_scope_the_query_ids(tmp_path: Path) -> None
     ]
     same = prepare(config(str(tmp_path / "*.txt"), max_rejected=0.5), str(tmp_path / "same"))
     assert same.manifest.accounting.rules == {"returning_query": 5}
-    quarantine = pq.read_table(storage.join(same.url, *same.manifest.quarantine)).to_pylist()
+    quarantine = rejections_of(same)
     assert [(row["file"], row["line"], row["rows"]) for row in quarantine] == [
         (str(tmp_path / "b.txt"), 1, 3),
         (str(tmp_path / "b.txt"), 4, 2),

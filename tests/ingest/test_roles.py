@@ -148,8 +148,8 @@ def test_a_close_call_is_a_doubt() -> None:
     columns, _ = looked_at(pd.DataFrame({"a": [1], "b": [2]}))
     near = [Candidate(columns[0], 4.0, ()), Candidate(columns[1], 2.6, ())]
     clear = [near[0], Candidate(columns[1], 2.4, ())]
-    assert [roles.choose_role(each, least=2.0).doubt for each in (near, clear)] == ["b is as likely", ""]  # type: ignore[union-attr]
-    assert roles.choose_role(near, least=5.0) is None
+    assert [roles._choose_role(each, least=2.0).doubt for each in (near, clear)] == ["b is as likely", ""]  # type: ignore[union-attr]
+    assert roles._choose_role(near, least=5.0) is None
 
 
 def counted_looks(log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> int:

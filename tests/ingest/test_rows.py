@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preparing import prepare, rejections_of
 
-from ltrscale import storage
 from ltrscale.ingest import items, letor, lines
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import LineTexts
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import RawTexts, RowBlock, RowTexts, concat, cut, keep
 
 
@@ -123,7 +122,7 @@ def dirty_rows() -> list[Row]:
 def quarantined(folder: Path, source: Mapping[str, Any], **settings: Any) -> list[dict[str, Any]]:
     config = {"inputs": str(folder / "log*"), "source": source, "max_rejected": 1, "max_group": 30, **settings}
     dataset = prepare(PrepareConfig.model_validate(config), str(folder / "out"))
-    found = pq.read_table(storage.join(dataset.url, *dataset.manifest.quarantine)).to_pylist()
+    found = rejections_of(dataset)
     assert {row["rule"] for row in found} >= AFTER_PARSING
     return found
 
@@ -160,7 +159,7 @@ def test_rows_with_group_sizes_are_shown_as_they_were_written(tmp_path: Path) ->
     inputs = [{"path": str(tmp_path / "log.txt"), "group_sizes": str(tmp_path / "sizes")}]
     config = {"inputs": inputs, "source": {**LETOR, "dense": False, "n_features": 2}, "max_rejected": 1}
     dataset = prepare(PrepareConfig.model_validate({**config, "max_group": 30}), str(tmp_path / "out"))
-    found = pq.read_table(storage.join(dataset.url, *dataset.manifest.quarantine)).to_pylist()
+    found = rejections_of(dataset)
     assert {"infinite", "bad_label", "duplicate_document", "group_too_long"} <= {row["rule"] for row in found}
     for row in found:
         assert row["text"] == lines[row["line"] - 1], row
@@ -213,7 +212,7 @@ def test_sorted_rows_are_shown_as_parsed(tmp_path: Path) -> None:
     pq.write_table(table_of(rows), tmp_path / "log.parquet")
     config = {"inputs": str(tmp_path / "log.parquet"), "source": ITEMS, "max_rejected": 1, "sort": True}
     dataset = prepare(PrepareConfig.model_validate(config), str(tmp_path / "out"))
-    found = pq.read_table(storage.join(dataset.url, *dataset.manifest.quarantine)).to_pylist()
+    found = rejections_of(dataset)
     assert {"infinite", "bad_label", "duplicate_document"} == {row["rule"] for row in found}
     for row in found:
         query, document, label, value = rows[row["line"] - 1]
@@ -231,7 +230,7 @@ def test_a_document_of_a_group_is_shown_before_the_row_of_the_group(tmp_path: Pa
     source = {"kind": "groups", "columns": {"n_features": 2, "labels": "labels"}}
     config = {"inputs": str(tmp_path / "log.parquet"), "source": source, "max_rejected": 1, "max_group": 3}
     dataset = prepare(PrepareConfig.model_validate(config), str(tmp_path / "out"))
-    found = pq.read_table(storage.join(dataset.url, *dataset.manifest.quarantine)).to_pylist()
+    found = rejections_of(dataset)
     assert [(row["line"], row["rule"], row["text"]) for row in sorted(found, key=lambda row: int(row["line"]))] == [
         (1, "infinite", f"1 qid:a 1:inf in {json.dumps(rows[0])}"),
         (2, "infinite", json.dumps(rows[1])),

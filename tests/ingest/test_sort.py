@@ -194,12 +194,6 @@ def test_no_rows_and_no_blocks(tmp_path: Path) -> None:
     assert list(sort_rows(make_blocks([], [], 1), scratch=tmp_path)) == []
 
 
-def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
-    blocks = make_blocks([str(i % 977) for i in range(50_000)], list(range(0, 50_000, 5_000)), 1)
-    with pytest.raises(InputError, match="raise sort_memory"):
-        list(sort_rows(blocks, memory_limit="1MB", scratch=tmp_path))
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     def blocks(n: int) -> Iterator[RowBlock]:

@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from preparing import prepare, rejected, rows_of
 
-from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.source import Needs
 
 LOG = "q,d,x\na,1,0.5\na,2,1.5\nb,2,2.5\nb,3,3.5\n"
@@ -45,11 +44,6 @@ def made(folder: Path, *joins: dict[str, Any], columns: Any = COLUMNS, out: str 
     source = {"kind": "items", "columns": columns, "joins": tables}
     config = {"inputs": str(folder / "log.csv"), "source": source, "max_rejected": 0.9}
     return prepare(PrepareConfig.model_validate(config), str(folder / out))
-
-
-def rejected(dataset: Dataset) -> list[tuple[int, str, str]]:
-    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    return [(row["line"], row["rule"], row["found"]) for table in tables for row in table.to_pylist()]
 
 
 def test_columns_of_tables_are_as_good_as_those_of_the_log(folder: Path) -> None:
@@ -139,11 +133,6 @@ def features_by_name(dataset: Dataset) -> dict[str, list[float]]:
         for i, value in enumerate(row["features"]):
             columns[names[i % len(names)]].append(value)
     return columns
-
-
-def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    tables = [pq.ParquetFile(storage.join(dataset.url, file.path)).read() for file in dataset.manifest.files]
-    return [row for table in tables for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize("features", [["*"], ["seller*", "rating", "size"]])

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preparing import prepare, rejected
 from token_columns import lists_of
 
 from ltrscale import storage
@@ -22,7 +23,6 @@ from ltrscale.data.dataset.tokens import TokenSummary
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.source import Needs
 
 IDS = {"kind": "ids", "size": 100}
@@ -56,12 +56,6 @@ def tokens_in(dataset: Dataset) -> dict[str, list[list[int]]]:
         for name, tokens in {**groups.query_tokens, **groups.document_tokens}.items():
             found[name] += lists_of(tokens)
     return found
-
-
-def rejected(dataset: Dataset) -> list[tuple[int, str, str]]:
-    """Line, rule and finding of each rejection."""
-    tables = [pq.read_table(storage.join(dataset.url, name)) for name in dataset.manifest.quarantine]
-    return [(row["line"], row["rule"], row["found"]) for table in tables for row in table.to_pylist()]
 
 
 def as_parquet(folder: Path) -> Path:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from source_blocks import blocks_of
 
 from ltrscale.api.frames import prepare_tables, rows_as_table
 from ltrscale.data import columns as cols
@@ -194,7 +195,7 @@ def test_uuids_of_a_file_are_their_text_whoever_wrote_it(tmp_path: Path) -> None
     path = tmp_path / "log.parquet"
     rows = ", ".join(f"('{each}'::uuid, {i})" for i, each in enumerate(UUIDS))
     duckdb.sql(f"copy (select * from (values {rows}) t(q, f)) to '{path}'")
-    [block] = Items(columns=ColumnMapping(query="q", features=("f",))).read(str(path))
+    [block] = blocks_of(Items(columns=ColumnMapping(query="q", features=("f",))), path)
     assert block.query_ids_N.to_pylist() == [str(each) for each in UUIDS]
     assert not block.rejected
 

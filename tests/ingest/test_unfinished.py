@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from preparing import prepare
 from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
@@ -17,7 +18,6 @@ from ltrscale.ingest import assembly, unfinished
 from ltrscale.ingest import prepare as preparing
 from ltrscale.ingest.assembly import Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.unfinished import Unfinished
 
 UNITS = 5

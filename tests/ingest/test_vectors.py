@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
+from source_blocks import blocks_of, features_of
 
 from ltrscale.api.frames import prepare_tables, to_raw_table, with_features
 from ltrscale.config import validate
@@ -56,7 +57,7 @@ def prepared(folder: Path, log: str, **uses: Any) -> Manifest:
 def read(log: str, **uses: Any) -> tuple[RowBlock, list[str]]:
     """The rows of a file as one block, and what was found of the others."""
     mapping = ColumnMapping.model_validate({"query": "q", "features": ["price"], **uses})
-    blocks = [*Items(columns=mapping).read(log, batch_rows=64)]
+    blocks = blocks_of(Items(columns=mapping), log, rows=64)
     return concat(blocks), [each.found for block in blocks for each in block.rejected]
 
 
@@ -209,8 +210,8 @@ def test_a_table_that_joins_may_have_the_vectors(tmp_path: Path) -> None:
             "joins": [{"path": table, "key": "item", "columns": "emb"}],
         }
     )
-    features = source.features_of(log)
-    (block,) = source.read(log, features=features, joined=source.tables(features))
+    features = features_of(source, log)
+    (block,) = blocks_of(source, log, features=features)
     assert block.features_NF.tolist() == [[1, 1.5, 2.5], [2, 3.5, 4.5], [3, 1.5, 2.5]]
 
 
@@ -230,8 +231,8 @@ def test_scoring_reads_the_vectors_that_the_model_reads(tmp_path: Path) -> None:
     row = {"q": ["a"], "price": [1.0], "emb": [[1.5, 2.0, 3.0]], "near": [[1.0, 1.0, 0.0]]}
     log = write(tmp_path, row)
     source = Items(columns=columns)
-    assert [*source.features_of(log)] == features
-    (block,) = source.read(log, features=features)
+    assert [*features_of(source, log)] == features
+    (block,) = blocks_of(source, log, features=features)
     assert block.features_NF.tolist() == [[1, 1.5, 3, 3.5]]
     assert Items(columns=mapping).missing_columns(log) == ["'y' (label)", "'other' (vectors)", "'far' (vectors)"]
 
@@ -297,5 +298,5 @@ def test_a_vector_is_not_compared_with_itself() -> None:
 def test_a_pattern_takes_no_column_of_vectors(tmp_path: Path) -> None:
     log = write(tmp_path, {"q": ["a"], "e1": [1.0], "emb": [[1.5, 2.0]], "eold": [[0.5, 1.0]]})
     uses = {"query": "q", "features": ["e*"], "vectors": {"emb": 2}, "similarities": {"dot": [["emb", "eold"]]}}
-    features = Items(columns=ColumnMapping.model_validate(uses)).features_of(log)
+    features = features_of(Items(columns=ColumnMapping.model_validate(uses)), log)
     assert [each.name for each in features] == ["e1", "emb.0", "emb.1", "emb.dot.eold"]

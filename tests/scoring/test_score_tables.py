@@ -12,6 +12,7 @@ import pyarrow.dataset as arrow_dataset
 import pyarrow.parquet as pq
 import pytest
 import torch
+from preparing import prepare
 
 from ltrscale import bundle, storage
 from ltrscale.data.dataset import writer
@@ -19,7 +20,6 @@ from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.scores import find_scores, ranks
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker

@@ -8,12 +8,12 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 import pytest
+from preparing import prepare
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from ltrscale import storage
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.simulate.portal import RULES, PortalLog, PortalLogConfig, _hour_of, _lists_before
 
 SMALL = PortalLogConfig(days=2, lists=4000, labelled=0.1)

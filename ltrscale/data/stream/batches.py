@@ -420,10 +420,10 @@ def iterate(
 
 
 def first_groups(selection: Selection, documents: int) -> QueryGroups:
-    """The first groups of a selection, with at least so many documents; all groups if they have fewer."""
+    """The first groups of a selection, with at least this many documents if it has them; raises as `iterate`."""
     parts: list[QueryGroups] = []
-    for groups in iterate(selection, docs_per_batch=min(documents, 1 << 14)):
-        parts.append(groups)
-        if sum(part.n_documents for part in parts) >= documents:
+    for part in iterate(selection, docs_per_batch=min(documents, 16384)):
+        parts.append(part)
+        if sum(each.n_documents for each in parts) >= documents:
             break
     return QueryGroups.concat(parts)

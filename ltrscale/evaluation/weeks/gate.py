@@ -34,7 +34,7 @@ from ltrscale.evaluation.weeks.verdict import (
     judge,
     verdict_blocks,
 )
-from ltrscale.ingest.outcome import examine_features
+from ltrscale.ingest.leaks import examine_features
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
 from ltrscale.reports.findings import REPORT, commit_report, print_report

@@ -1,6 +1,6 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?
 
-A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest.outcome` finds such features and asks
+A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest.leaks` finds such features and asks
 about them; `bounds.expected` has the answer.
 """
 
@@ -25,7 +25,7 @@ from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
-from ltrscale.ingest.outcome import ASK, questions
+from ltrscale.ingest.leaks import ASK, questions
 from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import Block, Points, Table, cell

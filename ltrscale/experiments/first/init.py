@@ -34,7 +34,7 @@ from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.outcome import questions
+from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
 from ltrscale.ingest.roles import structured

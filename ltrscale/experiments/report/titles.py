@@ -14,8 +14,8 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
-from ltrscale.ingest.items import ItemRows
 from ltrscale.ingest.tables import read_rows, read_schema
 
 _NAMES = (
@@ -83,25 +83,23 @@ def _places(url: str, column: str | None) -> Iterator[_Rows]:
     """The files with titles, of a data set's items and of joined tables."""
     settings = prepare_settings_of(read_as(open_dataset(url)))
     source = validate(PrepareConfig, settings, url).source if settings else None
-    if source is None or source.mapping is None or (item := source.mapping.item) is None:
+    if source is None or (columns := source.mapping) is None or (item := columns.item) is None:
         return
-    assert isinstance(source, ItemRows)  # only this kind has a column mapping
-    for join in source.joins:
+    for join in source.joined_tables:
         if item in join.key:
             for file in _there(join.path):
-                schema, dialect = read_schema(file, source.columns.dialect(file)), source.columns.dialect(file)
-                for title in _titles(schema, column, but=[*join.key.values()]):
-                    names = [name for name in schema.names if name in (join.key[item], title)]
-                    raws = read_rows(
-                        file, schema, names, numbers=(), query=names[0], dialect=dialect, batch_rows=_AT_ONCE
-                    )
-                    yield _Rows(join.key[item], title, (raw.rows for raw in raws))
+                yield from _rows_of(file, columns.dialect(file), join.key[item], column, but=[*join.key.values()])
     for file in reversed(raw_files(open_dataset(url))):  # the test periods are the last ones
-        schema = source.schema_of(file)
-        for title in _titles(schema, column, but=[item, source.columns.query]) if item in schema.names else ():
-            names = [name for name in schema.names if name in (item, title)]
-            raws = source.rows_of(file, schema, names, numbers=(), batch_rows=_AT_ONCE)
-            yield _Rows(item, title, (raw.rows for raw in raws))
+        yield from _rows_of(file, columns.dialect(file), item, column, but=[item, columns.query])
+
+
+def _rows_of(file: str, dialect: Dialect, item: str, column: str | None, *, but: Sequence[str]) -> Iterator[_Rows]:
+    """The rows of a file with each of its possible titles."""
+    schema = read_schema(file, dialect)
+    for title in _titles(schema, column, but=but) if item in schema.names else ():
+        names = [name for name in schema.names if name in (item, title)]
+        raws = read_rows(file, schema, names, numbers=(), query=names[0], dialect=dialect, batch_rows=_AT_ONCE)
+        yield _Rows(item, title, (raw.rows for raw in raws))
 
 
 def _there(path: str) -> list[str]:

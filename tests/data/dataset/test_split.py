@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 from dataset_changes import add_period, with_renamed_files
+from preparing import prepare
 
 from ltrscale import config, storage
 from ltrscale.data.dataset import disjoint
@@ -16,10 +17,9 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import GID_SPAN, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, among, resolve_periods, with_periods_named
 from ltrscale.data.stream.batches import iterate
-from ltrscale.derive.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.stages.stage import dataset_hashes
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -424,7 +424,7 @@ def test_folds_of_a_data_set_and_of_one_made_from_it_are_distinguished_by_their_
 ) -> None:
     made_by = {"stage": "relabel", "config": {}, "inputs": {weeks.url: open_dataset(weeks.url).manifest.hash}}
     settings, out = config.validate(RelabelConfig, {"steps": [step]}, "test"), str(tmp_path / "out")
-    relabel(settings, weeks.url, out, origin=made_by, report=lambda _: None)
+    RelabelJob(relabel=settings, data=weeks.url, out=out).work(made_by, lambda _: None)
     rest = Split(data=(weeks.url,), periods=("2026-W01",), fold={"number": 1, "of": 2, "seed": 1})
     part = rest.replace(data=(out,), fold={"number": 1, "of": 2, "seed": 1, "held_out": True})
     if apart:

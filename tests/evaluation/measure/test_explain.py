@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exported_models import trees
+from preparing import prepare
 
 from ltrscale import bundle
 from ltrscale.config import validate
@@ -17,7 +18,6 @@ from ltrscale.data.stream.named import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.explain import TABLE, Explained, ExplainJob
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 
 BRANDS = ["Acme", "Zeta", "Nord"]
 WEEKS = ["2026-01-01", "2026-01-06", "2026-01-13", "2026-01-20"]

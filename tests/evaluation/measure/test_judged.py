@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from preparing import prepare
 from reference import metrics as oracle
 
 from ltrscale.batch import QueryGroups, to_offsets
@@ -22,7 +23,6 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
 from ltrscale.ranking.metric import Metric

@@ -27,7 +27,7 @@ from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.outcome import examine_features, questions
+from ltrscale.ingest.leaks import examine_features, questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import files_of
 from ltrscale.ingest.profile import first_columns as look_at

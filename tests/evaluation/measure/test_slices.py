@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from linear_teacher import linear_teacher
+from preparing import prepare
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -28,7 +29,7 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics import blocks
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import PATTERNS
-from ltrscale.ingest.prepare import PrepareConfig, prepare
+from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.scoring.score import ScoreJob
 

@@ -1,112 +1,20 @@
-"""What `prepare` checks and reports about the data set that it makes, including leaks.
-
-Leaks are features that may be known only after users have acted, found by looking at each feature alone. No check can
-distinguish a leak from an honest feature as good as the labels, so people have to answer: jobs.prepare and the report
-ask about suspicious features, and the gate refuses until `bounds.expected` has the answer.
-"""
+"""What `prepare` checks and reports about the data set that it makes."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.data.dataset.disjoint import equal_periods
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.selection import nothing_to_learn, only_relevant, select
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
+from ltrscale.data.dataset.selection import nothing_to_learn, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
-from ltrscale.data.stream.batches import first_groups
-from ltrscale.data.stream.parts import spread
 from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import Expected, PrepareConfig, UnitSettings
 from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
-from ltrscale.markdown import one_line
 from ltrscale.progress import Report, log
-from ltrscale.ranking.single_feature import SingleFeature, single_features
-
-_DOCUMENTS = 100_000
-"""Documents to examine, in lists with a relevant document; ten times as many labels are read to find them."""
-_LONGEST_NAME = 64
-ASK = "is it known when the list is shown?"
-
-
-def examine_features(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
-    """Examine how each feature of a split ranks without the others, the best first.
-
-    It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Nothing is
-    found if scores serve as labels, because they do not say what users did. `k` is the cut-off of NDCG.
-
-    Raises:
-        InputError: as `select`, or a file cannot be read.
-    """
-    if split.scores is not None:
-        return []
-    sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
-    groups = first_groups(spread(sample, documents=_DOCUMENTS), _DOCUMENTS)  # row groups may be larger than the sample
-    assert groups.labels_N is not None
-    features = single_features(
-        groups.features_NF,
-        groups.labels_N,
-        groups.offsets_Q1,
-        names=[feature.name for feature in sample.features],
-        categorical=[feature.kind == "categorical" for feature in sample.features],
-        k=k,
-        relevant_from=relevant_from,
-    )
-    names = category_names(split.data)
-    return sorted((_named(feature, names) for feature in features), key=lambda feature: -feature.lift)
-
-
-def category_names(urls: Sequence[str]) -> dict[str, dict[int, str]]:
-    """The texts of categorical features by code, if these data sets have recorded them."""
-    texts: dict[str, dict[int, str]] = {}
-    for url in urls:
-        for name, of_codes in open_dataset(url).manifest.names_of_categories.items():
-            texts.setdefault(name, {}).update(of_codes)
-    return texts
-
-
-def _named(feature: SingleFeature, names: Mapping[str, Mapping[int, str]]) -> SingleFeature:
-    """The feature with the name of its most common code, if known."""
-    there = feature.there
-    if there is None or there.usual is None or (text := names.get(feature.name, {}).get(int(there.usual))) is None:
-        return feature
-    return feature.replace(there=there.replace(usual_name=one_line(text)[:_LONGEST_NAME]))
-
-
-def questions(found: Sequence[SingleFeature]) -> dict[str, str]:
-    """What to ask of each suspicious feature, the best first.
-
-    Example:
-        >>> seconds = SingleFeature(name="seconds", k=5, ndcg=0.97, random=0.34, lists=900, varies=1.0, there=None)
-        >>> print(questions([seconds, seconds.replace(name="price", ndcg=0.5)])["seconds"])
-        seconds alone ranks at NDCG@5 0.970 (random order 0.340, the best other feature 0.500): is it known when ...
-    """
-    honest = [feature.ndcg for feature in found if not feature.suspicious]
-    best_other = f", the best other feature {max(honest):.3f}" if honest else ""
-    texts = {}
-    for feature in sorted(found, key=lambda feature: -feature.lift):
-        if feature.ranks:
-            order = f"random order {feature.random:.3f}{best_other}"
-            texts[feature.name] = f"{feature.name} alone ranks at NDCG@{feature.k} {feature.ndcg:.3f} ({order}): {ASK}"
-        elif feature.suspicious and feature.there is not None:
-            texts[feature.name] = f"{feature.name} is {feature.there.stated}: {ASK}"
-    return texts
-
-
-def query_feature_lines(found: Sequence[SingleFeature]) -> Iterator[str]:
-    """One line on the features that are equal within every list, and one on the features that name the query."""
-    if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
-        yield (
-            f"equal within every query: {', '.join(equal)}; alone they order no list, and trees and networks use them "
-            "beside features of the documents only"
-        )
-    if names := [feature.name for feature in found if feature.names_query]:
-        yield (
-            f"nearly unique to a query: {', '.join(names)}; trees and networks memorise queries by them, worth "
-            "nothing for new ones; leave out what is an id, such as a user or a session (columns.meta keeps it)"
-        )
 
 
 def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
@@ -145,14 +53,7 @@ def _remedies(
 
 
 def _unread_format(found: str) -> str | None:
-    """The usual time format of a rejected value, if there is one.
-
-    Example:
-        >>> _unread_format("column 'at' is not a time stamp (20260214)"), _unread_format("document 20260214")
-        ('%Y%m%d', None)
-        >>> _unread_format("column 'at' is not a time or date ('Mon, 05 Jan 2026 10:00:00 GMT')")
-        '%a, %d %b %Y %H:%M:%S %Z'
-    """
+    """The usual time format of a rejected value, if there is one."""
     shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
     return None if shown is None else format_of(shown[1])
 
@@ -204,8 +105,7 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
     """Warn if no list of a labelled data set has two different labels, because training would refuse it."""
     if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
-        place = source.label_place
-        log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
+        log.warning("prepare: %s: %s; check %s and the query", out, wrong, source.label_place)
 
 
 def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
@@ -259,12 +159,3 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
             out,
             subject,
         )
-
-
-def ask_of_leaks(out: str) -> None:
-    """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    features = examine_features(Split(data=out))
-    for line in query_feature_lines(features):
-        log.info("prepare: %s", line)
-    for question in questions(features).values():
-        log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)
