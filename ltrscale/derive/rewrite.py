@@ -187,7 +187,7 @@ def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: 
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
         if lengths_Q.sum() != row_group.documents:
             documents = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
-            raise InputError(f"{row_group.url}: row group {row_group.index} has {documents}; {PREPARE_AGAIN}")
+            raise InputError(f"{row_group.file.url}: row group {row_group.index} has {documents}; {PREPARE_AGAIN}")
         yield table, lengths_Q
 
 
@@ -218,16 +218,16 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
     }
     for name, column in lists.items():
         if not is_per_document(column, lengths_Q):
-            where = f"in the files of period {first.period}"
+            where = f"in the files of period {first.file.period}"
             raise InputError(
-                f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
+                f"{first.file.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
             )
     doc_ids = lists.pop("doc_ids", None)
     texts = [name for name in table.schema.names if is_of_documents(name)]
     mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
     unmapped = [name for name in table.schema.names if name not in mapped]
     return GroupBlock(
-        period=first.period,
+        period=first.file.period,
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
@@ -243,9 +243,13 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     try:
         lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
     except (KeyError, ValueError) as error:
-        raise InputError(f"{first.url}: column {name!r} of period {first.period}: {error}; {PREPARE_AGAIN}") from error
+        raise InputError(
+            f"{first.file.url}: column {name!r} of period {first.file.period}: {error}; {PREPARE_AGAIN}"
+        ) from error
     if len(lists) != documents:
-        raise InputError(f"{first.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}")
+        raise InputError(
+            f"{first.file.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}"
+        )
     return lists
 
 

@@ -301,7 +301,7 @@ def test_a_missing_file_is_named(write_dataset: Callable[..., str], request: pyt
     groups = [(np.ones((2, 1), np.float32), None)]
     split = Split(data=(write_dataset({"a": groups, "b": groups}, [Feature(name="f")]),))
     selection = select(split, labelled=False)
-    Path(selection.row_groups[1].url).unlink()
+    Path(selection.row_groups[1].file.url).unlink()
     with pytest.raises(InputError, match=r"^\S*period=b/part-00000-[\w-]+\.parquet: no such file"):
         fit(selection, network_config(), run=run)
 
@@ -328,7 +328,7 @@ def test_what_is_fitted_once_is_read_the_next_time(selection: Selection, tmp_pat
 def test_a_transform_of_other_data_is_not_taken(selection: Selection, tmp_path: Path) -> None:
     url = str(tmp_path / "transform")
     fitted(selection, network_config(), url)
-    data = Path(selection.row_groups[0].url).parents[1]
+    data = Path(selection.row_groups[0].file.url).parents[1]
     fewer = select(Split(data=(str(data),), periods=("p00..p20",)), labelled=False)
     assert_same_bits(fitted(fewer, network_config(), url), fit(fewer, network_config()))
 

@@ -217,8 +217,8 @@ class DatasetWriter:
             state.stack.close()
         self._open.remove(state)
         placed = self._commit.files[-1]  # the end of the file's block has put it there
-        contents = {"longest": state.longest, "row_groups": tuple(state.row_groups)}
-        self.files.append(DataFile(**vars(placed), period=state.name, **contents))
+        row_groups = tuple(state.row_groups)
+        self.files.append(DataFile(**vars(placed), period=state.name, longest=state.longest, row_groups=row_groups))
         state.writer, state.sink, state.row_groups, state.longest = None, None, [], 0
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from ltrscale import storage
+from ltrscale.arrays import offsets, runs
 from ltrscale.config import Config
 from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
 from ltrscale.data.dataset import scores
@@ -24,7 +25,7 @@ from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.tokens import LISTS, TokenField
 from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader
-from ltrscale.data.stream.windows import TokenRows, Window, offsets_of, runs
+from ltrscale.data.stream.windows import TokenRows, Window
 from ltrscale.errors import InputError, nearest
 
 _OPTIONAL = ("weights", "positions", "gains")
@@ -70,7 +71,7 @@ class Decoder:
         if self._all_labelled:
             return np.flatnonzero(kept)
         labelled_R = _concat(tables, "labels").is_valid().to_numpy(zero_copy_only=False)
-        firsts = offsets_of(np.array([len(table) for table in tables]))[:-1]
+        firsts = offsets(np.array([len(table) for table in tables]))[:-1]
         counts = np.add.reduceat(labelled_R, firsts, dtype=np.int64)
         for row_group, n in zip(row_groups, counts.tolist(), strict=True):
             if n != row_group.labelled:
@@ -102,7 +103,7 @@ class Decoder:
             columns_N["labels"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
         ids_Q = group_ids(row_groups, tables)[rows_Q]
         tokens = {key: self._tokens(key, row_groups, tables, rows_Q, lengths_Q) for key in self.selection.tokens}
-        return Window(ids_Q, offsets_of(lengths_Q), features, columns_N, tokens=tokens)
+        return Window(ids_Q, offsets(lengths_Q), features, columns_N, tokens=tokens)
 
     def _tokens(
         self,
@@ -141,7 +142,7 @@ class Decoder:
         """Views of the features of some rows, and the number of documents of each row."""
         buffers, bounds, widths, places = [], [], [], []
         for row_group, table in zip(row_groups, tables, strict=True):
-            stored = row_group.stored or self.selection.features
+            stored = row_group.file.stored or self.selection.features
             n_features = len(stored)
             widths.append(n_features)
             places.append(self._places_in(stored))
@@ -175,14 +176,14 @@ class Decoder:
 
 def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
     """The ids of all rows of some tables, unique over the data sets of a split, shape [R]."""
-    bases_R = np.repeat([row_group.gid_base for row_group in row_groups], [len(table) for table in tables])
+    bases_R = np.repeat([row_group.file.gid_base for row_group in row_groups], [len(table) for table in tables])
     ids_R: NDArray[np.int64] = _concat(tables, "gid").to_numpy() + bases_R
     return ids_R
 
 
 def mismatch(row_group: RowGroup, what: str, remedy: str = PREPARE_AGAIN) -> InputError:
     """The error for a row group with unexpected content."""
-    return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
+    return InputError(f"{row_group.file.url}: row group {row_group.index}: {what}; {remedy}")
 
 
 def _is_usable(name: str, column_type: pa.DataType | None) -> bool:
@@ -341,7 +342,7 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
         InputError: the column is missing, or must have the numbers of times and does not.
     """
     if repeat.by not in table.column_names:
-        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_nearest_meta(row_group, repeat.by)}")
+        raise InputError(f"{row_group.file.url}: no column {repeat.by!r}; {_nearest_meta(row_group, repeat.by)}")
     if repeat.times:
         return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
     column = table.column(repeat.by).combine_chunks()
@@ -391,8 +392,8 @@ def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
 
 def _nearest_meta(row_group: RowGroup, name: str) -> str:
     """The most similar column of a file, as the end of an error message."""
-    filesystem, path = storage.arrow_filesystem(row_group.url)
-    with storage.named_errors(row_group.url):
+    filesystem, path = storage.arrow_filesystem(row_group.file.url)
+    with storage.named_errors(row_group.file.url):
         names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
     closest = nearest(name, [column for column in names if column.startswith("meta_")])
     return (

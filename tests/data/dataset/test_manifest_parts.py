@@ -192,9 +192,7 @@ def test_a_file_that_a_part_and_the_manifest_list_is_refused(tmp_path: Path) -> 
     url = str(tmp_path / "data")
     (file, *_) = add(url, 0, files=FEW + 1)
     document = storage.read_manifest(url) or {}
-    storage.write_bytes(
-        f"{url}/{storage.MANIFEST}", json.dumps({**document, "files": [file.model_dump(mode="json")]}).encode()
-    )
+    storage.write_bytes(f"{url}/{storage.MANIFEST}", json.dumps({**document, "files": [file._asdict()]}).encode())
     with pytest.raises(InputError, match="lists a file twice"):
         open_dataset(url)
 

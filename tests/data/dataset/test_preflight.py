@@ -186,7 +186,7 @@ def test_every_fault_is_named_and_its_file_left_out(place: str, tmp_path: Path) 
         selection = select(Split(data=(place,)), labelled=False, without=result.without)
         check_counts(result, manifest, selection)
     assert served(selection) == {gid: intact[gid] for gid in served(selection)}
-    assert {row_group.period for row_group in selection.row_groups} == {"p0", "p9"}
+    assert {row_group.file.period for row_group in selection.row_groups} == {"p0", "p9"}
 
 
 def check_counts(result: Preflight, manifest: Manifest, selection: Selection) -> None:
@@ -197,7 +197,7 @@ def check_counts(result: Preflight, manifest: Manifest, selection: Selection) ->
         assert record[name] == of_all
         assert record[f"{name}_left_out"] == of_all - getattr(good, name)
     assert record["files"] == len(manifest.files)
-    assert record["files_good"] == len({row_group.url for row_group in selection.row_groups})
+    assert record["files_good"] == len({row_group.file.url for row_group in selection.row_groups})
     assert record["files_quarantined"] == len(result.bad)
 
 

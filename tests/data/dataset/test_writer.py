@@ -54,7 +54,7 @@ def write(out: Path, *units: list[tuple[str | pa.Array, pa.Table]], **options: A
             files += writer.close()
             groups, documents, _ = zip(*(cell for file in files for cell in file.row_groups), strict=True)
             before = (sum(groups), sum(documents))
-        commit.finish({"files": [file.model_dump() for file in files]})
+        commit.finish({"files": [file._asdict() for file in files]})
     return tuple(files)
 
 
