@@ -123,7 +123,7 @@ def test_other_lists_of_files_are_checked_too(data: Path, tmp_path: Path) -> Non
     file = {"path": "a", "bytes": 1, "sha256": HASH, "data": "../a", "data_sha256": HASH}
     scores = {"format": "ltrscale-scores", "period": "p", "files": [file], "groups": 0, "documents": 0}
     write_manifest(tmp_path / "period=p", storage.HIDDEN_MANIFEST, **scores, bundle_hash="", made_by={})
-    with pytest.raises(InputError, match=r"files: '\.\./a' cannot be"):
+    with pytest.raises(InputError, match=r"files\.0\.data: '\.\./a' cannot be"):
         read_period(str(tmp_path), "p")
 
 

@@ -379,13 +379,13 @@ def remove(url: str) -> None:
 def remove_with_folders(url: str, root: str) -> None:
     """Delete a file, and the folders below `root` that become empty."""
     remove(url)
-    if is_local(url):
-        remove_empty(local_path(url).parent, local_path(root))
+    remove_empty(url.rpartition("/")[0], root)
 
 
-def remove_empty(folder: Path, root: Path) -> None:
-    """Delete a local folder and its parents below `root` while they are empty."""
+def remove_empty(url: str, root: str) -> None:
+    """Delete a folder and its parents below `root` while they are empty; object stores have none."""
+    folder, top = local_path(url), local_path(root)
     with contextlib.suppress(OSError):  # `rmdir` refuses a folder that is not empty
-        while folder != root and folder.is_relative_to(root):
+        while is_local(root) and folder != top and folder.is_relative_to(top):
             folder.rmdir()
             folder = folder.parent

@@ -207,7 +207,8 @@ class DataFiles(Columnar[DataFile]):
             raise ValueError("no group has so many documents")
         if (self.bytes_F < 0).any() or not storage.are_hashes(self.sha256):
             raise ValueError("a file has no size, or no content hash of 64 digits")
-        storage.check_listed_paths(self.paths)
+        for path in self.paths:
+            storage.listed_path(path)
         for period in self.periods:
             storage.period_name(period)
 

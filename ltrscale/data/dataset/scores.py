@@ -20,17 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from ltrscale import storage
 from ltrscale.config import Strict, validate
-from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 
@@ -55,16 +55,10 @@ class ScoreFile:
     """Name in the directory of the period."""
     bytes: int
     sha256: str
-    data: str
+    data: ListedPath
     """Path of the data file in its data set at the time of scoring."""
     data_sha256: str
     """Content hash of the data file that was scored."""
-
-
-def _listed(files: tuple[ScoreFile, ...]) -> tuple[ScoreFile, ...]:
-    """Check that the data files can be listed; all at once, because there may be a hundred thousand."""
-    storage.check_listed_paths([file.data for file in files])
-    return files
 
 
 class PeriodScores(Strict):
@@ -73,7 +67,7 @@ class PeriodScores(Strict):
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
     period: PeriodName
-    files: Annotated[tuple[ScoreFile, ...], AfterValidator(_listed)]
+    files: tuple[ScoreFile, ...]
     """One for each data file of the period, in the order of the data set's manifest."""
     groups: int
     documents: int
