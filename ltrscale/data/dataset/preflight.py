@@ -13,12 +13,12 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, Strict, is_current, made_by, validate
-from ltrscale.data.dataset.files import Counts, DataFiles, ListedPath, total_of
-from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
+from ltrscale.data.dataset.files import Counts, DataFiles, total_of
+from ltrscale.data.dataset.integrity import BadFile, CheckLevel, ColumnTypes, examine
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.errors import InputError
-from ltrscale.progress import Advance, Report, log, progress
+from ltrscale.progress import Report, log, progress
 
 _NAMED = 3
 _READ = ("gid", "features", "weights", "positions", "gains")
@@ -37,17 +37,7 @@ class PreflightConfig(Config):
     """Share of a split's query groups that may be in bad files, which are left out; above it the job stops."""
 
 
-class BadFile(Strict):
-    """A file that differs from its manifest, the reason, and the counts lost with it."""
-
-    path: ListedPath
-    """Below the data set directory."""
-    reason: Reason
-    detail: str
-    lost: Counts
-
-
-class CheckedDataset(Strict):
+class _CheckedDataset(Strict):
     """The checked files of a data set, with their counts by the manifest."""
 
     url: str
@@ -62,7 +52,7 @@ class Preflight(Strict):
     """The result of a pre-flight."""
 
     check: CheckLevel
-    datasets: tuple[CheckedDataset, ...]
+    datasets: tuple[_CheckedDataset, ...]
     read: dict[str, dict[str, list[str]]]
     """All files that were chosen, bad ones too: content hashes by URL and period; see `contents_of_read`."""
 
@@ -109,7 +99,6 @@ def checked(
     origin: Mapping[str, Any],
     *,
     report: Report,
-    fresh: bool = False,
 ) -> Preflight:
     """Load the pre-flight frozen at a URL for this run, or make it and commit it there.
 
@@ -119,13 +108,12 @@ def checked(
         url: directory of the result, below the run's own.
         origin: the identity of the run: its config and the hashes of its data sets.
         report: receives a record with the counts.
-        fresh: make it again even if one exists.
 
     Raises:
         InputError: as `preflight`.
     """
     identity = {**made_by("preflight", config, {}), "run": dict(origin)}
-    if not fresh and is_current(url, identity):
+    if is_current(url, identity):
         result = validate(Preflight, (storage.read_manifest(url) or {})["preflight"], url)
         log.info("pre-flight, as this run began: %s", result)
     else:
@@ -183,13 +171,20 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
     """
     chosen = {name: chosen_files(split) for name, split in splits.items()}
     files_to_check = _wanted(files for of_split in chosen.values() for files in of_split)
-    datasets: list[CheckedDataset] = []
+    datasets: list[_CheckedDataset] = []
     columns: dict[str, ColumnTypes] = {}
     size = sum(int(files.bytes_F.sum()) for _, files in files_to_check)
     with progress("pre-flight", size, unit="files") as advance:
         for dataset, files in files_to_check:
-            of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
-            datasets.append(of_dataset)
+            bad_files, columns[dataset.url] = examine(dataset, files, config.check, advance)
+            checked_dataset = _CheckedDataset(
+                url=dataset.url,
+                hash=dataset.manifest.hash_of(files.periods),
+                files=len(files),
+                counts=files.counts(),
+                bad=bad_files,
+            )
+            datasets.append(checked_dataset)
     result = Preflight(check=config.check, datasets=tuple(datasets), read=contents_of_read(splits.values()))
     for name, of_split in chosen.items():
         _check_limit(name, of_split, result.bad, config.max_bad)
@@ -205,26 +200,6 @@ def _wanted(parts: Iterable[tuple[Dataset, DataFiles]]) -> list[tuple[Dataset, D
         datasets.setdefault(dataset.url, dataset)
         periods.setdefault(dataset.url, set()).update(files.periods)  # a split reads whole periods
     return [(dataset, dataset.manifest.files.in_periods(periods[url])) for url, dataset in datasets.items()]
-
-
-def _check_dataset(
-    dataset: Dataset, files: DataFiles, level: CheckLevel, advance: Advance
-) -> tuple[CheckedDataset, ColumnTypes]:
-    """The result for a data set, and the columns of most of its files."""
-    faults, columns = examine(dataset, files, level, advance)
-    bad_files = tuple(
-        BadFile(path=path, reason=fault.reason, detail=fault.detail, lost=total_of(files[i].row_groups))
-        for i, path in enumerate(files.paths)
-        if (fault := faults.get(path))
-    )
-    checked_ = CheckedDataset(
-        url=dataset.url,
-        hash=dataset.manifest.hash_of(files.periods),
-        files=len(files),
-        counts=files.counts(),
-        bad=bad_files,
-    )
-    return checked_, columns
 
 
 def _check_limit(
