@@ -26,7 +26,7 @@ from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, Texts, chosen_files
+from ltrscale.data.dataset.split import Split, Texts, resolve_periods
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device, round_to_tf32
@@ -106,7 +106,8 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
         InputError: the bundle, the data set or a period is missing, or a period's scores would replace something else
             that is committed.
     """
-    ((dataset, files),) = chosen_files(split)
+    (part,) = resolve_periods(split)
+    files = part.files
     hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
     one, *other_hashes = [hashes[url] for url in scorer.bundles]
     bundle_hash = digest([one, *other_hashes]) if other_hashes else one
@@ -121,7 +122,7 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
         out=storage.absolute(out),
         bundle_hashes=hashes,
         bundle_hash=bundle_hash,
-        dataset=dataset,
+        dataset=part.dataset,
         selection=select(split, labelled=False),
         files={period: by_period[period] for period in pending},
         n_current=len(by_period) - len(pending),

@@ -16,7 +16,7 @@ from ltrscale.config import Config, Strict, is_current, made_by, validate
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.integrity import BadFile, CheckLevel, ColumnTypes, examine
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.split import Split, chosen_files
+from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
 
@@ -133,8 +133,8 @@ def contents_of_read(splits: Iterable[Split]) -> Contents:
     """
     contents: dict[str, dict[str, list[str]]] = {}
     for split in splits:
-        for url, (_, files) in zip(split.data, chosen_files(split), strict=True):
-            for period, of_period in files.by_period.items():
+        for url, part in zip(split.data, resolve_periods(split), strict=True):
+            for period, of_period in part.files.by_period.items():
                 contents.setdefault(url, {})[period] = of_period.sha256
     return contents
 
@@ -169,8 +169,8 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
         InputError: bad files hold more of a split than the limit allows (names the first), its data sets do not have
             the same columns, or storage cannot be reached.
     """
-    chosen = {name: chosen_files(split) for name, split in splits.items()}
-    files_to_check = _wanted(files for of_split in chosen.values() for files in of_split)
+    chosen = {name: resolve_periods(split) for name, split in splits.items()}
+    files_to_check = _wanted(part for of_split in chosen.values() for part in of_split)
     datasets: list[_CheckedDataset] = []
     columns: dict[str, ColumnTypes] = {}
     size = sum(int(files.bytes_F.sum()) for _, files in files_to_check)
@@ -188,28 +188,26 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
     result = Preflight(check=config.check, datasets=tuple(datasets), read=contents_of_read(splits.values()))
     for name, of_split in chosen.items():
         _check_limit(name, of_split, result.bad, config.max_bad)
-        _check_columns(name, {dataset.url: columns[dataset.url] for dataset, _ in of_split}, splits[name])
+        _check_columns(name, {part.dataset.url: columns[part.dataset.url] for part in of_split}, splits[name])
     return result
 
 
-def _wanted(parts: Iterable[tuple[Dataset, DataFiles]]) -> list[tuple[Dataset, DataFiles]]:
+def _wanted(parts: Iterable[SplitPart]) -> list[tuple[Dataset, DataFiles]]:
     """Each data set once, with all its files that any split reads, in the order of the manifest."""
     datasets: dict[str, Dataset] = {}
     periods: dict[str, set[str]] = {}
-    for dataset, files in parts:
-        datasets.setdefault(dataset.url, dataset)
-        periods.setdefault(dataset.url, set()).update(files.periods)  # a split reads whole periods
+    for part in parts:
+        datasets.setdefault(part.dataset.url, part.dataset)
+        periods.setdefault(part.dataset.url, set()).update(part.periods)
     return [(dataset, dataset.manifest.files.in_periods(periods[url])) for url, dataset in datasets.items()]
 
 
-def _check_limit(
-    name: str, of_split: Sequence[tuple[Dataset, DataFiles]], bad_files: Mapping[str, BadFile], max_bad: float
-) -> None:
+def _check_limit(name: str, of_split: Sequence[SplitPart], bad_files: Mapping[str, BadFile], max_bad: float) -> None:
     """Check that bad files hold at most the allowed share of a split's query groups."""
-    urls = {storage.join(dataset.url, path) for dataset, files in of_split for path in files.paths}
+    urls = {url for part in of_split for url in part.urls}
     bad_of_split = {url: bad for url, bad in bad_files.items() if url in urls}
     lost = total_of(file.lost for file in bad_of_split.values()).groups
-    total = total_of(files.counts() for _, files in of_split).groups
+    total = total_of(part.files.counts() for part in of_split).groups
     if lost > max_bad * total:
         raise InputError(
             f"{name}: {len(bad_of_split)} of {len(urls)} files, with {lost:,} of {total:,} query groups, are not "
