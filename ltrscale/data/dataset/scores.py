@@ -15,9 +15,8 @@ names of all other files begin with an underscore or a dot, so that readers of P
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
@@ -29,7 +28,9 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
 
 from ltrscale import storage
+from ltrscale.arrays import offsets, place_in_group
 from ltrscale.config import Strict, validate
+from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
@@ -166,19 +167,6 @@ def _explained(data: bytes, path: str) -> PeriodScores:
     return validate(PeriodScores, values, path)
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause garbage collection, which takes a third of the time with a hundred thousand live entries."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_uncollected()
 def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str, Found]:
     """The score files of some periods of a data set, by path of the data file.
 
@@ -284,14 +272,15 @@ def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:
     assert of_data["gid"].equals(table["gid"]), "the rows of scores and data differ"
     lists = table[SCORES].combine_chunks()
     lengths_Q, scores_N = lists.value_lengths().to_numpy(), lists.flatten().to_numpy()
-    offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
-    item_ids_N, ranks_N = _item_ids(of_data, lengths_Q), ranks(scores_N, offsets_Q1)
+    offsets_Q1 = offsets(lengths_Q)
+    item_ids_N = _item_ids(of_data, lengths_Q)
+    ranks_N = (1 + place_in_group(offsets_Q1, -scores_N)).astype(np.int32)  # tied documents keep their order
     meta = [name for name in of_data.column_names if name.startswith("meta_")]
     if layout == "lists":
         columns = {"gid": table["gid"], "query_id": of_data["query_id"]}
         per_document = {"item_ids": item_ids_N, SCORES: scores_N, "ranks": ranks_N}
         columns |= {
-            name: pa.ListArray.from_arrays(pa.array(offsets_Q1), pa.array(values_N))
+            name: pa.ListArray.from_arrays(pa.array(offsets_Q1.astype(np.int32)), pa.array(values_N))
             for name, values_N in per_document.items()
         }
         return pa.table(columns | {name: of_data[name] for name in meta})
@@ -307,23 +296,6 @@ def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray
     if "doc_ids" not in of_data.column_names:
         return pa.nulls(int(lengths_Q.sum()), pa.string())
     lists = of_data["doc_ids"].combine_chunks()
-    has_ids_Q = lists.is_valid().to_numpy(zero_copy_only=False)
-    if (lists.value_lengths().fill_null(0).to_numpy() != np.where(has_ids_Q, lengths_Q, 0)).any():
+    if not is_per_document(lists, lengths_Q):
         raise ValueError("doc_ids has not one id for each document of a query group")
-    has_id_N = np.repeat(has_ids_Q, lengths_Q)
-    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values here
-    return lists.flatten().take(pa.array(places_N, mask=~has_id_N))
-
-
-def ranks(scores_N: NDArray[np.float64], offsets_Q1: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The rank of each document in its group by falling score, from 1; tied documents keep their order.
-
-    Example:
-        >>> ranks(np.array([0.5, 2.0, 0.5, 7.0]), np.array([0, 3, 4])).tolist()
-        [2, 1, 3, 1]
-    """
-    group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
-    order_N = np.lexsort((-scores_N, group_N))
-    ranks_N = np.empty(len(scores_N), np.int32)
-    ranks_N[order_N] = np.arange(len(scores_N)) - offsets_Q1[group_N] + 1
-    return ranks_N
+    return spread_over_documents(lists, lengths_Q)
