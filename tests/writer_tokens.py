@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.manifest import Manifest
@@ -22,5 +23,5 @@ def files_without_writer(files: Iterable[DataFile]) -> tuple[DataFile, ...]:
 def manifest_without_writer(manifest: Manifest) -> Manifest:
     """A manifest in which the names of files have no writer's token."""
     quarantine = tuple(map(without_writer, manifest.quarantine))
-    query_ids = tuple(file.replace(path=without_writer(file.path)) for file in manifest.query_ids)
+    query_ids = tuple(replace(file, path=without_writer(file.path)) for file in manifest.query_ids)
     return manifest.replace(files=files_without_writer(manifest.files), query_ids=query_ids, quarantine=quarantine)

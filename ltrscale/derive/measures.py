@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.data.dataset.manifest import Dataset, ListedFile
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
 from ltrscale.derive.rewrite import GroupBlock
@@ -162,7 +162,7 @@ class CollectionStatistics:
     vocabulary: Vocabulary
     periods: tuple[str, ...]
 
-    def put(self, commit: storage.Commit) -> ListedFile:
+    def put(self, commit: storage.Commit) -> storage.Placed:
         """Write the statistics as a file of a data set."""
         arrays = {f"frequency.{name}": text.frequency_V for name, text in self.texts.items()}
         arrays |= {f"occurrences.{name}": text.occurrences_V for name, text in self.texts.items()}
@@ -176,8 +176,7 @@ class CollectionStatistics:
         metadata = {"about": json.dumps(header)}
         with commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
-        placed = commit.files[-1]
-        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+        return commit.files[-1]
 
 
 def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, TokenLists]:

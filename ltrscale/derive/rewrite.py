@@ -21,7 +21,7 @@ from ltrscale.arrays import Floats, Ints, offsets
 from ltrscale.config import Operational
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.commits import commit_dataset
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -275,7 +275,7 @@ class GroupWriter:
         source: Dataset,
         *,
         features: Sequence[Feature] | None = None,
-        statistics: ListedFile | None = None,
+        statistics: storage.Placed | None = None,
         renumber: bool,
     ) -> None:
         self._commit = commit
@@ -320,15 +320,14 @@ class GroupWriter:
         )
         return commit_dataset(self._commit, manifest)
 
-    def _copied_statistics(self) -> ListedFile | None:
+    def _copied_statistics(self) -> storage.Placed | None:
         """The statistics of the other data set, as a file of this one."""
         listed = self._source.manifest.statistics
         if listed is None:
             return None
         with self._commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
-        placed = self._commit.files[-1]
-        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+        return self._commit.files[-1]
 
 
 def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

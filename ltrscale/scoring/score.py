@@ -115,7 +115,7 @@ class _Committing:
             url = period_url(self._plan.out, period)
             self._open[period] = storage.Commit(url, manifest=storage.HIDDEN_MANIFEST), {}
         commit, of_period = self._open[period]
-        commit.adopt([storage.Placed(result.file.path, result.file.bytes, result.file.sha256)])
+        commit.adopt([result.file])
         of_period[result.file.data] = result
         if len(of_period) < len(self._plan.files[period]):
             return None

@@ -35,7 +35,9 @@ from ltrscale.storage.names import is_local, join, local_path
 
 @dataclass(frozen=True)
 class Placed:
-    """A file put in place by a commit: its name in the directory, bytes and content hash."""
+    """A file of a directory as manifests list it: its name there, bytes and content hash."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - for pydantic, which reads manifests
 
     path: str
     bytes: int

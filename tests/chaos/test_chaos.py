@@ -17,7 +17,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset import commits
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
-from ltrscale.data.dataset.manifest import ListedFile, Manifest
+from ltrscale.data.dataset.manifest import Manifest
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
@@ -94,7 +94,7 @@ def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
         file = DataFile(**placed, period="a", longest=2, row_groups=(Counts(1, 2, 1),))
         kept = {
             "files": DataFiles.from_iterable([file]),
-            "query_ids": (ListedFile(**ids),),
+            "query_ids": (storage.Placed(**ids),),
             "made_by": {"time": suffix},
         }
         commit_dataset(commit, Manifest(features=(), **kept))

@@ -110,15 +110,8 @@ def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
         log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
 
 
-class ListedFile(Strict):
-    """A further file in the directory."""
-
-    path: ListedPath
-    bytes: int
-    sha256: str
-
-
-class ManifestPart(ListedFile):
+@dataclass(frozen=True)
+class ManifestPart(storage.Placed):
     """A table of files, quarantine files and additions of the manifest; see `Manifest.parts`."""
 
     files: int
@@ -190,7 +183,7 @@ class Manifest(Strict):
     """One for each token field, by its column."""
     vocabulary: Vocabulary | None = None
     """The vocabulary of all token fields; there is one if there are any."""
-    statistics: ListedFile | None = None
+    statistics: storage.Placed | None = None
     """A file with statistics of the texts, by which features were made."""
     accounting: Accounting = Accounting()
     categories: dict[str, dict[str, int]] = Field(default_factory=dict)
@@ -200,7 +193,7 @@ class Manifest(Strict):
     """The columns of the raw rows; None if the rows were not items, one per row."""
     fills: dict[str, float] = Field(default_factory=dict)
     """The number that stands for a missing value of a feature, by feature; others stay missing."""
-    query_ids: tuple[ListedFile, ...] = ()
+    query_ids: tuple[storage.Placed, ...] = ()
     """Hashes of the query ids of all groups outside fixed periods, in few files, however often periods were added.
     Empty where they are not recorded, and where there are none."""
     quarantine: tuple[ListedPath, ...] = ()

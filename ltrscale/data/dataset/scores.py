@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.arrays import offsets, place_in_group
@@ -47,15 +47,9 @@ _NUMBERS = ("gid", SCORES, "score", "rank", "ranks")
 
 
 @dataclass(frozen=True)
-class ScoreFile:
-    """The scores of one data file."""
+class ScoreFile(storage.Placed):
+    """The scores of one data file, in the directory of the period."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    path: str
-    """Name in the directory of the period."""
-    bytes: int
-    sha256: str
     data: ListedPath
     """Path of the data file in its data set at the time of scoring."""
     data_sha256: str

@@ -167,8 +167,7 @@ def put_vocabulary(vocabulary: Vocabulary, content: bytes, commit: storage.Commi
     """Write a tokenizer in JSON as the vocabulary's file; returns the vocabulary that names it."""
     with commit.file("tokenizer-{hash}.json") as path:
         path.write_bytes(content)
-    placed = commit.files[-1]
-    return vocabulary.replace(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+    return vocabulary.replace(**vars(commit.files[-1]))
 
 
 def summed(parts: Iterable[Mapping[str, TokenSummary]]) -> dict[str, TokenSummary]:
