@@ -106,7 +106,14 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     for key in _LISTS:
         if not isinstance(manifest.get(key, []), list):
             raise InputError(f"{where}: {key} is no list; make the directory again")
-    check_entries(files_in(manifest), where)
+    seen = set[str]()
+    for i, file in enumerate(files_in(manifest)):
+        fault = _file_fault(file)
+        if fault is None and file["path"] in seen:
+            fault = f"{file['path']!r} is listed twice"
+        if fault:
+            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
+        seen.add(file["path"])
     quarantine = manifest.get("quarantine", [])
     if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
         raise InputError(f"{where}: quarantine is no list of paths; make the directory again")
@@ -115,18 +122,6 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
             listed_path(name)
         except ValueError as error:
             raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
-
-
-def check_entries(files: Sequence[Any], where: str) -> None:
-    """Check the entries like `check_files`."""
-    seen = set()
-    for i, file in enumerate(files):
-        fault = _file_fault(file)
-        if fault is None and file["path"] in seen:
-            fault = f"{file['path']!r} is listed twice"
-        if fault:
-            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
-        seen.add(file["path"])
 
 
 def are_hashes(texts: Sequence[str]) -> bool:

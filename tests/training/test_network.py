@@ -24,7 +24,7 @@ from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
+from ltrscale.data.stream.parts import Part, Run, parts_of, run_here, spread
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
@@ -181,7 +181,7 @@ def selection(features_NF: Tensor, write_dataset: Callable[..., str]) -> Selecti
 
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "cut_into_parts", partial(cut_into_parts, values=1500))
+    monkeypatch.setattr(network, "parts_of", partial(parts_of, values=1500))
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def assert_same_bits(one: FeatureTransform, other: FeatureTransform) -> None:
 def test_parts_give_what_all_documents_at_once_give(
     selection: Selection, features_NF: Tensor, config: TransformConfig
 ) -> None:
-    assert len(cut_into_parts(selection, values=1500)) > 10
+    assert len([*parts_of(selection, values=1500)]) > 10
     actual = fit(selection, network_config(config)).state_dict()
     expected = fit_transform([features_NF], [f.kind for f in selection.features], config).state_dict()
     for name, value in expected.items():
@@ -268,7 +268,7 @@ def fails_at(first: int, error: Exception, folder: str, part: Part) -> int:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_path: Path) -> None:
-    parts = cut_into_parts(selection, values=1)
+    parts = [*parts_of(selection, values=1)]
     assert len(parts) == 40
     ended, begun = tmp_path / "ended", tmp_path / "begun"
     ended.mkdir()
@@ -286,7 +286,7 @@ def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_pat
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("error", [InputError("file x is damaged; make it again"), ValueError("ours")])
 def test_what_a_task_raises_comes_through(selection: Selection, tmp_path: Path, error: Exception) -> None:
-    parts = cut_into_parts(selection, values=1)
+    parts = [*parts_of(selection, values=1)]
     results = run_with_ray(partial(fails_at, parts[7].first, error, str(tmp_path)), parts)
     with pytest.raises(type(error), match=str(error)) as raised:
         list(results)

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.arrays import offsets, place_in_group
@@ -145,16 +144,6 @@ def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | No
 
 def _parsed(data: bytes, path: str) -> PeriodScores:
     """The manifest of a scored period, read from `path`."""
-    try:  # fast, without a dictionary per entry; most are valid
-        scores = PeriodScores.model_validate_json(data)
-    except ValidationError:
-        return _explained(data, path)
-    storage.check_entries([vars(file) for file in scores.files], path)
-    return scores
-
-
-def _explained(data: bytes, path: str) -> PeriodScores:
-    """Like `_parsed`, but the error says what is wrong."""
     values = storage.parse_manifest(data, path)
     if values.get("format") != _FORMAT:
         raise InputError(f"{path}: not scores but {values.get('format', 'something else')!r}; check the path")

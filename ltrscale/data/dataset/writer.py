@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ltrscale.arrays import offsets
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.tokens import token_bytes
 from ltrscale.storage import Commit, named_errors
@@ -225,14 +226,14 @@ class DatasetWriter:
 def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:
     """Values as one list per group; an absent group has null, and its values are dropped."""
     if present_Q.all():
-        return pa.ListArray.from_arrays(pa.array(_bounds(lengths_Q)), values)
+        return pa.ListArray.from_arrays(_bounds(lengths_Q), values)
     values = values.filter(pa.array(np.repeat(present_Q, lengths_Q)))
-    bounds = pa.array(_bounds(np.where(present_Q, lengths_Q, 0)))
-    return pa.ListArray.from_arrays(bounds, values, mask=pa.array(~present_Q))
+    bounds_Q1 = _bounds(np.where(present_Q, lengths_Q, 0))
+    return pa.ListArray.from_arrays(bounds_Q1, values, mask=pa.array(~present_Q))
 
 
-def _bounds(lengths_Q: NDArray[np.int64]) -> NDArray[np.int32]:
-    return np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
+def _bounds(lengths_Q: NDArray[np.int64]) -> pa.Int32Array:
+    return pa.array(offsets(lengths_Q), pa.int32())
 
 
 def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:

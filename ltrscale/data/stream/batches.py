@@ -175,7 +175,7 @@ class GroupStream:
             raise InputError("stream.tokens_per_batch counts tokens, and the model reads none; leave it out")
         self.selection = selection
         self.config = config.replace(streams=streams)
-        self.streams = plan.local_streams(streams, rank=rank, world=world)
+        self.streams = range(rank, streams, world)
         self.reader, self.memory = reader, memory
         self._mean_times_R = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 

@@ -145,16 +145,6 @@ def streams_within(streams: int, *, budget: int, longest: int) -> int:
     return max(n for n in range(1, streams + 1) if n == 1 or (streams % n == 0 and n * longest <= budget))
 
 
-def local_streams(streams: int, *, rank: int, world: int) -> range:
-    """The streams that worker `rank` of `world` serves.
-
-    Example:
-        >>> list(local_streams(8, rank=1, world=3))
-        [1, 4, 7]
-    """
-    return range(rank, streams, world)
-
-
 def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     """Interleave the windows of several streams in the order in which they will be needed.
 

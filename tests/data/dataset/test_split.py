@@ -513,7 +513,7 @@ def test_a_test_before_the_training_is_a_warning(
     data = make_dataset({f"2026-W0{week}": [[2, 3]] for week in range(1, 6)}, seed=7).url
     parts = {"train": train, "validation": "2026-W05", "test": test}
     splits = Splits.model_validate({name: {"data": data, "periods": weeks} for name, weeks in parts.items()})
-    disjoint._warned.clear()
+    disjoint._warn_once.cache_clear()
     with caplog.at_level("WARNING", "ltrscale"):
         check_disjoint(splits)
         check_disjoint(splits)
