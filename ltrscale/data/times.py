@@ -114,9 +114,6 @@ def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> t
         >>> names, bad = periods(pa.array(["2026-02-14T09:30:00+01:00", "1771057800", "soon"]), "hour")
         >>> names.to_pylist(), bad.tolist()
         (['2026-02-14T08', '2026-02-14T08', None], [False, False, True])
-        >>> names, _ = periods(pa.array(["31.12.2025 23:30"]), "day", Clock("Europe/Berlin", ("%d.%m.%Y %H:%M",)))
-        >>> names.to_pylist()
-        ['2025-12-31']
     """
     seconds_N, bad_N = instants(column, clock)
     hours, index_N = np.unique(clock.local(seconds_N) // _HOUR, return_inverse=True)
@@ -162,13 +159,7 @@ def is_day_number(number: float) -> bool:
 def part_of(
     part: DatePart, seconds_N: NDArray[np.int64], row_seconds_N: NDArray[np.int64] | None, clock: Clock = UTC_CLOCK
 ) -> NDArray[np.float64]:
-    """A feature of times.
-
-    Args:
-        part: the feature.
-        seconds_N: the times, in seconds since 1970.
-        row_seconds_N: the times of the rows, for `days_before`.
-        clock: its zone is that of weekday and hour.
+    """A feature of times in seconds since 1970, on the clock's zone; `days_before` needs the times of the rows too.
 
     Example:
         >>> part_of("weekday", np.array([0]), None).tolist()  # 1970 began on a Thursday

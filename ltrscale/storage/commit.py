@@ -119,9 +119,8 @@ class Commit:
     def file(self, name: str, *, size: int = 0) -> Iterator[Path]:
         """A local path to write; the file is in place under `name` at the end of the block, or of the commit.
 
-        Args:
-            name: in the directory; with `{hash}` it belongs to this writer alone, see above.
-            size: approximate bytes of the file, so that a full disk is reported before the block writes.
+        With `{hash}` a name belongs to this writer alone, see above. `size` is approximate, so that a full disk is
+        reported before the block writes.
 
         Raises:
             InputError: the disk is full, now or while the block writes.

@@ -114,11 +114,8 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
     So nobody sees a manifest without its files. Nothing is deleted if nothing is committed. Files that only a lost or
     damaged part of the manifest lists stay there, which is logged.
 
-    Args:
-        url: the directory.
-        own: names of files that the caller's writers put directly there, with the first digits of the content's hash as
-            the first group. Such files are deleted too, and only they if the manifest is missing or damaged.
-        name: of the manifest.
+    Files directly there whose names match `own`, with the first digits of the content's hash as the first group, are
+    the caller's. They are deleted too, and only they if the manifest is missing or damaged.
     """
     try:
         manifest = read_manifest(url, name)
@@ -144,12 +141,7 @@ def _has_hash(url: str, name: re.Match[str]) -> bool:
 
 
 def withdraw_below(url: str, loose: Collection[str]) -> None:
-    """Withdraw all committed directories at and below a directory, and delete the files there with these names.
-
-    Args:
-        url: the directory.
-        loose: names of files, such as `log.txt` or `run/log.txt`.
-    """
+    """Withdraw all committed directories at and below a directory, and delete the files there with these endings."""
     paths = files.below(url)
     for name in paths:
         folder, _, last = name.rpartition("/")
@@ -168,10 +160,7 @@ def kept_at(url: str) -> set[str]:
 def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> None:
     """Leave the deletion of exactly these files to the next commit, even if this process dies.
 
-    Args:
-        url: the directory.
-        paths: the files.
-        ends: the hash of the manifest that completes the unfinished work there.
+    `ends` is the hash of the manifest that completes the unfinished work there.
     """
     if paths or ends:
         kept = {"quarantine": sorted(paths), **({"ends": ends} if ends else {})}
@@ -184,10 +173,7 @@ def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> 
 def deleting(url: str, paths: Collection[str], *, ends: bytes | None = None) -> Iterator[None]:
     """Delete files that the block makes useless; if this process is killed, the next commit deletes them.
 
-    Args:
-        url: the directory.
-        paths: the files.
-        ends: the manifest that the block puts in place, if it completes the unfinished work there.
+    `ends` is the manifest that the block puts in place, if it completes the unfinished work there.
     """
     if not paths and ends is None:
         yield

@@ -187,10 +187,7 @@ def _locked(path: Path) -> int:
 def put(local: Path, url: str, digest: str) -> None:
     """Move a local file to a URL; a local URL must be on the same file system.
 
-    Args:
-        local: the file.
-        url: its new place.
-        digest: hash of its content; S3 stores it as metadata of the object, for `is_there`.
+    S3 stores the content's hash as metadata of the object, for `is_there`.
     """
     fs, path = filesystem(url)
     bytes_ = local.stat().st_size
@@ -208,10 +205,9 @@ def put(local: Path, url: str, digest: str) -> None:
 
 
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
-    """Move a local file to a URL if the object there still has this stamp (see `conditions.stamp`).
+    """Move a local file to a URL if the object there still has this stamp, see `conditions.stamp`; else False.
 
-    Returns:
-        Whether it is there now. On a local disk the caller must use `exclusively`.
+    On a local disk the caller must use `exclusively`.
     """
     if is_local(url) or not url.startswith("s3://"):
         put(local, url, digest)

@@ -68,15 +68,10 @@ class _Place(NamedTuple):
 def examine(
     dataset: Dataset, files: Sequence[DataFile], level: CheckLevel, advance: Advance
 ) -> tuple[tuple[BadFile, ...], ColumnTypes]:
-    """Compare files of a data set with its manifest.
+    """Compare files of a data set with its manifest; each level includes the ones before it.
 
-    The columns of a file must have the names and types of most files; in a tie, of the first.
-
-    Args:
-        dataset: an opened data set.
-        files: which of its files to examine.
-        level: each level includes the ones before it.
-        advance: called for every file with its bytes.
+    The columns of a file must have the names and types of most files; in a tie, of the first. `advance` is called for
+    every file with its bytes.
 
     Returns:
         The bad files, in their order, and the columns of most files (empty at level `sizes`).

@@ -84,12 +84,7 @@ def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
 
 
 def keep_fold(kept: NDArray[np.bool_], fold: OuterFold, where: str) -> NDArray[np.bool_]:
-    """Mask of the kept groups that are in the fold if it is `held_out`, else of the others; same shape.
-
-    Args:
-        kept: mask of the groups that are dealt to the folds, or first to those of `fold.within`.
-        fold: the fold.
-        where: the split, for errors.
+    """Mask of the groups of a fold if it is `held_out`, else of the others; `kept` marks those that are dealt.
 
     Raises:
         InputError: there are fewer groups than folds.

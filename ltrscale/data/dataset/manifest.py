@@ -40,14 +40,8 @@ def places(
 ) -> list[int] | None:
     """The positions of the wanted features in some data, matched by name; None if both are equal, order included.
 
-    Other features of the data are ignored, which is logged once unless it is `on_purpose`.
-
-    Args:
-        wanted: the features to read, in order.
-        there: the features of the data, in order.
-        whose: the owner of the wanted features, for the error.
-        where: the data, for the error.
-        on_purpose: the owner is known to read only some features, as a trained model does.
+    Other features of the data are ignored, which is logged once unless it is `on_purpose`, as by a trained model. In
+    the error `whose` names the owner of the wanted features, and `where` the data.
 
     Raises:
         InputError: some features are missing or of another kind; names all of them.
@@ -79,21 +73,13 @@ def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Fe
 
     The first of the three that matches counts, so a feature named `numeric` stands for itself.
 
-    Args:
-        pattern: the text in the setting.
-        features: those of the data.
-        key: the setting's key, for the error.
-
     Raises:
-        InputError: there is no match; the message names the nearest.
+        InputError: there is no match; the message names the setting's `key` and the nearest feature.
 
     Example:
         >>> price, age, os = Feature(name="f_price"), Feature(name="f_age"), Feature(name="os", kind="categorical")
         >>> [feature.name for feature in matching("f_*", [price, os, age], key="leave_out")]
         ['f_price', 'f_age']
-        >>> matching("f_prize", [price, os, age], key="leave_out")
-        Traceback (most recent call last):
-        ltrscale.errors.InputError: leave_out: no feature matches 'f_prize'; the nearest is 'f_price'
     """
     by_name = tuple(feature for feature in features if feature.name == pattern)
     by_kind = tuple(feature for feature in features if feature.kind == pattern)
@@ -268,13 +254,8 @@ def one_view(datasets: Mapping[str, Dataset] | None = None) -> Iterator[dict[str
     """Freeze each data set at its first opening while the block runs, whatever is committed later.
 
     A block inside another shares its view, so all stages of a job read the same data. It is for readers: open a
-    data set that is made inside the block only after it was made.
-
-    Args:
-        datasets: the view of another process to continue.
-
-    Yields:
-        The data sets opened so far, by absolute URL.
+    data set that is made inside the block only after it was made. Yields the data sets opened so far, by absolute URL,
+    from which another process continues.
     """
     view = _view.get()
     if view is not None and datasets is None:

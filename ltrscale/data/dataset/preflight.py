@@ -100,14 +100,9 @@ def checked(
     *,
     report: Report,
 ) -> Preflight:
-    """Load the pre-flight frozen at a URL for this run, or make it and commit it there.
+    """Load the pre-flight frozen at a URL for the run of this origin, or make it and commit it there.
 
-    Args:
-        splits: the splits that the run reads, by their names in errors.
-        config: level and limit.
-        url: directory of the result, below the run's own.
-        origin: the identity of the run: its config and the hashes of its data sets.
-        report: receives a record with the counts.
+    `report` receives a record with the counts.
 
     Raises:
         InputError: as `preflight`.

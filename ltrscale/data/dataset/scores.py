@@ -195,15 +195,8 @@ def write_file(
 ) -> Counts:
     """Write the scores of a data file in its row groups; groups arrive in file order, in batches of any size.
 
-    Memory holds the scores of one batch and one row group.
-
-    Args:
-        path: the file to write.
-        row_groups: the counts of each row group of the data file.
-        batches: the scores.
-        names: columns of each row group of the data file: `gid`, `query_id`, `doc_ids` if there are any, and the
-            `meta_*` to add. The layout `scores` does not need them.
-        layout: the columns to write.
+    Memory holds the scores of one batch and one row group. `names` are columns of each row group of the data file for
+    the layouts that name groups: `gid`, `query_id`, `doc_ids` if there are any, and the `meta_*` to add.
 
     Returns:
         The groups and documents written, all counted as labelled, to compare with the manifest.

@@ -133,7 +133,7 @@ class GroupStream:
         selection: row groups to read, and whether labelled groups only.
         config: order and budget; with groups above `docs_per_batch / streams` the stream's own `config` has fewer
             streams, see `plan.streams_within`.
-        rank: number of this worker; it serves the streams c with c mod world = rank.
+        rank: this worker serves the streams c with c mod world = rank.
         world: number of workers.
         reader: `read_direct`, or `read_with_ray` if this process is connected to a Ray cluster.
         memory: keeps what was read of the selection, so that later epochs read nothing; None keeps nothing.
@@ -164,13 +164,10 @@ class GroupStream:
                 f"{config.streams} streams, and {world} workers need one each; set stream.docs_per_batch to "
                 f"{enough} or more"
             )
-        if config.regroup and selection.labelled:
+        if config.regroup and (selection.labelled or any(field.of == "query" for field in selection.tokens)):
+            lost = "labels" if selection.labelled else "texts"
             raise InputError(
-                "stream.regroup mixes the documents of queries, whose labels then say nothing; leave it out"
-            )
-        if config.regroup and any(field.of == "query" for field in selection.tokens):
-            raise InputError(
-                "stream.regroup mixes the documents of queries, whose texts then say nothing; leave it out"
+                f"stream.regroup mixes the documents of queries, whose {lost} then say nothing; leave it out"
             )
         if config.tokens_per_batch is not None and not selection.tokens:
             raise InputError("stream.tokens_per_batch counts tokens, and the model reads none; leave it out")
@@ -217,16 +214,12 @@ class GroupStream:
         return np.asarray(served_once_R * (1.0 if self._mean_times_R is None else self._mean_times_R), np.float64)
 
     def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
-        """The steps of an epoch.
+        """The steps of an epoch, from the positions of all local streams after an earlier step if `start` has them.
 
         It ends when all local streams have run out. Each group of the selection is in exactly one micro-batch of
         exactly one stream, in each pass if there are several. With `repeat` it is in one stream as often as
         `times_served` says; with `regroup` the guarantee holds for each document. The micro-batches of a stream do not
         depend on rank and world.
-
-        Args:
-            epoch: number of the epoch.
-            start: positions of all local streams after a step, from any number of workers; the epoch resumes there.
 
         Raises:
             InputError: a file is missing, damaged, or does not hold what the manifest lists.

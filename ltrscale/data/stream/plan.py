@@ -38,21 +38,11 @@ def canonical_streams(
     streams: int,
     shuffle: bool = True,
 ) -> list[NDArray[np.int64]]:
-    """Deal row groups to streams that are balanced by documents.
+    """Deal row groups to C = `streams` streams that are balanced by documents; returns the numbers of each in order.
 
-    The row groups are permuted (in file order without `shuffle`). Each in turn goes to the stream with the fewest
-    documents so far, or the lowest number in a tie. So two streams differ by at most the largest row group.
-
-    Args:
-        documents_R: documents of each row group.
-        seed: seed of the order.
-        epoch: number of the epoch.
-        key: hash of the selection.
-        streams: number of canonical streams, C.
-        shuffle: whether to permute.
-
-    Returns:
-        The numbers of the row groups of each stream, in order.
+    The row groups are permuted, by seed, epoch and `key`, the hash of the selection (in file order without `shuffle`).
+    Each in turn goes to the stream with the fewest documents so far, or the lowest number in a tie. So two streams
+    differ by at most the largest row group.
 
     Example:
         >>> canonical_streams([5, 1, 1, 1, 1], seed=0, epoch=0, key="", streams=2, shuffle=False)
@@ -128,15 +118,10 @@ def times_served(
 
 
 def streams_within(streams: int, *, budget: int, longest: int) -> int:
-    """The number of streams that can each serve the longest group while a step stays within its budget.
+    """The number of streams that can each serve the longest group while a step stays within its budget of documents.
 
     It is the largest such divisor of `streams`, at least 1, so that the workers stay as evenly loaded as possible. It
     depends on data and settings alone, never on the workers.
-
-    Args:
-        streams: the requested number of canonical streams.
-        budget: documents of a step.
-        longest: documents of the longest group.
 
     Example:
         >>> [streams_within(8, budget=4096, longest=longest) for longest in (512, 513, 1366, 2048, 2049, 5772)]
@@ -149,12 +134,7 @@ def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int,
     """Interleave the windows of several streams in the order in which they will be needed.
 
     Streams are consumed at the same rate, so a window is needed when its stream has used up the documents before it.
-
-    Args:
-        window_documents: documents of each window to read, by stream.
-
-    Returns:
-        Pairs (stream, number of the window among those given).
+    Takes the documents of each window by stream; returns pairs (stream, number of the window among those given).
 
     Example:
         >>> read_order({0: [10, 10], 1: [3, 3, 20]})
