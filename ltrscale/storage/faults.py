@@ -128,7 +128,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def disk_full(url: str, need: int, folder: Path) -> InputError:
-    """The error for a disk, that of `folder`, without space for the file at `url`, of `need` bytes if these are known."""
+    """The error for the disk of `folder` without space for the file at `url`, of `need` bytes if these are known."""
     free = f"{shutil.disk_usage(folder).free:,}"
     url = url.replace("-{hash}", "")  # an unfinished file has no hash yet
     shortage = f"{need:,} bytes are needed, {free} are free" if need else f"more than the {free} bytes free are needed"
