@@ -29,12 +29,11 @@ from jobs.bench.measure import Row, apart
 from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.writer import DatasetWriter
+from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import OPEN_FILES, ParquetReads, open_parquet, plan_reads, read_planned
 from ltrscale.errors import Stopped

@@ -20,7 +20,6 @@ from ltrscale import storage
 from ltrscale.arrays import Floats, Ints, offsets
 from ltrscale.config import Operational
 from ltrscale.data.columns import is_per_document, spread_over_documents
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
@@ -36,7 +35,7 @@ from ltrscale.data.dataset.tokens import (
     summed,
     to_columns,
 )
-from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, to_lists
+from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, commit_dataset, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 from ltrscale.stages.stage import DataUrl, Stage

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import as_text
-from ltrscale.data.dataset.commits import ADDED, commands
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, parse_dataset_manifest
+from ltrscale.data.dataset.manifest import ADDED, Dataset, Feature, Manifest, parse_dataset_manifest
+from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds, hash_ids

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Operational, made_by
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
+from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError
 from ltrscale.ingest.additions import (

@@ -54,7 +54,7 @@ class DataFile(NamedTuple):
     row_groups: tuple[Counts, ...]
 
 
-_SCHEMA = pa.schema(
+FILE_SCHEMA = pa.schema(
     [
         *(("path", pa.string()), ("period", pa.string()), ("bytes", pa.int64()), ("sha256", pa.string())),
         *(("longest", pa.int64()), ("row_groups", pa.list_(pa.list_(pa.int64(), len(Counts._fields))))),
@@ -65,17 +65,6 @@ _SCHEMA = pa.schema(
 RowT = TypeVar("RowT")
 FILE, QUARANTINE, ADDITION = "file", "quarantine", "addition"
 """The kinds of rows of a part of a manifest."""
-_PART = pa.schema([pa.field("kind", pa.string()), *_SCHEMA, pa.field("made_by", pa.string())])
-
-
-def part_table(files: "DataFiles", quarantine: Iterable[str], additions: Iterable[str]) -> pa.Table:
-    """The table of a manifest part: rows of files, of quarantine paths, and of commands of additions as JSON."""
-    of_files = files.table()
-    others = [{"kind": QUARANTINE, "path": path} for path in quarantine]
-    others += [{"kind": ADDITION, "made_by": made_by} for made_by in additions]
-    table = of_files.add_column(0, "kind", pa.array([FILE] * len(files), pa.string()))
-    table = table.append_column("made_by", pa.nulls(len(files), pa.string()))
-    return pa.concat_tables([table.cast(_PART), pa.Table.from_pylist(others, schema=_PART)])
 
 
 class Columnar(Sequence[RowT]):
@@ -159,7 +148,7 @@ class DataFiles(Columnar[DataFile]):
         Raises:
             ValueError: a value is missing, or a path, period, size, hash or count is invalid.
         """
-        table = table.select(_SCHEMA.names).cast(_SCHEMA).combine_chunks()
+        table = table.select(FILE_SCHEMA.names).cast(FILE_SCHEMA).combine_chunks()
         lists = table["row_groups"].combine_chunks()
         counts = lists.flatten()
         numbers = counts.flatten()
@@ -181,10 +170,10 @@ class DataFiles(Columnar[DataFile]):
         ):
             return cls.from_iterable(files)
         entries = read(files)
-        if odd := next((entry for entry in entries if entry.keys() != {*_SCHEMA.names}), None):
-            raise ValueError(f"a file has the keys {[*odd]}, not {_SCHEMA.names}")
+        if odd := next((entry for entry in entries if entry.keys() != {*FILE_SCHEMA.names}), None):
+            raise ValueError(f"a file has the keys {[*odd]}, not {FILE_SCHEMA.names}")
         try:
-            return cls.from_table(pa.Table.from_pylist(entries, schema=_SCHEMA))
+            return cls.from_table(pa.Table.from_pylist(entries, schema=FILE_SCHEMA))
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise ValueError(f"a file has a value that does not fit ({error})") from error
 
@@ -192,8 +181,8 @@ class DataFiles(Columnar[DataFile]):
         """One row a file, with the columns of `DataFile`."""
         counts = pa.FixedSizeListArray.from_arrays(pa.array(self.counts_R3.reshape(-1)), 3)
         row_groups = pa.ListArray.from_arrays(pa.array(self.bounds_F1.astype(np.int32)), counts)
-        columns = [*map(pa.array, self._of_files), row_groups.cast(_SCHEMA.field("row_groups").type)]
-        return pa.table(columns, schema=_SCHEMA)
+        columns = [*map(pa.array, self._of_files), row_groups.cast(FILE_SCHEMA.field("row_groups").type)]
+        return pa.table(columns, schema=FILE_SCHEMA)
 
     def _check(self) -> None:
         """Refuse values that readers cannot rely on; they allocate memory by the counts."""

@@ -147,6 +147,10 @@ class Accounting(Strict):
     """Pairs of categorical values that were hashed to the same code."""
 
 
+ADDED = "added"
+"""The key of `made_by` with the commands of additions."""
+
+
 class Manifest(Strict):
     """`manifest.json` of a data set directory."""
 

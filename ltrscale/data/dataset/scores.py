@@ -32,6 +32,7 @@ from ltrscale.config import Strict, validate
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.writer import parquet_writer
 from ltrscale.errors import InputError
 
 SCORES = "scores"
@@ -220,7 +221,7 @@ def write_file(
                 table = table.slice(0, n).combine_chunks()
                 if layout != "scores":
                     table = _with_names(table, next(of_data), layout)
-                writer = writer or stack.enter_context(_writer(path, table.schema))
+                writer = writer or stack.enter_context(parquet_writer(str(path), table.schema, plain=_NUMBERS))
                 writer.write_table(table, row_group_size=len(table))
     return Counts(groups, documents, groups)
 
@@ -228,19 +229,6 @@ def write_file(
 def _table(batch: ScoredGroups) -> pa.Table:
     lists = pa.ListArray.from_arrays(pa.array(batch.offsets_Q1.astype(np.int32)), pa.array(batch.scores_N))
     return pa.table([pa.array(batch.gids_Q), lists], schema=_SCHEMA)
-
-
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    names = [name for name in schema.names if name not in _NUMBERS]
-    columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
-    return pq.ParquetWriter(
-        path,
-        schema,
-        compression="zstd",
-        use_dictionary=columns,  # ids repeat, numbers do not
-        write_statistics=[name for name in ("gid", "query_id") if name in schema.names][:1],
-        write_page_checksum=True,
-    )
 
 
 def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:

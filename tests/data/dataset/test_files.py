@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.config import digest
-from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, part_table, total_of
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import FilesToRead, FileToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import Found
+from ltrscale.data.dataset.writer import _part_table
 
 COUNTS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 9)).map(
     lambda c: Counts(c[0], c[1], min(c[0], c[2]))
@@ -70,7 +71,7 @@ def test_the_identity_of_files_is_that_of_plain_data(files: list[DataFile]) -> N
 
 @given(data_files())
 def test_a_table_of_files_holds_them_all(files: list[DataFile]) -> None:
-    table = part_table(DataFiles.from_iterable(files), ["quarantine/a"], ["{}"])
+    table = _part_table(DataFiles.from_iterable(files), ["quarantine/a"], ["{}"])
     assert list(DataFiles.from_table(table.slice(0, len(files)))) == files
     assert table["kind"].to_pylist()[len(files) :] == ["quarantine", "addition"]
 

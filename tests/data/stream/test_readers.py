@@ -13,7 +13,7 @@ import pytest
 from waiting import wait_until
 
 from ltrscale import storage
-from ltrscale.data.dataset import commits
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
@@ -48,9 +48,9 @@ def test_a_file_that_a_part_of_the_manifest_lists_was_not_replaced(
     make_dataset: Make, tmp_path: Path, read: RowGroupReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
-    monkeypatch.setattr(commits, "_FEW_FILES", 0)
+    monkeypatch.setattr(writer, "_FEW_FILES", 0)
     with storage.Commit(data) as commit:
-        commits.commit_dataset(commit, open_dataset(data).manifest)
+        writer.commit_dataset(commit, open_dataset(data).manifest)
     assert (storage.read_manifest(data) or {})["files"] == []
     selection = select(Split(data=(data,)), labelled=True)
     Path(selection.row_groups[0].file.url).unlink()
