@@ -123,7 +123,7 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
     for file in sorted(recorded, key=lambda file: -file.bytes):  # largest first, to avoid needless merges
         ids.groups.push(mapped_ids(before.url, file, folder))
     if not recorded:
-        for hashes in known_ids(before):
+        for hashes in _known_ids(before):
             ids.groups.add(hashes)
             ids.kept.add(hashes)
 
@@ -159,7 +159,7 @@ def record_ids(
     return (*files, commit.files[-1])
 
 
-def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
+def _known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
     """Hashes of a data set's query ids, block by block, without the ids in fixed periods, which are separate."""
     try:
         inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]

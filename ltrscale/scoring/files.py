@@ -155,7 +155,7 @@ class Done(Strict):
     counts: Counts
 
 
-class FileScorer:
+class _FileScorer:
     """Scores a data file at a time and puts the scores in place."""
 
     def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
@@ -218,7 +218,7 @@ class FileScorer:
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan one by one in this process."""
-    scorer = FileScorer(plan, device=plan.scorer.device, threads=0)
+    scorer = _FileScorer(plan, device=plan.scorer.device, threads=0)
     for file in plan.all_files:
         yield scorer.score(file, advance)
 
@@ -228,7 +228,7 @@ _ACTOR_RETRIES = 3
 
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
-    FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
+    _FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
     workers = plan.scorer.workers
     if plan.files:
         with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
@@ -286,9 +286,9 @@ class _Actor:
         self._plan: Plan = ray.get(shared[0])
 
     @cached_property
-    def _scorer(self) -> FileScorer:
+    def _scorer(self) -> _FileScorer:
         scorer = self._plan.scorer
-        return FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
+        return _FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Score the file with this number; returns the result as JSON, or the error."""

@@ -35,7 +35,7 @@ from ltrscale.data.dataset.split import (
     Splits,
     SplitsWithTest,
     Texts,
-    periods_of,
+    periods_read,
     resolve_periods,
     with_periods_named,
     with_relative_named,
@@ -141,7 +141,7 @@ def _still_there(split: Split) -> list[str]:
 def scored_by(split: Split) -> list[str]:
     """The bundles behind the scores that serve as labels of a split."""
     assert split.scores is not None
-    scored = list(read_periods(split.scores, periods_of(split)))
+    scored = list(read_periods(split.scores, periods_read(split)))
     try:
         bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
         return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})

@@ -294,14 +294,14 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     return parts
 
 
-def periods_of(split: Split, key: str = "") -> list[str]:
+def periods_read(split: Split, key: str = "") -> list[str]:
     """The names of the periods that a split reads now, sorted; arguments and errors as for `resolve_periods`."""
     return sorted({period for part in resolve_periods(split, key) for period in part.periods})
 
 
 def with_periods_named(split: Split) -> Split:
     """The same split with its current periods listed by name, so that later periods do not join it."""
-    return split.replace(periods=periods_of(split))
+    return split.replace(periods=periods_read(split))
 
 
 def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
@@ -320,7 +320,7 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
             changes[name] = with_relative_named(value, key_path)
         elif name == "periods" and value and any(map(Relative.parse, value)) and (data := getattr(config, "data", ())):
             split = Split(data=data, periods=value)
-            chosen = periods_of(split, key)
+            chosen = periods_read(split, key)
             log.info("%s: %s of %s: %s", key_path, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
             changes[name] = tuple(chosen)
     changes = {name: value for name, value in changes.items() if value is not getattr(config, name)}

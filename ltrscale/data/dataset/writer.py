@@ -177,7 +177,7 @@ class DatasetWriter:
         if not tables:
             return
         sizes_Q = np.concatenate([self._sizes(table) for table in tables])
-        cuts = split_evenly(sizes_Q, self._lacking)
+        cuts = _split_evenly(sizes_Q, self._lacking)
         self._lacking = max(0, self._lacking - len(sizes_Q))
         first = 0
         for state, table in zip(waiting, tables, strict=True):
@@ -256,15 +256,8 @@ def _bounds(lengths_Q: NDArray[np.int64]) -> pa.Int32Array:
     return pa.array(offsets(lengths_Q), pa.int32())
 
 
-def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
-    """Cut a sequence into `parts` consecutive non-empty runs of about equal sums; fewer runs if it is shorter.
-
-    Returns the boundaries, from 0 to Q.
-
-    Example:
-        >>> split_evenly(np.array([1, 1, 1, 1, 9, 1]), 3)
-        [0, 4, 5, 6]
-    """
+def _split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
+    """The bounds, 0 to Q, of `parts` consecutive non-empty runs of about equal sums; fewer if Q is smaller."""
     n, parts = len(sizes_Q), min(parts, len(sizes_Q))
     ends_Q = np.cumsum(sizes_Q)
     k = np.arange(1, parts)

@@ -241,7 +241,7 @@ class GroupStream:
         cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
         config = self.config
         most = (config.docs_per_batch, config.groups_per_batch or _UNLIMITED, config.tokens_per_batch or _UNLIMITED)
-        budget = Budget(*(count // config.streams for count in most))
+        budget = _Budget(*(count // config.streams for count in most))
         while any(not cursor.ended for cursor in cursors.values()):
             micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
             yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
@@ -322,7 +322,7 @@ class GroupStream:
         return served
 
 
-class Budget(NamedTuple):
+class _Budget(NamedTuple):
     """The most that a micro-batch may hold."""
 
     documents: int
@@ -349,7 +349,7 @@ class _Cursor:
     def ended(self) -> bool:
         return self.position.window >= self._windows
 
-    def take(self, budget: Budget) -> QueryGroups | None:
+    def take(self, budget: _Budget) -> QueryGroups | None:
         """The next groups within the budget, at least one; None at the stream's end."""
         cuts: list[Cut] = []
         while min(budget) > 0 and not self.ended:
@@ -368,7 +368,7 @@ class _Cursor:
             if last > first:
                 cuts.append(Cut(self._window, first, last))
                 used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
-                budget = Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
+                budget = _Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
             self.position = Position(number, last)
             if last < groups:
                 break

@@ -205,10 +205,10 @@ def _check_present(
         return
     absent_Q = lists.is_null().to_numpy(zero_copy_only=False)[rows_Q]
     if absent_Q.any():
-        row = rows_Q[absent_Q.argmax()]
-        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        row = int(rows_Q[absent_Q.argmax()])
         gid = _concat(tables, "gid")[row]
-        raise mismatch(row_groups[owners_R[row]], f"query group {gid} has labels and no {name!r}", _LABELS_REMEDY)
+        owner = _owner(row, row_groups, tables)
+        raise mismatch(owner, f"query group {gid} has labels and no {name!r}", _LABELS_REMEDY)
 
 
 def _gather(
@@ -227,14 +227,18 @@ def _gather(
     if present_Q is not None:
         uneven_Q &= present_Q
     if uneven_Q.any():
-        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        owner = row_groups[owners_R[rows_Q[uneven_Q.argmax()]]]
+        owner = _owner(int(rows_Q[uneven_Q.argmax()]), row_groups, tables)
         raise mismatch(owner, f"column {name!r} does not have one value for each document", _remedy(name))
     if present_Q is None:
         return values[runs(starts_R1[rows_Q], lengths_Q)].astype(np.float32, copy=False)  # scores are float64
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     values_N[np.repeat(present_Q, lengths_Q)] = values[runs(starts_R1[rows_Q][present_Q], lengths_Q[present_Q])]
     return values_N
+
+
+def _owner(row: int, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> RowGroup:
+    """The row group of a row that is numbered over all tables."""
+    return row_groups[int(np.searchsorted(np.cumsum([*map(len, tables)]), row, side="right"))]
 
 
 def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:

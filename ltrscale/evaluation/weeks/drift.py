@@ -27,7 +27,7 @@ from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, periods_of, resolve_periods
+from ltrscale.data.dataset.split import Split, periods_read, resolve_periods
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
@@ -265,7 +265,7 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     histograms = reference.histograms | scored.histograms
     reference = replace(reference, histograms=histograms, sums=scored.sums, lists=scored.lists)
     drifts = {}
-    for period in periods_of(test):
+    for period in periods_read(test):
         split = test.replace(periods=(period,))
         later = {key: histogram.later() for key, histogram in histograms.items()}
         counted = _counted(split, later, features, bundles, sampled)
