@@ -40,9 +40,6 @@ def check_scheme(url: str, also: Collection[str] = ()) -> None:
 
     Raises:
         InputError: it does not.
-
-    Example:
-        >>> check_scheme("s3://bucket/config.yaml")
     """
     scheme = url.partition("://")[0] if "://" in url else "file"
     # fsspec would chain file systems at "::", and treat the text after `data:` as content

@@ -80,12 +80,6 @@ class DataFiles(Columnar[DataFile]):
     """Data files in order, as columns; elements are made on access.
 
     The counts of the row groups of file i are the rows of `counts_R3` from `bounds_F1[i]` to `bounds_F1[i + 1]`.
-
-    Example:
-        >>> file = DataFile(path="a", period="p", bytes=1, sha256="", longest=2, row_groups=(Counts(3, 4, 0),))
-        >>> files = DataFiles.from_iterable([file])
-        >>> len(files), files.periods, files.counts(), files[0].row_groups
-        (1, ['p'], Counts(groups=3, documents=4, labelled=0), (Counts(groups=3, documents=4, labelled=0),))
     """
 
     def __init__(

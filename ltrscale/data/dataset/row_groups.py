@@ -103,14 +103,7 @@ class FilesToRead(Sequence[FileToRead]):
 
 @dataclass(eq=False, repr=False)
 class RowGroups(Columnar[RowGroup]):
-    """Row groups in order, as columns; elements are made on access.
-
-    Example:
-        >>> file = FileToRead("a", "p")
-        >>> some = RowGroups.from_iterable(RowGroup(file, i, 3, 40, 2, first_labelled=2 * i) for i in range(3))
-        >>> len(some), some.documents_R, some[1:][0].index, len(some.files)
-        (3, array([40, 40, 40]), 1, 1)
-    """
+    """Row groups in order, as columns; elements are made on access."""
 
     files: Sequence[FileToRead]
     """The files that contain them."""

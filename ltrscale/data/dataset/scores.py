@@ -104,11 +104,6 @@ def file_name(file: DataFile) -> str:
     """The name of a data file's scores for `Commit.file`.
 
     The name contains the hash of the scores, so that new scores do not overwrite committed ones.
-
-    Example:
-        >>> file = DataFile(path="period=a/part-0.parquet", period="a", bytes=0, sha256="", longest=0, row_groups=())
-        >>> file_name(file)
-        'part-0-{hash}.parquet'
     """
     return f"{PurePosixPath(file.path).stem}-{{hash}}.parquet"
 

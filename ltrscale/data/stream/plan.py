@@ -20,12 +20,7 @@ T = TypeVar("T")
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
-    """The random seed of one micro-batch: one stream in one step.
-
-    Example:
-        >>> step_seed(0, 1, 2) == step_seed(0, 1, 2), step_seed(0, 1, 2) == step_seed(0, 2, 1)
-        (True, False)
-    """
+    """The random seed of one micro-batch: one stream in one step."""
     return mix("step", seed, step, stream)
 
 
@@ -107,10 +102,6 @@ def times_served(
 
     This is the whole part of the mean, plus one with the probability of the fraction. It is a function of seed, epoch
     and group id, so it depends neither on other groups nor on the layout of the files.
-
-    Example:
-        >>> times_served(np.array([0.0, 1.0, 3.0]), np.array([0, 1, 2]), seed=0, epoch=0).tolist()
-        [0, 1, 3]
     """
     whole_Q = np.floor(mean_times_Q)
     once_more_Q = uniforms(("times", seed, epoch), ids_Q) < mean_times_Q - whole_Q
