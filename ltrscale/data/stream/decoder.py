@@ -269,7 +269,7 @@ def _decoded_tokens(
     if not np.array_equal(documents.lengths_R, lengths_Q):
         raise ValueError("it does not have one list of tokens for each document")
     lengths_N = documents.copied().ids_T.astype(np.int64)
-    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+    bounds_N1 = offsets(lengths_N)
     firsts_Q = bounds_N1[np.cumsum(lengths_Q) - lengths_Q]
     if (lengths_N < 0).any() or not np.array_equal(bounds_N1[np.cumsum(lengths_Q)] - firsts_Q, groups.lengths_R):
         raise ValueError("the lengths of its lists do not add up to the tokens of a group")
