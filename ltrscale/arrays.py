@@ -98,6 +98,18 @@ def offsets(lengths_Q: Ints) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_Q)])
 
 
+def runs(starts_Q: Ints, lengths_Q: Ints) -> Ints:
+    """The indices of runs with these starts and lengths, concatenated.
+
+    Example:
+        >>> runs(np.array([7, 0]), np.array([2, 3])).tolist()
+        [7, 8, 0, 1, 2]
+    """
+    index_N: Ints = np.repeat(starts_Q - offsets(lengths_Q)[:-1], lengths_Q)
+    index_N += np.arange(len(index_N))
+    return index_N
+
+
 def maximum(values_N: NDArray[Any], offsets_Q1: Ints) -> NDArray[Any]:
     """The largest value of each group, shape [Q]; no group is empty."""
     return np.asarray(np.maximum.reduceat(values_N, offsets_Q1[:-1]))

@@ -5,7 +5,8 @@ that have a list of tokens each, T tokens. The documents of group q are rows `of
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -320,22 +321,20 @@ class QueryGroups:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryGroups":
         """The same groups with every tensor replaced by the function's result for it."""
-        mapped = QueryGroups(*(None if v is None else function(v) for v in self._fields()))  # type: ignore[arg-type]
-        return replace(
-            mapped,
-            query_tokens={name: tokens.map(function) for name, tokens in self.query_tokens.items()},
-            document_tokens={name: tokens.map(function) for name, tokens in self.document_tokens.items()},
-        )
+
+        def mapped(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: tokens.map(function) for name, tokens in value.items()}
+            return None if value is None else function(value)
+
+        return QueryGroups(*(mapped(getattr(self, each.name)) for each in fields(self)))
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the fields that are not None."""
-        tokens = [*self.query_tokens.values(), *self.document_tokens.values()]
-        token_tensors = [values for part in tokens for values in (part.ids_T, part.offsets_R1)]
-        return [values for values in self._fields() if values is not None] + token_tensors
-
-    def _fields(self) -> tuple[Tensor | None, ...]:
-        of_documents = self.weights_N, self.positions_N, self.gains_N
-        return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, *of_documents
+        values = [getattr(self, each.name) for each in fields(self)]
+        tokens = [part for value in values if isinstance(value, Mapping) for part in value.values()]
+        of_tokens = [tensor for part in tokens for tensor in (part.ids_T, part.offsets_R1)]
+        return [value for value in values if isinstance(value, Tensor)] + of_tokens
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
         """The groups moved to a device, with their list layout registered."""
@@ -371,20 +370,13 @@ class QueryGroups:
         """The groups with these numbers, in this order; a number may repeat."""
         rows, offsets_M1 = rows_of(self.offsets_Q1, groups_M)
 
-        def take(values: Tensor | None, index: Tensor) -> Tensor | None:
-            return None if values is None else values[index]
+        def taken(name: str) -> Any:
+            value, index = getattr(self, name), groups_M if name in _OF_GROUPS else rows
+            if isinstance(value, Mapping):
+                return {key: tokens.select(index) for key, tokens in value.items()}
+            return None if value is None else value[index]
 
-        return QueryGroups(
-            self.features_NF[rows],
-            offsets_M1,
-            take(self.labels_N, rows),
-            take(self.ids_Q, groups_M),
-            take(self.weights_N, rows),
-            take(self.positions_N, rows),
-            take(self.gains_N, rows),
-            {name: tokens.select(groups_M) for name, tokens in self.query_tokens.items()},
-            {name: tokens.select(rows) for name, tokens in self.document_tokens.items()},
-        )
+        return QueryGroups(offsets_Q1=offsets_M1, **{name: taken(name) for name in _BESIDE_OFFSETS})
 
     @staticmethod
     def concat(parts: Sequence["QueryGroups"]) -> "QueryGroups":
@@ -396,28 +388,21 @@ class QueryGroups:
         if not parts:
             raise ValueError("concat needs at least one batch")
 
-        def join(name: str) -> Tensor | None:
+        def joined(name: str) -> Any:
             values = [getattr(part, name) for part in parts]
-            if all(v is None for v in values):
-                return None
-            if any(v is None for v in values):
+            if isinstance(values[0], Mapping):
+                if any(value.keys() != values[0].keys() for value in values):
+                    raise ValueError(f"{name}: the batches have different fields")
+                return {key: Tokens.concat([value[key] for value in values]) for key in values[0]}
+            if len({value is None for value in values}) > 1:
                 raise ValueError(f"{name}: some batches have it and some do not")
-            return torch.cat(values)
+            return None if values[0] is None else torch.cat(values)
 
-        def join_tokens(owner: str) -> dict[str, Tokens]:
-            tokens: list[Mapping[str, Tokens]] = [getattr(part, owner) for part in parts]
-            if any(part.keys() != tokens[0].keys() for part in tokens):
-                raise ValueError(f"{owner}: the batches have different fields")
-            return {name: Tokens.concat([part[name] for part in tokens]) for name in tokens[0]}
+        offsets_Q1 = to_offsets(torch.cat([part.lengths_Q for part in parts]))
+        return QueryGroups(offsets_Q1=offsets_Q1, **{name: joined(name) for name in _BESIDE_OFFSETS})
 
-        return QueryGroups(
-            torch.cat([part.features_NF for part in parts]),
-            to_offsets(torch.cat([part.lengths_Q for part in parts])),
-            join("labels_N"),
-            join("ids_Q"),
-            join("weights_N"),
-            join("positions_N"),
-            join("gains_N"),
-            join_tokens("query_tokens"),
-            join_tokens("document_tokens"),
-        )
+
+_OF_GROUPS = ("ids_Q", "query_tokens")
+"""The fields with a value or list a group."""
+_BESIDE_OFFSETS = tuple(each.name for each in fields(QueryGroups) if each.name != "offsets_Q1")
+"""These, and the fields with a value or list a document."""

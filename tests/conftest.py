@@ -176,7 +176,7 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
                     for cell in file.row_groups:
                         writer.write_table(table.slice(first, cell.groups))
                         first += cell.groups
-                files.append(file.replace(**vars(commit.files[-1])))
+                files.append(file._replace(**vars(commit.files[-1])))
             manifest = Manifest(features=tuple(features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
         return out

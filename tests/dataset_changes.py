@@ -44,7 +44,7 @@ def with_renamed_files(url: str, folder: Path) -> str:
         path = Path(file.path).with_stem(f"{Path(file.path).stem}-again")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes((Path(url) / file.path).read_bytes())
-        files.append(file.replace(path=str(path)))
+        files.append(file._replace(path=str(path)))
     storage.write_bytes(f"{folder}/{storage.MANIFEST}", before.replace(files=files).model_dump_json().encode())
     return str(folder)
 

@@ -91,7 +91,9 @@ def test_a_sibling_that_a_manifest_names_survives_the_next_commit(tmp_path: Path
 @pytest.mark.parametrize("period", [*OUTSIDE, *UNFIT[:8], "a/b", "x" * 250, ".hidden"])
 def test_a_period_that_names_no_directory_is_refused(data: Path, tmp_path: Path, period: str) -> None:
     change(data, period=period)
-    with pytest.raises(InputError, match=r"manifest\.json: files\.0\.period: .* cannot be the name of a period"):
+    with pytest.raises(
+        InputError, match=r"manifest\.json: files: .* (cannot be the name of a period|that does not fit)"
+    ):
         open_dataset(str(data))
     scores = {"format": "ltrscale-scores", "period": period, "files": [], "groups": 0, "documents": 0}
     write_manifest(tmp_path / "period=p", storage.HIDDEN_MANIFEST, **scores, bundle_hash="", made_by={})
@@ -102,7 +104,7 @@ def test_a_period_that_names_no_directory_is_refused(data: Path, tmp_path: Path,
 @pytest.mark.parametrize("counts", [[-1, 1, 0], [1 << 60, 1, 0], [1, 1, 2], [1, 1, -1], [1, -1, 1], [1, 1 << 60, 1]])
 def test_counts_that_no_row_group_has_are_refused(data: Path, counts: list[int]) -> None:
     change(data, row_groups=[counts])
-    with pytest.raises(InputError, match=r"files\.0\.row_groups\.0: no row group has "):
+    with pytest.raises(InputError, match=r"manifest\.json: files: .*no row group has "):
         open_dataset(str(data))
 
 
@@ -121,7 +123,7 @@ def test_other_lists_of_files_are_checked_too(data: Path, tmp_path: Path) -> Non
     file = {"path": "a", "bytes": 1, "sha256": HASH, "data": "../a", "data_sha256": HASH}
     scores = {"format": "ltrscale-scores", "period": "p", "files": [file], "groups": 0, "documents": 0}
     write_manifest(tmp_path / "period=p", storage.HIDDEN_MANIFEST, **scores, bundle_hash="", made_by={})
-    with pytest.raises(InputError, match=r"files: '\.\./a' cannot be"):
+    with pytest.raises(InputError, match=r"files\.0\.data: '\.\./a' cannot be"):
         read_period(str(tmp_path), "p")
 
 

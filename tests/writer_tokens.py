@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from typing import TypeVar
+from dataclasses import replace
 
-from ltrscale.config import Config
+from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.manifest import Manifest
 
 _WRITER = re.compile(r"(-[0-9a-f]{8})-[0-9a-f]{8}(?=\.\w+$)")
-FileT = TypeVar("FileT", bound=Config)
 
 
 def without_writer(name: str) -> str:
@@ -16,13 +15,13 @@ def without_writer(name: str) -> str:
     return _WRITER.sub(r"\1", name)
 
 
-def files_without_writer(files: Iterable[FileT]) -> tuple[FileT, ...]:
+def files_without_writer(files: Iterable[DataFile]) -> tuple[DataFile, ...]:
     """The same files, with names without the writer's token."""
-    return tuple(file.replace(path=without_writer(file.path)) for file in files)  # type: ignore[attr-defined]
+    return tuple(file._replace(path=without_writer(file.path)) for file in files)
 
 
 def manifest_without_writer(manifest: Manifest) -> Manifest:
     """A manifest in which the names of files have no writer's token."""
     quarantine = tuple(map(without_writer, manifest.quarantine))
-    files, query_ids = (files_without_writer(listed) for listed in (manifest.files, manifest.query_ids))
-    return manifest.replace(files=files, query_ids=query_ids, quarantine=quarantine)
+    query_ids = tuple(replace(file, path=without_writer(file.path)) for file in manifest.query_ids)
+    return manifest.replace(files=files_without_writer(manifest.files), query_ids=query_ids, quarantine=quarantine)

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,11 @@ from jobs.bench.measure import Row, apart
 from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Feature, Manifest
-from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.writer import DatasetWriter
+from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import OPEN_FILES, ParquetReads, open_parquet, plan_reads, read_planned
 from ltrscale.errors import Stopped
@@ -311,12 +310,10 @@ def on_paper() -> Selection:
     """A selection of 35 million lists, 420 million documents, as the manifest of many files would list them."""
     features = tuple(Feature(name=f"f{i}") for i in range(12))
     documents = np.random.default_rng(0).integers(3_000, 5_401, ON_PAPER).tolist()
-    source = FileSource("s3://logs/news", "0" * 64, 1 << 28)
+    file = FileToRead("", "all", dataset="s3://logs/news", sha256="0" * 64, bytes=1 << 28, stored=features)
+    files = [replace(file, url=f"s3://logs/news/part-{i:05d}.parquet") for i in range(-(-ON_PAPER // 32))]
     row_groups = RowGroups.from_iterable(
-        RowGroup(
-            f"s3://logs/news/part-{i // 32:05d}.parquet", i % 32, "all", 350, n, 4, 0, 4 * i, None, source, features
-        )
-        for i, n in enumerate(documents)
+        RowGroup(files[i // 32], i % 32, 350, n, 4, first_labelled=4 * i) for i, n in enumerate(documents)
     )
     return Selection(features, row_groups, "on paper", labelled=False)
 

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Feature, Manifest
-from ltrscale.data.dataset.writer import Compression, DatasetWriter
+from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.progress import log
 

@@ -22,11 +22,10 @@ from jobs.bench.measure import N_FEATURES, Row, apart, mslr_lengths, resident_pe
 from ltrscale import storage
 from ltrscale.batch import to_offsets
 from ltrscale.config import members, validate
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
-from ltrscale.data.dataset.writer import DatasetWriter, to_lists
+from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset, to_lists
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig

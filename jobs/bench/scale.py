@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from jobs.bench.measure import Row, apart, resident_peak
 from ltrscale import storage
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Feature, Manifest, one_view, open_dataset
@@ -26,6 +25,7 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
 from ltrscale.data.dataset.selection import scored_row_groups, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.parts import PartT
 from ltrscale.evaluation.measure.measuring import Measuring

@@ -15,9 +15,8 @@ from torch import nn
 from jobs.bench.measure import N_FEATURES, Row, mslr_lengths, quiet_cpu_seconds
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.dataset.writer import DatasetWriter
+from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker

@@ -44,7 +44,7 @@ def bench_stream() -> list[Row]:
 
 def _compare(selection: Selection, compression: str) -> Row:
     stream = GroupStream(selection, StreamConfig(docs_per_batch=16384))
-    files = sorted({row_group.url for row_group in selection.row_groups})
+    files = sorted({row_group.file.url for row_group in selection.row_groups})
     filesystem, _ = storage.arrow_filesystem(files[0])
     scanned = arrow_dataset.dataset(files, format="parquet", filesystem=filesystem)
     checked = arrow_dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -160,7 +160,7 @@ def _rate(runs: Sequence[_Pass]) -> str:
 
 def _scan(row_groups: Sequence[RowGroup]) -> Iterable[pa.RecordBatch]:
     """All rows in file order, read by pyarrow's scanner; like the readers it verifies page checksums."""
-    urls = sorted({row_group.url for row_group in row_groups})
+    urls = sorted({row_group.file.url for row_group in row_groups})
     paths = [storage.arrow_filesystem(url)[1] for url in urls]
     filesystem, _ = storage.arrow_filesystem(urls[0])
     options = arrow_dataset.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)

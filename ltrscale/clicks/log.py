@@ -124,10 +124,10 @@ def read_log(settings: LogSettings) -> ClickLog:
     plan = [(row_group, False) for row_group in row_groups]
     if settings.held_out is None:
         later = _last_periods(row_groups)
-        plan = [(row_group, row_group.period in later) for row_group in row_groups]
+        plan = [(row_group, row_group.file.period in later) for row_group in row_groups]
     else:
         held_out = _row_groups(settings.held_out)
-        if overlap := {(r.url, r.index) for r in row_groups} & {(r.url, r.index) for r in held_out}:
+        if overlap := {(r.file.url, r.index) for r in row_groups} & {(r.file.url, r.index) for r in held_out}:
             raise InputError(f"held_out and log both read {min(overlap)[0]}; name other periods or another data set")
         plan += [(row_group, True) for row_group in held_out]
         groups += sum(row_group.groups for row_group in held_out)
@@ -146,7 +146,7 @@ def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
     """The fewest last periods with a fifth of the groups; empty for a single period."""
     groups: Counter[str] = Counter()
     for row_group in row_groups:
-        groups[row_group.period] += row_group.groups
+        groups[row_group.file.period] += row_group.groups
     later: set[str] = set()
     for period in sorted(groups, reverse=True)[: len(groups) - 1]:
         if sum(groups[name] for name in later) < _HELD_OUT * groups.total():
@@ -179,7 +179,7 @@ class _Reader:
     def _part(self, row_group: RowGroup, table: pa.Table, held_out: bool) -> _Part:
         for name, remedy in {self.settings.query: "name a column that is there", **_NEEDED}.items():
             if name not in table.column_names:
-                raise InputError(f"{row_group.url}: no column {name!r}; {remedy}")
+                raise InputError(f"{row_group.file.url}: no column {name!r}; {remedy}")
         valid = {name: np.asarray(table.column(name).is_valid(), np.bool_) for name in _NEEDED}
         self.present |= {name for name, valid_Q in valid.items() if valid_Q.any()}
         usable_Q = np.logical_and.reduce(list(valid.values()))
@@ -189,7 +189,7 @@ class _Reader:
         low_N = lists.positions_N < 1
         if low_N.any():
             name = table.column("query_id")[int(lists.group_N[low_N.argmax()])].as_py()
-            raise InputError(f"query {name} of period {row_group.period} has a position below 1; count from 1")
+            raise InputError(f"query {name} of period {row_group.file.period} has a position below 1; count from 1")
         if in_log:
             tally = lists.tally(groups=groups, unusable=groups - len(table))
             self.tally = tally if self.tally is None else self.tally + tally
@@ -257,7 +257,7 @@ class _Lists:
                 column = table.column(name).combine_chunks()
                 if not is_per_document(column, lengths_Q):
                     problem = f"row group {row_group.index}: column {name!r} does not have one value a document"
-                    raise InputError(f"{row_group.url}: {problem}; {PREPARE_AGAIN}")
+                    raise InputError(f"{row_group.file.url}: {problem}; {PREPARE_AGAIN}")
                 columns[name] = spread_over_documents(column, lengths_Q)
         label_column = "relevance" if "relevance" in columns else "labels"
         labels = columns.get(label_column)

@@ -138,13 +138,7 @@ _DIGITS = [i for i in range(36) if i not in (8, 13, 18, 23)]
 
 
 def _uuid_texts(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
-    """UUIDs of 16 bytes as text.
-
-    Example:
-        >>> import uuid
-        >>> _uuid_texts(pa.array([uuid.UUID(int=255).bytes, None], pa.binary(16))).to_pylist()
-        ['00000000-0000-0000-0000-0000000000ff', None]
-    """
+    """UUIDs of 16 bytes as text."""
     missing_N = column.is_null().to_numpy(zero_copy_only=False)
     bytes_NB = np.frombuffer(b"".join(column.fill_null(b"\0" * 16).to_pylist()), np.uint8).reshape(-1, 16)
     text_NC = np.full((len(column), 36), ord("-"), np.uint8)

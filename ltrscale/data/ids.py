@@ -55,16 +55,7 @@ class QueryIds:
 
 
 class SeenHashes:
-    """An exact set of 64-bit hashes that grows on disk; the caller makes `folder` and deletes it.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     seen = SeenHashes(Path(folder))
-        ...     first = seen.add(np.array([3, 1, 3], np.uint64))
-        ...     first.tolist(), seen.add(np.array([1, 2], np.uint64)).tolist(), len(seen)
-        ([False, False, True], [True, False], 3)
-    """
+    """An exact set of 64-bit hashes that grows on disk; the caller makes `folder` and deletes it."""
 
     def __init__(self, folder: Path, *, memory_hashes: int = _MEMORY_HASHES) -> None:
         self._folder = folder

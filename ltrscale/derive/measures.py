@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from ltrscale import storage
 from ltrscale.arrays import Bits, Bools, Doubles, Ints
-from ltrscale.data.dataset.manifest import Dataset, ListedFile
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
 from ltrscale.derive.rewrite import GroupBlock
@@ -161,7 +161,7 @@ class CollectionStatistics:
     vocabulary: Vocabulary
     periods: tuple[str, ...]
 
-    def put(self, commit: storage.Commit) -> ListedFile:
+    def put(self, commit: storage.Commit) -> storage.Placed:
         """Write the statistics as a file of a data set."""
         arrays = {f"frequency.{name}": text.frequency_V for name, text in self.texts.items()}
         arrays |= {f"occurrences.{name}": text.occurrences_V for name, text in self.texts.items()}
@@ -175,7 +175,7 @@ class CollectionStatistics:
         metadata = {"about": json.dumps(header)}
         with commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
-        return ListedFile(**vars(commit.files[-1]))
+        return commit.files[-1]
 
 
 def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, TokenLists]:

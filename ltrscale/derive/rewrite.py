@@ -20,8 +20,7 @@ from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
 from ltrscale.config import Operational
 from ltrscale.data.columns import is_per_document, spread_over_documents
-from ltrscale.data.dataset.commits import commit_dataset
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -36,7 +35,7 @@ from ltrscale.data.dataset.tokens import (
     summed,
     to_columns,
 )
-from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, to_lists
+from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, commit_dataset, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 from ltrscale.stages.stage import DataUrl, Stage
@@ -183,7 +182,7 @@ def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: 
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
         if lengths_Q.sum() != row_group.documents:
             documents = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
-            raise InputError(f"{row_group.url}: row group {row_group.index} has {documents}; {PREPARE_AGAIN}")
+            raise InputError(f"{row_group.file.url}: row group {row_group.index} has {documents}; {PREPARE_AGAIN}")
         yield table, lengths_Q
 
 
@@ -214,16 +213,16 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
     }
     for name, column in lists.items():
         if not is_per_document(column, lengths_Q):
-            where = f"in the files of period {first.period}"
+            where = f"in the files of period {first.file.period}"
             raise InputError(
-                f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
+                f"{first.file.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
             )
     doc_ids = lists.pop("doc_ids", None)
     texts = [name for name in table.schema.names if is_of_documents(name)]
     mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
     unmapped = [name for name in table.schema.names if name not in mapped]
     return GroupBlock(
-        period=first.period,
+        period=first.file.period,
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
@@ -239,9 +238,13 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     try:
         lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
     except (KeyError, ValueError) as error:
-        raise InputError(f"{first.url}: column {name!r} of period {first.period}: {error}; {PREPARE_AGAIN}") from error
+        raise InputError(
+            f"{first.file.url}: column {name!r} of period {first.file.period}: {error}; {PREPARE_AGAIN}"
+        ) from error
     if len(lists) != documents:
-        raise InputError(f"{first.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}")
+        raise InputError(
+            f"{first.file.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}"
+        )
     return lists
 
 
@@ -267,7 +270,7 @@ class GroupWriter:
         source: Dataset,
         *,
         features: Sequence[Feature] | None = None,
-        statistics: ListedFile | None = None,
+        statistics: storage.Placed | None = None,
         renumber: bool,
     ) -> None:
         self._commit = commit
@@ -312,14 +315,14 @@ class GroupWriter:
         )
         return commit_dataset(self._commit, manifest)
 
-    def _copied_statistics(self) -> ListedFile | None:
+    def _copied_statistics(self) -> storage.Placed | None:
         """The statistics of the other data set, as a file of this one."""
         listed = self._source.manifest.statistics
         if listed is None:
             return None
         with self._commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
-        return ListedFile(**vars(self._commit.files[-1]))
+        return self._commit.files[-1]
 
 
 def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

@@ -17,9 +17,9 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.config import as_text
-from ltrscale.data.dataset.commits import ADDED, commands
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Dataset, Feature, ListedFile, Manifest, parse_dataset_manifest
+from ltrscale.data.dataset.manifest import ADDED, Dataset, Feature, Manifest, parse_dataset_manifest
+from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds, hash_ids
@@ -120,7 +120,7 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
             ids.kept.add(hashes)
 
 
-def mapped_ids(url: str, file: ListedFile, folder: Path) -> Bits:
+def mapped_ids(url: str, file: storage.Placed, folder: Path) -> Bits:
     """The hashes in a file of a data set, mapped from a checked copy in `folder`."""
     place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
@@ -134,7 +134,9 @@ def mapped_ids(url: str, file: ListedFile, folder: Path) -> Bits:
     return hashes
 
 
-def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, folder: Path) -> tuple[ListedFile, ...]:
+def record_ids(
+    ids: QueryIds, before: Dataset | None, commit: storage.Commit, folder: Path
+) -> tuple[storage.Placed, ...]:
     """Write a file with the hashes of the kept query ids, if there are any; returns all such files of the data set.
 
     Earlier files less than twice as long are merged into it, so that many additions leave few files.
@@ -146,7 +148,7 @@ def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, fo
         ids.kept.push(mapped_ids(commit.url, files.pop(), folder))
     with commit.file("query-ids/part-{hash}.npy", size=8 * len(ids.kept)) as path:
         ids.kept.save(path)
-    return (*files, ListedFile(**vars(commit.files[-1])))
+    return (*files, commit.files[-1])
 
 
 def _known_ids(before: Dataset) -> Iterator[Bits]:

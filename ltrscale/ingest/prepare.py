@@ -15,11 +15,11 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.config import Operational
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Manifest, open_dataset
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
+from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.additions import (
     check_addable,
@@ -278,7 +278,7 @@ class _Totals:
         return {name: encoder.known for name, encoder in self._encoders.items()}
 
     def manifest(
-        self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[ListedFile, ...] = ()
+        self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[storage.Placed, ...] = ()
     ) -> Manifest:
         """The manifest of all units, including those that an interrupted run finished."""
         collisions = sum(encoder.collisions for encoder in self._encoders.values())

@@ -14,7 +14,7 @@ from typing import Any
 from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.config import as_text, digest
-from ltrscale.data.dataset.manifest import Dataset, ListedFile, Manifest, parse_dataset_manifest
+from ltrscale.data.dataset.manifest import Dataset, Manifest, parse_dataset_manifest
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.ingest.additions import mapped_ids
 from ltrscale.progress import log
@@ -40,8 +40,8 @@ class Unfinished:
         """The number of finished units."""
         self.manifest: Manifest | None = None
         """The manifest of these units alone."""
-        self._id_files: dict[str, ListedFile] = {}
-        self._category_files: dict[str, ListedFile] = {}
+        self._id_files: dict[str, storage.Placed] = {}
+        self._category_files: dict[str, storage.Placed] = {}
         self._saved_at = time.monotonic()
         if commit.saved.get("identity") == self._identity:
             commit.go_on()
@@ -83,17 +83,17 @@ class Unfinished:
             "identity": self._identity,
             "units": units,
             "manifest": manifest.model_dump(mode="json"),
-            "ids": {name: file.model_dump() for name, file in self._id_files.items()},
-            "categories": {name: file.model_dump() for name, file in self._category_files.items()},
+            "ids": {name: vars(file) for name, file in self._id_files.items()},
+            "categories": {name: vars(file) for name, file in self._category_files.items()},
         }
         self._commit.save(document, without=outdated)
         self._saved_at = time.monotonic()
 
-    def _put(self, name: str, write: Callable[[Path], None]) -> ListedFile:
+    def _put(self, name: str, write: Callable[[Path], None]) -> storage.Placed:
         with self._commit.file(f"unfinished/{name}-{{hash}}.npy") as path:
             write(path)
-        return ListedFile(**vars(self._commit.files[-1]))
+        return self._commit.files[-1]
 
 
-def _listed(files: Mapping[str, Any]) -> dict[str, ListedFile]:
-    return {name: ListedFile(**file) for name, file in files.items()}
+def _listed(files: Mapping[str, Any]) -> dict[str, storage.Placed]:
+    return {name: storage.Placed(**file) for name, file in files.items()}

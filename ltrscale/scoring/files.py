@@ -26,7 +26,7 @@ from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, Texts, chosen_files
+from ltrscale.data.dataset.split import Split, Texts, resolve_periods
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device, round_to_tf32
@@ -106,7 +106,8 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
         InputError: the bundle, the data set or a period is missing, or a period's scores would replace something else
             that is committed.
     """
-    ((dataset, files),) = chosen_files(split)
+    (part,) = resolve_periods(split)
+    files = part.files
     hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
     one, *other_hashes = [hashes[url] for url in scorer.bundles]
     bundle_hash = digest([one, *other_hashes]) if other_hashes else one
@@ -121,7 +122,7 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
         out=storage.absolute(out),
         bundle_hashes=hashes,
         bundle_hash=bundle_hash,
-        dataset=dataset,
+        dataset=part.dataset,
         selection=select(split, labelled=False),
         files={period: by_period[period] for period in pending},
         n_current=len(by_period) - len(pending),
@@ -154,7 +155,7 @@ class Done(Strict):
     counts: Counts
 
 
-class FileScorer:
+class _FileScorer:
     """Scores a data file at a time and puts the scores in place."""
 
     def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
@@ -217,7 +218,7 @@ class FileScorer:
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan one by one in this process."""
-    scorer = FileScorer(plan, device=plan.scorer.device, threads=0)
+    scorer = _FileScorer(plan, device=plan.scorer.device, threads=0)
     for file in plan.all_files:
         yield scorer.score(file, advance)
 
@@ -227,7 +228,7 @@ _ACTOR_RETRIES = 3
 
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
-    FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
+    _FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
     workers = plan.scorer.workers
     if plan.files:
         with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
@@ -285,9 +286,9 @@ class _Actor:
         self._plan: Plan = ray.get(shared[0])
 
     @cached_property
-    def _scorer(self) -> FileScorer:
+    def _scorer(self) -> _FileScorer:
         scorer = self._plan.scorer
-        return FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
+        return _FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Score the file with this number; returns the result as JSON, or the error."""

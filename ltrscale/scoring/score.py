@@ -39,6 +39,8 @@ class ScoreJob(ScorerConfig, Stage):
     """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
     out: Operational[str]
     """Directory of the scores."""
+    _planned: Plan | None = None
+    """What the last `is_done` has found to do, for `work`."""
 
     @model_validator(mode="after")
     def _has_room_for_meta(self) -> Self:
@@ -53,7 +55,7 @@ class ScoreJob(ScorerConfig, Stage):
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
         """True, with a log line, if the scores of every period are up to date with the bundle and the data."""
-        plan = self.plan()
+        self._planned = plan = self.plan()
         if not plan.files:
             log.info("score: %s is up to date (%d periods)", self.out, plan.n_current)
         return not plan.files
@@ -69,7 +71,7 @@ class ScoreJob(ScorerConfig, Stage):
                 bundle cannot score, or gives a score that is not a finite float32.
         """
         start = time.monotonic()
-        plan = self.plan()
+        plan, self._planned = self._planned or self.plan(), None
         total = total_of([])
         with (
             progress("score", plan.all_files.counts().documents) as advance,
@@ -113,7 +115,7 @@ class _Committing:
             url = period_url(self._plan.out, period)
             self._open[period] = storage.Commit(url, manifest=storage.HIDDEN_MANIFEST), {}
         commit, of_period = self._open[period]
-        commit.adopt([storage.Placed(result.file.path, result.file.bytes, result.file.sha256)])
+        commit.adopt([result.file])
         of_period[result.file.data] = result
         if len(of_period) < len(self._plan.files[period]):
             return None

@@ -193,20 +193,10 @@ def _far(share: float, training: float, lists: tuple[int, int]) -> float:
 
 
 def _divergence(share: float, other: float) -> float:
-    """Kullback-Leibler divergence of two shares; `other` may be 0 or 1 only if both are.
-
-    Example:
-        >>> _divergence(0.5, 0.5), round(_divergence(1.0, 0.5), 3)
-        (0.0, 0.693)
-    """
+    """Kullback-Leibler divergence of two shares; `other` may be 0 or 1 only if both are."""
     return sum(p * math.log(p / q) for p, q in ((share, other), (1 - share, 1 - other)) if p > 0)
 
 
 def _percent(share: float) -> str:
-    """A share as a percentage in two digits.
-
-    Example:
-        >>> _percent(1.0), _percent(0.0213), _percent(0.0004)
-        ('100%', '2.1%', '0.04%')
-    """
+    """A share as a percentage in two digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else "100%"

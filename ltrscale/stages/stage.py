@@ -35,7 +35,8 @@ from ltrscale.data.dataset.split import (
     Splits,
     SplitsWithTest,
     Texts,
-    chosen_files,
+    periods_read,
+    resolve_periods,
     with_periods_named,
     with_relative_named,
 )
@@ -59,9 +60,9 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     datasets: dict[str, Dataset] = {}
     periods: dict[str, set[str]] = {}
     for split in splits:
-        for url, (dataset, files) in zip(split.data, chosen_files(split), strict=True):
-            datasets[url] = dataset
-            periods.setdefault(url, set()).update(files.periods)
+        for url, part in zip(split.data, resolve_periods(split), strict=True):
+            datasets[url] = part.dataset
+            periods.setdefault(url, set()).update(part.periods)
     hashes = {url: datasets[url].manifest.hash_of(periods[url]) for url in datasets}
     for split in splits:
         if split.scores:
@@ -140,8 +141,7 @@ def _still_there(split: Split) -> list[str]:
 def scored_by(split: Split) -> list[str]:
     """The bundles behind the scores that serve as labels of a split."""
     assert split.scores is not None
-    periods = sorted({period for _, files in chosen_files(split) for period in files.periods})
-    scored = list(read_periods(split.scores, periods))
+    scored = list(read_periods(split.scores, periods_read(split)))
     try:
         bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
         return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})

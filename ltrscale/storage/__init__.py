@@ -20,7 +20,6 @@ from ltrscale.storage.committed import (
     MANIFEST,
     at_once,
     is_whole,
-    listed_in,
     parse_manifest,
     read_manifest,
     read_verified,
@@ -52,15 +51,12 @@ from ltrscale.storage.files import (
 )
 from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
-from ltrscale.storage.manifest_parts import read_manifest_part, sizes_in
+from ltrscale.storage.listing import are_hashes, listed_in, read_manifest_part, sizes_in
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
     absolute,
-    are_hashes,
-    check_entries,
     check_links,
-    check_listed_paths,
     check_scheme,
     is_local,
     join,
@@ -74,8 +70,8 @@ from ltrscale.storage.writers import Lease, is_held, join_leases, share_leases
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
-    "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_entries", "check_lease",
-    "check_links", "check_listed_paths", "check_scheme", "children", "clock_ahead_s", "create_exclusively",
+    "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_lease",
+    "check_links", "check_scheme", "children", "clock_ahead_s", "create_exclusively",
     "delta_options", "exists", "filesystem", "fingerprint", "heeds_conditions", "hold", "is_disk_full", "is_fault",
     "is_held", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path",
     "local_path", "named_errors", "open_input", "parse_manifest", "patiently", "period_name", "read_bytes",

@@ -22,8 +22,6 @@ from ltrscale.storage.committed import (
     delete_kept,
     deleting,
     kept_at,
-    listed_in,
-    names_in,
     parse_manifest,
     read_manifest,
     write_kept,
@@ -31,13 +29,15 @@ from ltrscale.storage.committed import (
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
-from ltrscale.storage.manifest_parts import no_longer_listed
+from ltrscale.storage.listing import listed_in, sizes_in
 from ltrscale.storage.names import is_local, join, local_path
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A file put in place by a commit: its name in the directory, bytes and content hash."""
+    """A file of a directory as manifests list it: its name there, bytes and content hash."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - for pydantic, which reads manifests
 
     path: str
     bytes: int
@@ -119,9 +119,8 @@ class Commit:
     def file(self, name: str, *, size: int = 0) -> Iterator[Path]:
         """A local path to write; the file is in place under `name` at the end of the block, or of the commit.
 
-        Args:
-            name: in the directory; with `{hash}` it belongs to this writer alone, see above.
-            size: approximate bytes of the file, so that a full disk is reported before the block writes.
+        With `{hash}` a name belongs to this writer alone, see above. `size` is approximate, so that a full disk is
+        reported before the block writes.
 
         Raises:
             InputError: the disk is full, now or while the block writes.
@@ -200,9 +199,11 @@ class Commit:
         document = {"files": [vars(f) for f in self.files], **manifest}
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._see(placed for placed in self.files if placed.path not in self._waiting)
-        stale = set(no_longer_listed(self.url, self._previous, document)) - {file.path for file in self.files}
+        before, now = ({part["path"] for part in each.get("parts", [])} for each in (self._previous, document))
+        listed = sizes_in(self.url, document, without=before & now).keys() | {file.path for file in self.files}
+        stale = sizes_in(self.url, self._previous, without=before & now, despite_damage=True).keys() - listed
         if self.saved:  # `stale` already has its files that the old manifest lists
-            stale |= listed_in(self.saved).keys() - set(names_in(self.url, document))
+            stale |= listed_in(self.saved).keys() - sizes_in(self.url, document).keys()
         self._flush()
         with self._exclusively():
             check_lease(self.url)
@@ -302,9 +303,9 @@ class Commit:
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
             own_files = {placed.path for placed in self.files if placed.path not in self._waiting}
             # perhaps our own: S3 may have stored it and lost the answer
-            committed = names_in(self.url, read_manifest(self.url, self._name))
+            committed = sizes_in(self.url, read_manifest(self.url, self._name))
             saved = listed_in(self.saved) if self._gone_on else {}
-            for name in own_files - self._kept - set(committed) - saved.keys():
+            for name in own_files - self._kept - committed.keys() - saved.keys():
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := own_files & self._kept:
                 write_kept(self.url, kept | kept_at(self.url))

@@ -18,7 +18,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.lease import check_lease
-from ltrscale.storage.manifest_parts import names_to_delete, sizes_in
+from ltrscale.storage.listing import check_files, listed_in, sizes_in
 from ltrscale.storage.names import is_local, join, local_path
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
         raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")
-    names.check_files(manifest, path)
+    check_files(manifest, path)
     return manifest
 
 
@@ -69,11 +69,6 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
     if hashlib.sha256(data).hexdigest() != listed[name]:
         raise InputError(f"{path}: its content is not what was committed (hash differs); make the directory again")
     return data
-
-
-def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
-    """Content hashes of a manifest's files by name, including the files beside the data."""
-    return {str(f["path"]): str(f["sha256"]) for f in names.files_in(manifest or {})}
 
 
 def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
@@ -119,11 +114,8 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
     So nobody sees a manifest without its files. Nothing is deleted if nothing is committed. Files that only a lost or
     damaged part of the manifest lists stay there, which is logged.
 
-    Args:
-        url: the directory.
-        own: names of files that the caller's writers put directly there, with the first digits of the content's hash as
-            the first group. Such files are deleted too, and only they if the manifest is missing or damaged.
-        name: of the manifest.
+    Files directly there whose names match `own`, with the first digits of the content's hash as the first group, are
+    the caller's. They are deleted too, and only they if the manifest is missing or damaged.
     """
     try:
         manifest = read_manifest(url, name)
@@ -132,14 +124,14 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
             raise
         manifest = {}
     if manifest is not None or own is not None:
-        listed = {*names_to_delete(url, manifest or {})}
+        listed = {*sizes_in(url, manifest, despite_damage=True)}
         if own is not None:
             listed.update(path for path in files.below(url) if (match := own.fullmatch(path)) and _has_hash(url, match))
         check_lease(url)
         with deleting(url, listed):
             files.remove(join(url, name))
     if is_local(url):  # also if nothing is committed: a killed withdrawal may have left the folder
-        files.remove_empty(local_path(url), local_path(url).parent)
+        files.remove_empty(url, str(local_path(url).parent))
 
 
 def _has_hash(url: str, name: re.Match[str]) -> bool:
@@ -149,12 +141,7 @@ def _has_hash(url: str, name: re.Match[str]) -> bool:
 
 
 def withdraw_below(url: str, loose: Collection[str]) -> None:
-    """Withdraw all committed directories at and below a directory, and delete the files there with these names.
-
-    Args:
-        url: the directory.
-        loose: names of files, such as `log.txt` or `run/log.txt`.
-    """
+    """Withdraw all committed directories at and below a directory, and delete the files there with these endings."""
     paths = files.below(url)
     for name in paths:
         folder, _, last = name.rpartition("/")
@@ -167,16 +154,13 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
 
 def kept_at(url: str) -> set[str]:
     """The files that the next commit of a directory is to delete."""
-    return set(names_in(url, read_manifest(url, KEPT)))
+    return {*sizes_in(url, read_manifest(url, KEPT))}
 
 
 def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> None:
     """Leave the deletion of exactly these files to the next commit, even if this process dies.
 
-    Args:
-        url: the directory.
-        paths: the files.
-        ends: the hash of the manifest that completes the unfinished work there.
+    `ends` is the hash of the manifest that completes the unfinished work there.
     """
     if paths or ends:
         kept = {"quarantine": sorted(paths), **({"ends": ends} if ends else {})}
@@ -189,10 +173,7 @@ def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> 
 def deleting(url: str, paths: Collection[str], *, ends: bytes | None = None) -> Iterator[None]:
     """Delete files that the block makes useless; if this process is killed, the next commit deletes them.
 
-    Args:
-        url: the directory.
-        paths: the files.
-        ends: the manifest that the block puts in place, if it completes the unfinished work there.
+    `ends` is the manifest that the block puts in place, if it completes the unfinished work there.
     """
     if not paths and ends is None:
         yield
@@ -226,7 +207,7 @@ def delete_kept(url: str) -> None:
     except InputError as error:
         _log.warning("%s; files of an earlier commit stay there", error)
         return
-    for name in names_in(url, document):
+    for name in sizes_in(url, document):
         if name not in committed:
             files.remove_with_folders(names.listed_file(url, name), url)
     write_kept(url, ())
@@ -249,13 +230,13 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     for folder in _folders_of(found, KEPT):
         if not folder.startswith(tuple(leased)):  # another writer may be about to commit these files
             delete_kept(join(url, folder))
-            _remove_empty(join(url, folder), url)
+            files.remove_empty(join(url, folder), url)
     orphans = _orphans(url, [name for name in found if left_there.search(name)])
     for name in orphans:
         files.remove_with_folders(names.listed_file(url, name), url)
     for folder in files.folders_below(url):
         if left_there.search(folder):
-            _remove_empty(join(url, folder), url)
+            files.remove_empty(join(url, folder), url)
     if orphans:
         _log.info("%s: removed %d files that an earlier writer had left", url, len(orphans))
 
@@ -292,12 +273,6 @@ def _folders_of(paths: Iterable[str], last: str) -> list[str]:
     return [path.removesuffix(last) for path in paths if path.rpartition("/")[2] == last]
 
 
-def _remove_empty(folder: str, root: str) -> None:
-    """Delete a local folder and its parents below `root` while they are empty."""
-    if is_local(root):
-        files.remove_empty(local_path(folder), local_path(root))
-
-
 def _folders(name: str) -> list[str]:
     """The folders above a file with a trailing slash, from the directory itself ("") down to the file's own."""
     parts = name.split("/")[:-1]
@@ -307,9 +282,4 @@ def _folders(name: str) -> list[str]:
 def _listed_at(url: str, *, also: Sequence[str] = ()) -> set[str]:
     """The files listed by a directory's manifests, its unfinished work and documents named in `also`."""
     documents = (read_manifest(url, name) for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED, *also))
-    return {name for document in documents for name in names_in(url, document)}
-
-
-def names_in(url: str, manifest: Mapping[str, Any] | None) -> list[str]:
-    """The files that a directory's manifest and its parts list, quarantine included."""
-    return list(sizes_in(url, manifest or {}))
+    return {name for document in documents for name in sizes_in(url, document)}

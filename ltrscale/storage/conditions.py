@@ -80,11 +80,7 @@ def warn(store: str, what: str) -> None:  # noqa: ARG001 - once per store
 
 
 def clock_ahead_s(url: str) -> float:
-    """Seconds by which the clock of S3 is ahead of this machine's, to about a second.
-
-    Args:
-        url: an object that is there.
-    """
+    """Seconds by which the clock of S3 is ahead of this machine's, to about a second; the object must be there."""
     head = _head_object(url)
     date = head["ResponseMetadata"]["HTTPHeaders"].get("date") if head else None
     return parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0

@@ -128,13 +128,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def disk_full(url: str, need: int, folder: Path) -> InputError:
-    """The error for a disk without space for the file at `url`.
-
-    Args:
-        url: the file or directory to be written.
-        need: its bytes; 0 if they are only known to exceed the free space.
-        folder: a directory on the disk.
-    """
+    """The error for the disk of `folder` without space for the file at `url`, of `need` bytes if these are known."""
     free = f"{shutil.disk_usage(folder).free:,}"
     url = url.replace("-{hash}", "")  # an unfinished file has no hash yet
     shortage = f"{need:,} bytes are needed, {free} are free" if need else f"more than the {free} bytes free are needed"
@@ -144,12 +138,9 @@ def disk_full(url: str, need: int, folder: Path) -> InputError:
 
 @contextmanager
 def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[None]:
-    """Turn an error of a file system into one line with the URL.
+    """Turn an error of a file system into one line with the URL and what was being done.
 
-    Args:
-        url: the file or directory that is read or written.
-        doing: the verb of the message.
-        need: bytes to be written, if known, for the message of a full disk.
+    `need` are the bytes to be written, if known, for the message of a full disk.
 
     Raises:
         UnavailableError: the store cannot be reached or is overloaded.

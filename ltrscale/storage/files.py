@@ -187,10 +187,7 @@ def _locked(path: Path) -> int:
 def put(local: Path, url: str, digest: str) -> None:
     """Move a local file to a URL; a local URL must be on the same file system.
 
-    Args:
-        local: the file.
-        url: its new place.
-        digest: hash of its content; S3 stores it as metadata of the object, for `is_there`.
+    S3 stores the content's hash as metadata of the object, for `is_there`.
     """
     fs, path = filesystem(url)
     bytes_ = local.stat().st_size
@@ -208,10 +205,9 @@ def put(local: Path, url: str, digest: str) -> None:
 
 
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
-    """Move a local file to a URL if the object there still has this stamp (see `conditions.stamp`).
+    """Move a local file to a URL if the object there still has this stamp, see `conditions.stamp`; else False.
 
-    Returns:
-        Whether it is there now. On a local disk the caller must use `exclusively`.
+    On a local disk the caller must use `exclusively`.
     """
     if is_local(url) or not url.startswith("s3://"):
         put(local, url, digest)
@@ -379,13 +375,13 @@ def remove(url: str) -> None:
 def remove_with_folders(url: str, root: str) -> None:
     """Delete a file, and the folders below `root` that become empty."""
     remove(url)
-    if is_local(url):
-        remove_empty(local_path(url).parent, local_path(root))
+    remove_empty(url.rpartition("/")[0], root)
 
 
-def remove_empty(folder: Path, root: Path) -> None:
-    """Delete a local folder and its parents below `root` while they are empty."""
+def remove_empty(url: str, root: str) -> None:
+    """Delete a folder and its parents below `root` while they are empty; object stores have none."""
+    folder, top = local_path(url), local_path(root)
     with contextlib.suppress(OSError):  # `rmdir` refuses a folder that is not empty
-        while folder != root and folder.is_relative_to(root):
+        while is_local(root) and folder != top and folder.is_relative_to(top):
             folder.rmdir()
             folder = folder.parent

@@ -60,10 +60,8 @@ def check_lease(url: str) -> None:
 def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
     """Hold a directory while the block runs; takes no second lease if this process holds it already.
 
-    Args:
-        url: the directory.
-        only_left: hold it only if a dead holder has left its lease, and otherwise yield no token. The lease of another
-            machine is watched until it is renewed or lapses.
+    With `only_left` it is held only if a dead holder has left its lease, and otherwise no token is yielded. The lease
+    of another machine is watched until it is renewed or lapses.
 
     Yields:
         The tokens of earlier holders that have not released it, for `committed.sweep` to remove their leftovers.

@@ -4,9 +4,8 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from ltrscale.errors import InputError
 
@@ -41,9 +40,6 @@ def check_scheme(url: str, also: Collection[str] = ()) -> None:
 
     Raises:
         InputError: it does not.
-
-    Example:
-        >>> check_scheme("s3://bucket/config.yaml")
     """
     scheme = url.partition("://")[0] if "://" in url else "file"
     # fsspec would chain file systems at "::", and treat the text after `data:` as content
@@ -58,7 +54,6 @@ _PATTERNS = set("\\*?[]")
 _RESERVED = {"manifest.json", "_manifest.json"}
 RUN, HIDDEN_RUN = "run", "_run"
 """The directory of a job's own log, which no manifest owns; the second is for directories that other programs read."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 100
 
 
@@ -91,20 +86,6 @@ def listed_path(text: str) -> str:
 _FOLDER = r"(?!_?manifest\.json/)[A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/"
 _PLAIN = re.compile(rf"(?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}")
 """Paths as writers make them, which are all valid."""
-_PLAIN_LINES = re.compile(rf"({_PLAIN.pattern}\n)*")
-
-
-def check_listed_paths(paths: Sequence[str]) -> None:
-    """Check many paths like `listed_path`.
-
-    Raises:
-        ValueError: as `listed_path`, for the first invalid path.
-    """
-    # one match for all paths of the usual form, because there may be a hundred thousand
-    lines = "".join(f"{path}\n" for path in paths)
-    if lines.count("\n") != len(paths) or not _PLAIN_LINES.fullmatch(lines):
-        for path in paths:
-            listed_path(path)
 
 
 def period_name(text: str) -> str:
@@ -128,91 +109,6 @@ def _part_fault(part: str, on_disk: str = "") -> str | None:
     if not part.isprintable() or _PATTERNS.intersection(part):
         return "it has a control character or one of \\ * ? [ ]"
     return f"a part is longer than {_PART_BYTES} bytes" if len((on_disk or part).encode()) > _PART_BYTES else None
-
-
-_LISTS = ("files", "parts", "query_ids")
-"""Keys of a manifest that hold entries of files."""
-
-
-def files_in(manifest: Mapping[str, Any]) -> list[Any]:
-    """The entries of the files that a manifest itself lists: data, parts, hashes of ids, vocabulary and statistics."""
-    single = (manifest.get("vocabulary"), manifest.get("statistics"))
-    single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
-    return [*(entry for key in _LISTS for entry in manifest.get(key, [])), *single_files]
-
-
-def check_files(manifest: Mapping[str, Any], where: str) -> None:
-    """Check the files that a manifest lists: unique paths below its directory, with content hash and size.
-
-    Raises:
-        InputError: an entry is invalid; names the entry.
-    """
-    for key in _LISTS:
-        if not isinstance(manifest.get(key, []), list):
-            raise InputError(f"{where}: {key} is no list; make the directory again")
-    check_entries(files_in(manifest), where)
-    quarantine = manifest.get("quarantine", [])
-    if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
-        raise InputError(f"{where}: quarantine is no list of paths; make the directory again")
-    for name in quarantine:
-        try:
-            listed_path(name)
-        except ValueError as error:
-            raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
-
-
-def check_entries(files: Sequence[Any], where: str) -> None:
-    """Check the entries like `check_files`."""
-    seen = set()
-    for i, file in enumerate([] if _are_plain(files) else files):
-        fault = _file_fault(file)
-        if fault is None and file["path"] in seen:
-            fault = f"{file['path']!r} is listed twice"
-        if fault:
-            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
-        seen.add(file["path"])
-
-
-def are_hashes(texts: Sequence[str]) -> bool:
-    """True if each text is a content hash, as SHA-256 is written: 64 digits, lower case.
-
-    Example:
-        >>> are_hashes(["0f" * 32]), are_hashes(["0F" * 32]), are_hashes(["0f" * 31 + " f"])
-        (True, False, False)
-    """
-    digits = "".join(texts)
-    try:  # a regular expression takes a tenth of a second for a hundred thousand
-        return {*map(len, texts)} <= {64} and bytes.fromhex(digits).hex() == digits
-    except ValueError:
-        return False
-
-
-def _are_plain(files: Sequence[Any]) -> bool:
-    """Fast path: true if every entry is canonical, so that none needs its own check."""
-    try:
-        paths, hashes, sizes = ([file[key] for file in files] for key in ("path", "sha256", "bytes"))
-        path_lines, have_hashes = "".join(f"{path}\n" for path in paths), are_hashes(hashes)
-        is_each_a_line = path_lines.count("\n") == len({*paths}) == len(paths)
-    except (TypeError, LookupError):
-        return False
-    has_sizes = {*map(type, sizes)} <= {int} and all(0 <= size < 1 << 63 for size in sizes)
-    return is_each_a_line and has_sizes and have_hashes and _PLAIN_LINES.fullmatch(path_lines) is not None
-
-
-def _file_fault(file: Any) -> str | None:
-    """The fault of an entry in a manifest's list of files; None if it is valid."""
-    if not isinstance(file, dict) or not isinstance(file.get("path"), str):
-        return "no path"
-    try:
-        listed_path(file["path"])
-    except ValueError as error:
-        return str(error)
-    digest, size = file.get("sha256"), file.get("bytes", 0)
-    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-        return f"sha256 of {file['path']!r} is no content hash of 64 digits"
-    if type(size) is not int or not 0 <= size < 1 << 63:  # `type`, since a bool is an int too
-        return f"bytes of {file['path']!r} is no size"
-    return None
 
 
 def listed_file(url: str, name: str) -> str:

@@ -43,7 +43,7 @@ _regions: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Connection:
+class _Connection:
     """The settings to reach a bucket as s3fs does."""
 
     bucket: str
@@ -72,7 +72,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
             remedy = "write it as http://HOST:PORT or https://HOST in AWS_ENDPOINT_URL or endpoint_url of ~/.aws/config"
             raise InputError(f"{error}; {remedy}") from error
 
-    async def _connection(self, bucket: str) -> Connection:
+    async def _connection(self, bucket: str) -> _Connection:
         client = await self.set_session()
         endpoint, region = str(client.meta.endpoint_url).rstrip("/"), str(client.meta.region_name)
         http = client._endpoint.http_session  # there is no public access to what follows
@@ -92,7 +92,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
                 raise NoCredentialsError
             frozen = await credentials.get_frozen_credentials()  # renews keys that are about to expire
             keys = (frozen.access_key, frozen.secret_key, frozen.token)
-        return Connection(
+        return _Connection(
             bucket, None if is_amazon else endpoint, region, not in_path, str(ca_file) if secure else None, proxy, keys
         )
 
@@ -173,13 +173,13 @@ class _Content:
         self._stream.close()
 
 
-def arrow_client(connection: Connection) -> Any:
+def arrow_client(connection: _Connection) -> Any:
     """The S3 client of pyarrow, reused with its open connections until a setting changes."""
     return _arrow_client(connection, os.getpid())  # a fork cannot use the client of its parent
 
 
 @lru_cache(maxsize=16)
-def _arrow_client(connection: Connection, process: int) -> Any:  # noqa: ARG001 - see above
+def _arrow_client(connection: _Connection, process: int) -> Any:  # noqa: ARG001 - see above
     from pyarrow import fs as arrow  # imported late: some processes never read Parquet
 
     scheme, _, host = (connection.endpoint or "https://").partition("://")
@@ -201,7 +201,7 @@ def _arrow_client(connection: Connection, process: int) -> Any:  # noqa: ARG001 
 
 
 @contextmanager
-def rust_options(connection: Connection) -> Iterator[dict[str, str]]:
+def rust_options(connection: _Connection) -> Iterator[dict[str, str]]:
     """Options of deltalake's S3 client, for use inside the block."""
     endpoint = connection.endpoint or ""
     if connection.bucket_in_host:

@@ -31,18 +31,11 @@ _own: dict[Path, tuple[Path, int]] = {}
 def make(*, longest: int | None = None) -> Path:
     """A new empty directory, removed at the end of this process at the latest.
 
-    Args:
-        longest: maximum bytes of its path; if TMPDIR is too deep, the directory is made below /tmp.
+    If TMPDIR is so deep that the path would be above `longest` bytes, the directory is made below /tmp.
 
     Raises:
         InputError: another user's directory has the name of ours.
         OSError: the disk is full or cannot be written to.
-
-    Example:
-        >>> folder = make()
-        >>> oct(folder.stat().st_mode)
-        '0o40700'
-        >>> folder.rmdir()
     """
     base = Path(tempfile.gettempdir())
     root = base / f"ltrscale-{os.getuid()}"

@@ -21,7 +21,7 @@ from ltrscale.config import is_current, made_by
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
+from ltrscale.data.stream.parts import Part, Run, parts_of, run_here, spread
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.bert import bert_config, bert_weights
 from ltrscale.models.choices import NetworkConfig
@@ -54,7 +54,7 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
     """
     kinds = [feature.kind for feature in selection.features]
     needed = wanted(kinds, config.transform, bins=config.numbers.fitted_bins, documents=selection.n_documents)
-    statistics, parts = FeatureStatistics(needed), cut_into_parts(selection)
+    statistics, parts = FeatureStatistics(needed), [*parts_of(selection)]
     with progress("feature statistics", selection.n_documents) as advance:
         for part, of_part in zip(parts, run(partial(_statistics_of_part, needed), parts), strict=True):
             statistics.merge(of_part)
@@ -90,7 +90,7 @@ def sample_inputs(
     Raises:
         InputError: as `fit`.
     """
-    sample, parts = Sample(size, selection.n_documents), cut_into_parts(selection)
+    sample, parts = Sample(size, selection.n_documents), [*parts_of(selection)]
     with progress("feature marginals", selection.n_documents) as advance:
         of_parts = run(partial(_sample_of_part, transform, size, selection.n_documents), parts)
         for part, of_part in zip(parts, of_parts, strict=True):
@@ -148,7 +148,7 @@ def masked_features(
         InputError: as `MaskConfig.rates`, or a file is missing or damaged.
     """
     unique = UniqueInGroup(len(selection.features))
-    for of_part in run(_unique_of_part, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
+    for of_part in run(_unique_of_part, parts_of(spread(selection, documents=_DOCUMENTS))):
         unique.merge(of_part)
     names = [feature.name for feature in selection.features]
     identified, suspects = identifying(selection.features, unique.shares())

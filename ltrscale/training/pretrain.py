@@ -13,7 +13,7 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.config import Operational, is_current, overlay
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, chosen_files
+from ltrscale.data.dataset.split import Split, resolve_periods
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
@@ -92,7 +92,7 @@ class PretrainJob(TrainingStage):
 
     def check(self) -> None:
         """Refuse missing data sets and periods."""
-        chosen_files(self.documents, "train")
+        resolve_periods(self.documents, "train")
 
     def splits_read(self) -> list[Split]:
         """The training split."""

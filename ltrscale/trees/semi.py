@@ -18,7 +18,7 @@ from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
+from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
@@ -194,7 +194,7 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
 
 def _by_part(selection: Selection, function: Callable[[Part], T], label: str, run: Run) -> Iterator[T]:
     """The results of a function for each part of a selection, with a progress bar."""
-    parts = cut_into_parts(selection)
+    parts = [*parts_of(selection)]
     with progress(label, selection.n_documents) as advance:
         for part, of_part in zip(parts, run(function, parts), strict=True):
             yield of_part

@@ -14,10 +14,10 @@ from waiting import wait_until
 
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.data.dataset import commits
-from ltrscale.data.dataset.commits import commit_dataset
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
-from ltrscale.data.dataset.manifest import ListedFile, Manifest
+from ltrscale.data.dataset.manifest import Manifest
+from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
@@ -94,7 +94,7 @@ def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
         file = DataFile(**placed, period="a", longest=2, row_groups=(Counts(1, 2, 1),))
         kept = {
             "files": DataFiles.from_iterable([file]),
-            "query_ids": (ListedFile(**ids),),
+            "query_ids": (storage.Placed(**ids),),
             "made_by": {"time": suffix},
         }
         commit_dataset(commit, Manifest(features=(), **kept))
@@ -120,7 +120,7 @@ def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_names_places_and_logs_do_not_count(tmp_path: Path, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if in_parts:
-        monkeypatch.setattr(commits, "_FEW_FILES", 0)
+        monkeypatch.setattr(writer, "_FEW_FILES", 0)
     one, other = outcome(_round(f"{tmp_path}/one")), outcome(_round(f"{tmp_path}/other", suffix="-another"))
     assert differences(other, one) == []
     assert len(one.facts) >= 12

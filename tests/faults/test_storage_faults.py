@@ -28,7 +28,7 @@ from writer_tokens import without_writer
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.row_groups import FileToRead, RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ids import SeenHashes
@@ -173,7 +173,7 @@ def test_a_row_group_is_read_after_more_failures_than_pyarrow_takes(
     storage.write_bytes(url, (tmp_path / "table").read_bytes())
     proxy.share, proxy.fault, failed = 1.0, fault, itertools.count()
     proxy.match = lambda used, _: used == method and next(failed) < 12
-    row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
+    row_group = RowGroup(FileToRead(url, "2026-W01"), 0, groups=2, documents=2, labelled=2)
     (read,) = read_direct([row_group], ["x"])
     assert read.equals(table)
     assert proxy.failed == 12
@@ -191,7 +191,7 @@ def test_what_comes_short_is_never_taken_for_the_whole(
     pq.write_table(table, tmp_path / "table", row_group_size=10_000, write_page_checksum=True, compression="none")
     commit(url, {"large": large, "table": (tmp_path / "table").read_bytes()})
     files = [storage.join(url, name) for name in ("large", "manifest.json", "table")]
-    row_groups = [RowGroup(files[2], i, "2026-W01", 10_000, 10_000, 0, gid_base=0, first_labelled=0) for i in (0, 1)]
+    row_groups = [RowGroup(FileToRead(files[2], "2026-W01"), i, 10_000, 10_000, 0) for i in (0, 1)]
     reads: dict[str, tuple[Callable[[], Any], Any]] = {
         "large": (lambda: storage.read_bytes(files[0]), large),
         "stream": (lambda: read_in_pieces(files[0]), large),
@@ -225,7 +225,7 @@ def test_a_store_that_fails_is_not_taken_for_a_damaged_file(
 ) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "table")
     storage.write_bytes(url, (tmp_path / "table").read_bytes())
-    row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
+    row_group = RowGroup(FileToRead(url, "2026-W01"), 0, groups=2, documents=2, labelled=2)
     environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     PatientS3.clear_instance_cache()
     for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_parquet(url, ["x"], 10))):
@@ -436,7 +436,7 @@ def test_a_permanent_refusal_is_reported_at_once_by_its_name(
 def test_keys_that_expire_while_a_file_is_read_are_named(proxy: FaultyProxy, url: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "table")
     storage.write_bytes(url, (tmp_path / "table").read_bytes())
-    row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
+    row_group = RowGroup(FileToRead(url, "2026-W01"), 0, groups=2, documents=2, labelled=2)
     proxy.share, proxy.fault = 1.0, EXPIRED
     proxy.match = lambda method, _: method == "GET"
     for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_parquet(url, ["x"], 10))):

@@ -13,7 +13,7 @@ from preparing import prepare, rejections_of, rows_of
 
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.data.dataset import commits
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.ids import hash_ids
@@ -153,7 +153,7 @@ def test_what_was_added_is_not_replaced_unasked(tmp_path: Path) -> None:
 
 
 def test_a_data_set_in_parts_knows_its_additions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_FEW_FILES", 1)
+    monkeypatch.setattr(writer, "_FEW_FILES", 1)
     out = str(tmp_path / "out")
     prepare(config(write_days(tmp_path, [1, 2])), out)
     datasets = [prepare(config(write_days(tmp_path, [day]), add=True), out) for day in (3, 4, 5)]

@@ -23,7 +23,7 @@ from source_blocks import blocks_of, features_of, rows_of
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.times import ISO, Clock, format_of, instants, is_day_number, part_of, periods
+from ltrscale.data.times import ISO, Clock, _is_day_number, format_of, instants, part_of, periods
 from ltrscale.errors import InputError
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
@@ -191,7 +191,7 @@ ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/
 
 
 @given(
-    seconds=st.lists(st.integers(0, 2_000_000_000).filter(lambda n: not is_day_number(n)), min_size=1, max_size=20),
+    seconds=st.lists(st.integers(0, 2_000_000_000).filter(lambda n: not _is_day_number(n)), min_size=1, max_size=20),
     zone=st.sampled_from(ZONES),
     period=st.sampled_from(["week", "day", "hour"]),
 )

@@ -15,9 +15,10 @@ import torch
 from preparing import prepare
 
 from ltrscale import bundle, storage
+from ltrscale.arrays import place_in_group
 from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import Dataset, Feature
-from ltrscale.data.dataset.scores import find_scores, ranks
+from ltrscale.data.dataset.scores import find_scores
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.models.encoders import ResNetConfig
@@ -145,7 +146,7 @@ def test_ranks_and_scores_agree_and_ties_keep_their_order() -> None:
     lengths_Q = rng.integers(0, 6, 200)
     offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
     scores_N = rng.integers(-1, 3, offsets_Q1[-1]).astype(np.float64)
-    ranks_N = ranks(scores_N, offsets_Q1)
+    ranks_N = 1 + place_in_group(offsets_Q1, -scores_N)
     for first, last in itertools.pairwise(offsets_Q1.tolist()):
         best = sorted(range(first, last), key=lambda i: -scores_N[i])  # stable
         assert ranks_N[best].tolist() == list(range(1, last - first + 1))

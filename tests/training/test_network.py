@@ -24,7 +24,7 @@ from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
+from ltrscale.data.stream.parts import Part, Run, parts_of, run_here, spread
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
@@ -181,7 +181,7 @@ def selection(features_NF: Tensor, write_dataset: Callable[..., str]) -> Selecti
 
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "cut_into_parts", partial(cut_into_parts, values=1500))
+    monkeypatch.setattr(network, "parts_of", partial(parts_of, values=1500))
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def assert_same_bits(one: FeatureTransform, other: FeatureTransform) -> None:
 def test_parts_give_what_all_documents_at_once_give(
     selection: Selection, features_NF: Tensor, config: TransformConfig
 ) -> None:
-    assert len(cut_into_parts(selection, values=1500)) > 10
+    assert len([*parts_of(selection, values=1500)]) > 10
     actual = fit(selection, network_config(config)).state_dict()
     expected = fit_transform([features_NF], [f.kind for f in selection.features], config).state_dict()
     for name, value in expected.items():
@@ -268,7 +268,7 @@ def fails_at(first: int, error: Exception, folder: str, part: Part) -> int:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_path: Path) -> None:
-    parts = cut_into_parts(selection, values=1)
+    parts = [*parts_of(selection, values=1)]
     assert len(parts) == 40
     ended, begun = tmp_path / "ended", tmp_path / "begun"
     ended.mkdir()
@@ -286,7 +286,7 @@ def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_pat
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("error", [InputError("file x is damaged; make it again"), ValueError("ours")])
 def test_what_a_task_raises_comes_through(selection: Selection, tmp_path: Path, error: Exception) -> None:
-    parts = cut_into_parts(selection, values=1)
+    parts = [*parts_of(selection, values=1)]
     results = run_with_ray(partial(fails_at, parts[7].first, error, str(tmp_path)), parts)
     with pytest.raises(type(error), match=str(error)) as raised:
         list(results)
@@ -301,7 +301,7 @@ def test_a_missing_file_is_named(write_dataset: Callable[..., str], request: pyt
     groups = [(np.ones((2, 1), np.float32), None)]
     split = Split(data=(write_dataset({"a": groups, "b": groups}, [Feature(name="f")]),))
     selection = select(split, labelled=False)
-    Path(selection.row_groups[1].url).unlink()
+    Path(selection.row_groups[1].file.url).unlink()
     with pytest.raises(InputError, match=r"^\S*period=b/part-00000-[\w-]+\.parquet: no such file"):
         fit(selection, network_config(), run=run)
 
@@ -328,7 +328,7 @@ def test_what_is_fitted_once_is_read_the_next_time(selection: Selection, tmp_pat
 def test_a_transform_of_other_data_is_not_taken(selection: Selection, tmp_path: Path) -> None:
     url = str(tmp_path / "transform")
     fitted(selection, network_config(), url)
-    data = Path(selection.row_groups[0].url).parents[1]
+    data = Path(selection.row_groups[0].file.url).parents[1]
     fewer = select(Split(data=(str(data),), periods=("p00..p20",)), labelled=False)
     assert_same_bits(fitted(fewer, network_config(), url), fit(fewer, network_config()))
 

@@ -333,7 +333,7 @@ def grow(data: str) -> None:
 
 def replace_a_file(data: str) -> None:
     manifest = open_dataset(data).manifest
-    first = manifest.files[0].replace(sha256="0" * 64)
+    first = manifest.files[0]._replace(sha256="0" * 64)
     files = (first, *manifest.files[1:])
     storage.write_bytes(f"{data}/manifest.json", manifest.replace(files=files).model_dump_json().encode())
 

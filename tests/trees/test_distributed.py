@@ -17,7 +17,7 @@ from tree_worker_kill import TreesWithKilledWorker
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
@@ -47,8 +47,8 @@ XGBOOST = XGBoostConfig(
 
 
 def selection_of(documents: Sequence[int]) -> Selection:
-    row_groups = [RowGroup("file", i, "p", 1, n, 1, 0, i) for i, n in enumerate(documents)]
-    return Selection((), tuple(row_groups), "hash", labelled=True)
+    row_groups = [RowGroup(FileToRead("file", "p"), i, 1, n, 1, i) for i, n in enumerate(documents)]
+    return Selection((), RowGroups.from_iterable(row_groups), "hash", labelled=True)
 
 
 @given(documents=st.lists(st.integers(0, 50), min_size=1, max_size=30), data=st.data())

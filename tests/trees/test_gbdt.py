@@ -28,6 +28,7 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
@@ -352,7 +353,15 @@ def test_the_ndcg_after_a_tree_is_that_of_all_documents(data: st.DataObject, k: 
     numbers = st.lists(st.integers(0, 4), min_size=n, max_size=n).map(lambda values: np.array(values, np.float64))
     labels_N, offsets_Q1 = data.draw(numbers), np.cumsum([0, *lengths_Q])
     groups = Labelled(
-        "v", Selection((), (), "", labelled=True), labels_N, offsets_Q1, offsets_Q1[1:], None, None, raw(()), None
+        "v",
+        Selection((), RowGroups.from_iterable(()), "", labelled=True),
+        labels_N,
+        offsets_Q1,
+        offsets_Q1[1:],
+        None,
+        None,
+        raw(()),
+        None,
     )
     for scores_N in (data.draw(numbers), np.random.default_rng(0).normal(size=n), -np.inf * data.draw(numbers).clip(1)):
         expected_Q = ndcg(torch.from_numpy(scores_N), torch.from_numpy(labels_N), torch.from_numpy(offsets_Q1), k=k)

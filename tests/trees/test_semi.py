@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import cut_into_parts
+from ltrscale.data.stream.parts import parts_of
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import semi
@@ -99,8 +99,8 @@ def test_components_are_those_of_scikit_learn(url: str) -> None:
 def test_components_do_not_depend_on_how_the_data_is_cut(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selection = select(splits_of(url).train, labelled=False)
     whole = semi._fit_projection(selection, 3)
-    monkeypatch.setattr(semi, "cut_into_parts", partial(cut_into_parts, values=1))
-    assert len(semi.cut_into_parts(selection)) == 2
+    monkeypatch.setattr(semi, "parts_of", partial(parts_of, values=1))
+    assert len([*semi.parts_of(selection)]) == 2
     in_parts = semi._fit_projection(selection, 3)
     for name in vars(whole):
         np.testing.assert_allclose(getattr(in_parts, name), getattr(whole, name), rtol=1e-10, atol=1e-12)

@@ -9,7 +9,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import labelled_queries
+from ltrscale.data.dataset.labelled import each_row_group, labelled_queries
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.origin import origins
 from ltrscale.data.dataset.selection import check_teaches, select
@@ -92,9 +92,6 @@ def _queries(split: Split) -> set[str]:
     return queries
 
 
-_warned: set[str] = set()
-
-
 def _warn_of_future(periods_of_split: Mapping[str, Sequence[str]]) -> None:
     """Warn, once per process and splits, if a model is tested on days before some that it learns from."""
     test, train = periods_of_split.get("test", ()), periods_of_split["train"]
@@ -124,10 +121,9 @@ def _warn_of_copies(parts: Mapping[str, list[SplitPart]]) -> None:
             )
 
 
+@cache
 def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        log.warning(message)
+    log.warning(message)
 
 
 def _check_gap(parts: Mapping[str, list[SplitPart]], periods_of_split: Mapping[str, Sequence[str]], gap: int) -> None:
@@ -217,23 +213,12 @@ def _first_lists(url: str, files: DataFiles) -> str:
 
 @lru_cache(_KNOWN)
 def _hashes(url: str, sha256: str) -> tuple[bytes, ...]:  # noqa: ARG001 - other content, another answer
-    filesystem, path = storage.arrow_filesystem(url)
+    def read(file: pq.ParquetFile, number: int) -> list[bytes]:
+        table = file.read_row_group(number, columns=["features", "labels"], use_threads=False)
+        return [*map(_hash, *(table[name].slice(0, _FIRST) for name in ("features", "labels")))]
 
-    def read() -> tuple[bytes, ...]:
-        found = list[bytes]()
-        with filesystem.open_input_file(path) as source:
-            file = pq.ParquetFile(source, page_checksum_verification=True)
-            for number in range(file.num_row_groups):
-                if len(found) < _FIRST:
-                    table = file.read_row_group(number, columns=["features", "labels"], use_threads=False)
-                    found += map(_hash, *(table[name].slice(0, _FIRST) for name in ("features", "labels")))
-        return tuple(found[:_FIRST])
-
-    try:
-        with storage.named_errors(url):
-            return storage.patiently(read)
-    except (pa.ArrowException, KeyError) as error:
-        raise InputError(f"{url}: its lists cannot be read ({error}); prepare the data set again") from error
+    found = itertools.chain.from_iterable(each_row_group(url, read, "features"))
+    return tuple(itertools.islice(found, _FIRST))
 
 
 def _hash(features: pa.ListScalar, labels: pa.ListScalar) -> bytes:

@@ -5,19 +5,20 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, overload
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ltrscale import storage
-from ltrscale.config import Json, Strict
+from ltrscale.arrays import offsets, runs
+from ltrscale.config import Json
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory of the manifest that lists it."""
@@ -41,47 +42,29 @@ def total_of(counts: Iterable[Sequence[int]]) -> Counts:
     return Counts(*map(sum, zip((0, 0, 0), *counts, strict=True)))
 
 
-def _checked_counts(counts: Counts) -> Counts:
-    """Validate the counts of a row group, because readers allocate memory according to them."""
-    if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
-        raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
-    return counts
-
-
-class DataFile(Strict):
+class DataFile(NamedTuple):
     """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
 
-    path: ListedPath
-    period: PeriodName
+    path: str
+    period: str
     bytes: int
     sha256: str
-    longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
+    longest: int
     """Documents of its longest group."""
-    row_groups: tuple[Annotated[Counts, AfterValidator(_checked_counts)], ...]
+    row_groups: tuple[Counts, ...]
 
 
-_SCHEMA = pa.schema(
+FILE_SCHEMA = pa.schema(
     [
         *(("path", pa.string()), ("period", pa.string()), ("bytes", pa.int64()), ("sha256", pa.string())),
         *(("longest", pa.int64()), ("row_groups", pa.list_(pa.list_(pa.int64(), len(Counts._fields))))),
     ]
 )
-
+"""The columns of a table of files, by the fields of `DataFile`."""
 
 RowT = TypeVar("RowT")
 FILE, QUARANTINE, ADDITION = "file", "quarantine", "addition"
 """The kinds of rows of a part of a manifest."""
-_PART = pa.schema([pa.field("kind", pa.string()), *_SCHEMA, pa.field("made_by", pa.string())])
-
-
-def part_table(files: "DataFiles", quarantine: Iterable[str], additions: Iterable[str]) -> pa.Table:
-    """The table of a manifest part: rows of files, of quarantine paths, and of commands of additions as JSON."""
-    of_files = files.table()
-    others = [{"kind": QUARANTINE, "path": path} for path in quarantine]
-    others += [{"kind": ADDITION, "made_by": made_by} for made_by in additions]
-    table = of_files.add_column(0, "kind", pa.array([FILE] * len(files), pa.string()))
-    table = table.append_column("made_by", pa.nulls(len(files), pa.string()))
-    return pa.concat_tables([table.cast(_PART), pa.Table.from_pylist(others, schema=_PART)])
 
 
 class Columnar(Sequence[RowT]):
@@ -96,11 +79,7 @@ class Columnar(Sequence[RowT]):
 class DataFiles(Columnar[DataFile]):
     """Data files in order, as columns; elements are made on access.
 
-    Example:
-        >>> file = DataFile(path="a", period="p", bytes=1, sha256="", longest=2, row_groups=[(3, 4, 0)])
-        >>> files = DataFiles.from_iterable([file])
-        >>> len(files), files.periods, files.counts(), files[0].row_groups
-        (1, ['p'], Counts(groups=3, documents=4, labelled=0), (Counts(groups=3, documents=4, labelled=0),))
+    The counts of the row groups of file i are the rows of `counts_R3` from `bounds_F1[i]` to `bounds_F1[i + 1]`.
     """
 
     def __init__(
@@ -117,20 +96,23 @@ class DataFiles(Columnar[DataFile]):
         self.bytes_F, self.longest_F = bytes_F, longest_F
         self.bounds_F1, self.counts_R3 = bounds_F1, counts_R3
 
+    @property
+    def _of_files(self) -> tuple[Any, ...]:
+        """The columns with one value a file, as `DataFile` orders them."""
+        return self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F
+
     @classmethod
-    def from_iterable(cls, files: Iterable[DataFile]) -> Self:
+    def from_iterable(cls, files: Iterable[DataFile]) -> "DataFiles":
         """The files as columns; columns are returned as they are."""
-        if isinstance(files, cls):
+        if isinstance(files, DataFiles):
             return files
         files = list(files)
+        fields: Iterable[list[Any]] = ([file[i] for file in files] for i in range(len(DataFile._fields)))
+        paths, periods, bytes_, sha256, longest, row_groups = fields
+        bounds_F1 = offsets(np.array([*map(len, row_groups)], np.int64))
+        counts_R3 = np.array([*itertools.chain(*row_groups)], np.int64).reshape(-1, len(Counts._fields))
         return cls(
-            [file.path for file in files],
-            [file.period for file in files],
-            np.array([file.bytes for file in files], np.int64),
-            [file.sha256 for file in files],
-            np.array([file.longest for file in files], np.int64),
-            np.cumsum([0, *(len(file.row_groups) for file in files)], dtype=np.int64),
-            np.array([counts for file in files for counts in file.row_groups], np.int64).reshape(-1, 3),
+            paths, periods, np.array(bytes_, np.int64), sha256, np.array(longest, np.int64), bounds_F1, counts_R3
         )
 
     @classmethod
@@ -144,18 +126,14 @@ class DataFiles(Columnar[DataFile]):
 
     @classmethod
     def _concatenated(cls, parts: Sequence["DataFiles"]) -> "DataFiles":
-        bounds = np.cumsum([0, *(len(files.counts_R3) for files in parts)])
-        return cls(
-            [path for files in parts for path in files.paths],
-            [period for files in parts for period in files.period_of],
-            np.concatenate([files.bytes_F for files in parts]),
-            [sha256 for files in parts for sha256 in files.sha256],
-            np.concatenate([files.longest_F for files in parts]),
-            np.concatenate(
-                [[0], *(files.bounds_F1[1:] + first for files, first in zip(parts, bounds[:-1], strict=True))]
-            ),
-            np.concatenate([files.counts_R3 for files in parts]),
-        )
+        of_files = zip(*(files._of_files for files in parts), strict=True)
+        columns: list[Any] = [
+            np.concatenate(column) if isinstance(column[0], np.ndarray) else [*itertools.chain(*column)]
+            for column in of_files
+        ]
+        columns.append(offsets(np.concatenate([np.diff(files.bounds_F1) for files in parts])))
+        columns.append(np.concatenate([files.counts_R3 for files in parts]))
+        return cls(*columns)
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "DataFiles":
@@ -164,46 +142,56 @@ class DataFiles(Columnar[DataFile]):
         Raises:
             ValueError: a value is missing, or a path, period, size, hash or count is invalid.
         """
-        table = table.select(_SCHEMA.names).cast(_SCHEMA).combine_chunks()
-        if any(column.null_count for column in table.columns):
-            raise ValueError("a file lacks a value")
+        table = table.select(FILE_SCHEMA.names).cast(FILE_SCHEMA).combine_chunks()
         lists = table["row_groups"].combine_chunks()
-        bounds_F1 = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))])
-        files = cls(
-            table["path"].to_pylist(),
-            _shared(table["period"]),
-            table["bytes"].to_numpy(),
-            table["sha256"].to_pylist(),
-            table["longest"].to_numpy(),
-            bounds_F1.astype(np.int64),
-            lists.flatten().flatten().to_numpy(zero_copy_only=False).reshape(-1, 3),
-        )
-        files.check()
+        counts = lists.flatten()
+        numbers = counts.flatten()
+        if any(column.null_count for column in (*table.columns, counts, numbers)):
+            raise ValueError("a file lacks a value")
+        bounds_F1 = offsets(lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+        paths, sha256 = table["path"].to_pylist(), table["sha256"].to_pylist()
+        bytes_F, longest_F = table["bytes"].to_numpy(), table["longest"].to_numpy()
+        counts_R3 = numbers.to_numpy().reshape(-1, len(Counts._fields))
+        files = cls(paths, _shared(table["period"]), bytes_F, sha256, longest_F, bounds_F1, counts_R3)
+        files._check()
         return files
+
+    @classmethod
+    def _validated(cls, files: Any, read: Callable[[Any], Sequence[Mapping[str, Any]]]) -> "DataFiles":
+        """The files as columns, from a sequence of them or the entries of a manifest."""
+        if isinstance(files, DataFiles) or (
+            isinstance(files, list | tuple) and all(isinstance(file, DataFile) for file in files)
+        ):
+            return cls.from_iterable(files)
+        entries = read(files)
+        if odd := next((entry for entry in entries if entry.keys() != {*FILE_SCHEMA.names}), None):
+            raise ValueError(f"a file has the keys {[*odd]}, not {FILE_SCHEMA.names}")
+        try:
+            return cls.from_table(pa.Table.from_pylist(entries, schema=FILE_SCHEMA))
+        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+            raise ValueError(f"a file has a value that does not fit ({error})") from error
 
     def table(self) -> pa.Table:
         """One row a file, with the columns of `DataFile`."""
         counts = pa.FixedSizeListArray.from_arrays(pa.array(self.counts_R3.reshape(-1)), 3)
         row_groups = pa.ListArray.from_arrays(pa.array(self.bounds_F1.astype(np.int32)), counts)
-        columns = [self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F]
-        return pa.table([*map(pa.array, columns), row_groups.cast(_SCHEMA.field("row_groups").type)], schema=_SCHEMA)
+        columns = [*map(pa.array, self._of_files), row_groups.cast(FILE_SCHEMA.field("row_groups").type)]
+        return pa.table(columns, schema=FILE_SCHEMA)
 
-    def check(self) -> None:
-        """Check the values that readers rely on, as `DataFile` does.
-
-        Raises:
-            ValueError: a path, period, size, hash or count is invalid.
-        """
+    def _check(self) -> None:
+        """Refuse values that readers cannot rely on; they allocate memory by the counts."""
         groups_R, documents_R, labelled_R = self.counts_R3.T
         is_good_R = (labelled_R >= 0) & (labelled_R <= groups_R) & (groups_R < _MOST_GROUPS)
         is_good_R &= (documents_R >= 0) & (documents_R < _MOST_DOCUMENTS)
         for counts in self.counts_R3[~is_good_R][:1].tolist():
-            _checked_counts(Counts(*counts))
+            of_row_group = ", ".join(f"{n} {name}" for n, name in zip(counts, Counts._fields, strict=True))
+            raise ValueError(f"no row group has {of_row_group}")
         if ((self.longest_F < 0) | (self.longest_F >= _MOST_DOCUMENTS)).any():
             raise ValueError("no group has so many documents")
         if (self.bytes_F < 0).any() or not storage.are_hashes(self.sha256):
             raise ValueError("a file has no size, or no content hash of 64 digits")
-        storage.check_listed_paths(self.paths)
+        for path in self.paths:
+            storage.listed_path(path)
         for period in self.periods:
             storage.period_name(period)
 
@@ -219,55 +207,36 @@ class DataFiles(Columnar[DataFile]):
             start, stop, step = index.indices(len(self))
             return self._run(start, stop) if step == 1 and start < stop else self.take(np.arange(start, stop, step))
         i = range(len(self))[index]
-        return DataFile.model_construct(
-            path=self.paths[i],
-            period=self.period_of[i],
-            bytes=int(self.bytes_F[i]),
-            sha256=self.sha256[i],
-            longest=int(self.longest_F[i]),
-            row_groups=tuple(Counts(*counts) for counts in self.row_groups_of(i).tolist()),
-        )
+        path, period, bytes_, sha256, longest = (column[i] for column in self._of_files)
+        row_groups = itertools.starmap(Counts, self.counts_R3[self.bounds_F1[i] : self.bounds_F1[i + 1]].tolist())
+        return DataFile(path, period, int(bytes_), sha256, int(longest), tuple(row_groups))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without cached values."""
-        of_files = (self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F)
-        return type(self), (*of_files, self.bounds_F1, self.counts_R3)
+        return type(self), (*self._of_files, self.bounds_F1, self.counts_R3)
 
     def without_row_groups(self) -> "DataFiles":
         """The same files without row groups, for readers that have these separately."""
-        none, of_none = np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]
-        return DataFiles(self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F, none, of_none)
-
-    def row_groups_of(self, i: int) -> NDArray[np.int64]:
-        """The counts of the row groups of file i, shape [row groups, 3]."""
-        return self.counts_R3[self.bounds_F1[i] : self.bounds_F1[i + 1]]
+        columns: list[Any] = [*self._of_files, np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]]
+        return DataFiles(*columns)
 
     def take(self, numbers_F: NDArray[np.int64]) -> "DataFiles":
         """The files with these numbers, in this order."""
-        rows_R, bounds_F1 = rows_of_runs(self.bounds_F1, numbers_F)
-        numbers = numbers_F.tolist()
-        return DataFiles(
-            [self.paths[i] for i in numbers],
-            [self.period_of[i] for i in numbers],
-            self.bytes_F[numbers_F],
-            [self.sha256[i] for i in numbers],
-            self.longest_F[numbers_F],
-            bounds_F1,
-            self.counts_R3[rows_R],
-        )
+        numbers, starts_F = numbers_F.tolist(), self.bounds_F1[numbers_F]
+        lengths_F = self.bounds_F1[numbers_F + 1] - starts_F
+        columns: list[Any] = [
+            column[numbers_F] if isinstance(column, np.ndarray) else [column[i] for i in numbers]
+            for column in self._of_files
+        ]
+        columns += [offsets(lengths_F), self.counts_R3[runs(starts_F, lengths_F)]]
+        return DataFiles(*columns)
 
     def _run(self, start: int, stop: int) -> "DataFiles":
         """Take consecutive files, without a copy of the counts."""
         first, last = self.bounds_F1.item(start), self.bounds_F1.item(stop)  # fast: there may be thousands of periods
-        return DataFiles(
-            self.paths[start:stop],
-            self.period_of[start:stop],
-            self.bytes_F[start:stop],
-            self.sha256[start:stop],
-            self.longest_F[start:stop],
-            self.bounds_F1[start : stop + 1] - first,
-            self.counts_R3[first:last],
-        )
+        columns = [column[start:stop] for column in self._of_files]
+        columns += [self.bounds_F1[start : stop + 1] - first, self.counts_R3[first:last]]
+        return DataFiles(*columns)
 
     def where(self, is_wanted: Callable[[str], bool], column: Sequence[str]) -> "DataFiles":
         """The files with a wanted entry in a column."""
@@ -340,31 +309,13 @@ class DataFiles(Columnar[DataFile]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Read from and write to a list of files."""
-        entries = core_schema.no_info_after_validator_function(cls.from_iterable, handler(tuple[DataFile, ...]))
-        return core_schema.json_or_python_schema(
-            json_schema=entries,
-            python_schema=core_schema.no_info_wrap_validator_function(
-                lambda files, read: files if isinstance(files, cls) else read(files), entries
-            ),
+        return core_schema.no_info_wrap_validator_function(
+            cls._validated,
+            handler(list[dict[str, Any]]),
             serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda files, info: [file.model_dump(mode="json") for file in files] if info.mode == "json" else files,
-                info_arg=True,
+                lambda files, info: files.table().to_pylist() if info.mode == "json" else files, info_arg=True
             ),
         )
-
-
-def rows_of_runs(
-    bounds_F1: NDArray[np.int64], numbers_F: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows of some runs, and the bounds of these runs among them.
-
-    Example:
-        >>> rows_of_runs(np.array([0, 2, 2, 5]), np.array([2, 0]))
-        (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
-    """
-    lengths_F = bounds_F1[numbers_F + 1] - bounds_F1[numbers_F]
-    bounds = np.concatenate([[0], np.cumsum(lengths_F)])
-    return np.arange(bounds[-1]) + np.repeat(bounds_F1[numbers_F] - bounds[:-1], lengths_F), bounds
 
 
 def _shared(column: pa.ChunkedArray) -> list[str]:

@@ -6,7 +6,7 @@ Shapes: Q labelled groups of a row group.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Literal, Self, TypeVar
@@ -84,12 +84,7 @@ def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
 
 
 def keep_fold(kept: NDArray[np.bool_], fold: OuterFold, where: str) -> NDArray[np.bool_]:
-    """Mask of the kept groups that are in the fold if it is `held_out`, else of the others; same shape.
-
-    Args:
-        kept: mask of the groups that are dealt to the folds, or first to those of `fold.within`.
-        fold: the fold.
-        where: the split, for errors.
+    """Mask of the groups of a fold if it is `held_out`, else of the others; `kept` marks those that are dealt.
 
     Raises:
         InputError: there are fewer groups than folds.
@@ -139,7 +134,7 @@ def labelled_queries(url: str) -> list[list[str]]:
         ids = _labelled(file, number, "query_id").to_pylist()
         return [_COPY.sub("", query) for query in ids]
 
-    return _each_row_group(url, query_ids, "query_id")
+    return [*each_row_group(url, query_ids, "query_id")]
 
 
 @lru_cache(_FILES_KNOWN)
@@ -159,7 +154,7 @@ def _in_file(
         # do not compare the first document of a list with the last one of the previous list
         return relevant_Q & _any_between(np.diff(labels_N) != 0, starts_Q, np.maximum(ends_Q - 1, starts_Q))
 
-    return _each_row_group(url, is_counted, column)
+    return [*each_row_group(url, is_counted, column)]
 
 
 def _any_between(
@@ -171,7 +166,12 @@ def _any_between(
     return np.asarray(set_N1[np.minimum(ends_Q, last)] > set_N1[np.minimum(starts_Q, last)])
 
 
-def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], column: str) -> list[T]:
+def each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], column: str) -> Iterator[T]:
+    """The results of a function of a data file for the number of each of its row groups, lazily.
+
+    Raises:
+        InputError: the file cannot be read; names the `column`.
+    """
     filesystem, path = storage.arrow_filesystem(url)
     # one request per row group, retried alone: a busy store may never answer all requests in a row
     pre_buffer = not storage.is_local(url)
@@ -180,7 +180,8 @@ def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], colu
             file = storage.patiently(
                 lambda: pq.ParquetFile(source, pre_buffer=pre_buffer, page_checksum_verification=True)
             )
-            return [storage.patiently(partial(function, file, number)) for number in range(file.num_row_groups)]
+            for number in range(file.num_row_groups):
+                yield storage.patiently(partial(function, file, number))
     except (pa.ArrowException, UnicodeDecodeError, KeyError) as error:
         raise InputError(
             f"{url}: its column {column!r} cannot be read ({error}); prepare the data set again"

@@ -40,14 +40,8 @@ def places(
 ) -> list[int] | None:
     """The positions of the wanted features in some data, matched by name; None if both are equal, order included.
 
-    Other features of the data are ignored, which is logged once unless it is `on_purpose`.
-
-    Args:
-        wanted: the features to read, in order.
-        there: the features of the data, in order.
-        whose: the owner of the wanted features, for the error.
-        where: the data, for the error.
-        on_purpose: the owner is known to read only some features, as a trained model does.
+    Other features of the data are ignored, which is logged once unless it is `on_purpose`, as by a trained model. In
+    the error `whose` names the owner of the wanted features, and `where` the data.
 
     Raises:
         InputError: some features are missing or of another kind; names all of them.
@@ -79,21 +73,13 @@ def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Fe
 
     The first of the three that matches counts, so a feature named `numeric` stands for itself.
 
-    Args:
-        pattern: the text in the setting.
-        features: those of the data.
-        key: the setting's key, for the error.
-
     Raises:
-        InputError: there is no match; the message names the nearest.
+        InputError: there is no match; the message names the setting's `key` and the nearest feature.
 
     Example:
         >>> price, age, os = Feature(name="f_price"), Feature(name="f_age"), Feature(name="os", kind="categorical")
         >>> [feature.name for feature in matching("f_*", [price, os, age], key="leave_out")]
         ['f_price', 'f_age']
-        >>> matching("f_prize", [price, os, age], key="leave_out")
-        Traceback (most recent call last):
-        ltrscale.errors.InputError: leave_out: no feature matches 'f_prize'; the nearest is 'f_price'
     """
     by_name = tuple(feature for feature in features if feature.name == pattern)
     by_kind = tuple(feature for feature in features if feature.kind == pattern)
@@ -110,15 +96,8 @@ def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
         log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
 
 
-class ListedFile(Strict):
-    """A further file in the directory."""
-
-    path: ListedPath
-    bytes: int
-    sha256: str
-
-
-class ManifestPart(ListedFile):
+@dataclass(frozen=True)
+class ManifestPart(storage.Placed):
     """A table of files, quarantine files and additions of the manifest; see `Manifest.parts`."""
 
     files: int
@@ -168,6 +147,10 @@ class Accounting(Strict):
     """Pairs of categorical values that were hashed to the same code."""
 
 
+ADDED = "added"
+"""The key of `made_by` with the commands of additions."""
+
+
 class Manifest(Strict):
     """`manifest.json` of a data set directory."""
 
@@ -190,7 +173,7 @@ class Manifest(Strict):
     """One for each token field, by its column."""
     vocabulary: Vocabulary | None = None
     """The vocabulary of all token fields; there is one if there are any."""
-    statistics: ListedFile | None = None
+    statistics: storage.Placed | None = None
     """A file with statistics of the texts, by which features were made."""
     accounting: Accounting = Accounting()
     categories: dict[str, dict[str, int]] = Field(default_factory=dict)
@@ -200,7 +183,7 @@ class Manifest(Strict):
     """The columns of the raw rows; None if the rows were not items, one per row."""
     fills: dict[str, float] = Field(default_factory=dict)
     """The number that stands for a missing value of a feature, by feature; others stay missing."""
-    query_ids: tuple[ListedFile, ...] = ()
+    query_ids: tuple[storage.Placed, ...] = ()
     """Hashes of the query ids of all groups outside fixed periods, in few files, however often periods were added.
     Empty where they are not recorded, and where there are none."""
     quarantine: tuple[ListedPath, ...] = ()
@@ -275,13 +258,8 @@ def one_view(datasets: Mapping[str, Dataset] | None = None) -> Iterator[dict[str
     """Freeze each data set at its first opening while the block runs, whatever is committed later.
 
     A block inside another shares its view, so all stages of a job read the same data. It is for readers: open a
-    data set that is made inside the block only after it was made.
-
-    Args:
-        datasets: the view of another process to continue.
-
-    Yields:
-        The data sets opened so far, by absolute URL.
+    data set that is made inside the block only after it was made. Yields the data sets opened so far, by absolute URL,
+    from which another process continues.
     """
     view = _view.get()
     if view is not None and datasets is None:

@@ -1,12 +1,16 @@
-"""The origin of a data set: the data sets that it was relabelled from, and how its raw rows were read."""
+"""The origin of a data set: its commands, the data sets it was relabelled from, and how its raw rows were read."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pyarrow.compute as pc
+
 from ltrscale import storage
-from ltrscale.data.dataset.commits import commands
-from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
+from ltrscale.config import as_text
+from ltrscale.data.dataset.files import ADDITION
+from ltrscale.data.dataset.manifest import ADDED, Dataset, Manifest, open_dataset, read_dataset
 from ltrscale.errors import InputError, UnavailableError
 
 _NOT_OF_ROWS = {
@@ -109,3 +113,32 @@ def _sources(manifest: Manifest) -> Mapping[str, Any]:
         {url: digest for url, digest in inputs.items() if url != STATISTICS} if isinstance(inputs, Mapping) else {}
     )
     return sources if len(sources) == 1 else {}
+
+
+def commands(dataset: Dataset) -> Iterator[str]:
+    """The commands that made a data set and each addition to it (`made_by`), as JSON with sorted keys, oldest first.
+
+    Raises:
+        InputError: a part of the manifest cannot be read, and no later addition has replaced it.
+    """
+    manifest, number = dataset.manifest, 0
+    try:
+        for command in _commands(dataset):
+            yield command
+            number += 1
+    except InputError:
+        now = read_dataset(dataset.url)
+        if now.manifest.parts == manifest.parts or next(_commands(now)) != next(_commands(dataset)):
+            raise
+        # later additions have replaced the part by a longer one, so the current commands begin with the earlier ones
+        added = sum(part.additions for part in manifest.parts) + len(manifest.made_by.get(ADDED, []))
+        yield from itertools.islice(_commands(now), number, 1 + added)
+
+
+def _commands(dataset: Dataset) -> Iterator[str]:
+    yield as_text({key: value for key, value in dataset.manifest.made_by.items() if key != ADDED})
+    for part in dataset.manifest.parts:
+        if part.additions:
+            rows = storage.read_manifest_part(dataset.url, vars(part), ["kind", "made_by"])
+            yield from rows.filter(pc.equal(rows["kind"], ADDITION))["made_by"].to_pylist()
+    yield from map(as_text, dataset.manifest.made_by.get(ADDED, []))

@@ -13,12 +13,12 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, Strict, is_current, made_by, validate
-from ltrscale.data.dataset.files import Counts, DataFiles, ListedPath, total_of
-from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
+from ltrscale.data.dataset.files import Counts, DataFiles, total_of
+from ltrscale.data.dataset.integrity import BadFile, CheckLevel, ColumnTypes, examine
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.split import Split, chosen_files
+from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.errors import InputError
-from ltrscale.progress import Advance, Report, log, progress
+from ltrscale.progress import Report, log, progress
 
 _NAMED = 3
 _READ = ("gid", "features", "weights", "positions", "gains")
@@ -37,17 +37,7 @@ class PreflightConfig(Config):
     """Share of a split's query groups that may be in bad files, which are left out; above it the job stops."""
 
 
-class BadFile(Strict):
-    """A file that differs from its manifest, the reason, and the counts lost with it."""
-
-    path: ListedPath
-    """Below the data set directory."""
-    reason: Reason
-    detail: str
-    lost: Counts
-
-
-class CheckedDataset(Strict):
+class _CheckedDataset(Strict):
     """The checked files of a data set, with their counts by the manifest."""
 
     url: str
@@ -62,7 +52,7 @@ class Preflight(Strict):
     """The result of a pre-flight."""
 
     check: CheckLevel
-    datasets: tuple[CheckedDataset, ...]
+    datasets: tuple[_CheckedDataset, ...]
     read: dict[str, dict[str, list[str]]]
     """All files that were chosen, bad ones too: content hashes by URL and period; see `contents_of_read`."""
 
@@ -109,23 +99,16 @@ def checked(
     origin: Mapping[str, Any],
     *,
     report: Report,
-    fresh: bool = False,
 ) -> Preflight:
-    """Load the pre-flight frozen at a URL for this run, or make it and commit it there.
+    """Load the pre-flight frozen at a URL for the run of this origin, or make it and commit it there.
 
-    Args:
-        splits: the splits that the run reads, by their names in errors.
-        config: level and limit.
-        url: directory of the result, below the run's own.
-        origin: the identity of the run: its config and the hashes of its data sets.
-        report: receives a record with the counts.
-        fresh: make it again even if one exists.
+    `report` receives a record with the counts.
 
     Raises:
         InputError: as `preflight`.
     """
     identity = {**made_by("preflight", config, {}), "run": dict(origin)}
-    if not fresh and is_current(url, identity):
+    if is_current(url, identity):
         result = validate(Preflight, (storage.read_manifest(url) or {})["preflight"], url)
         log.info("pre-flight, as this run began: %s", result)
     else:
@@ -145,8 +128,8 @@ def contents_of_read(splits: Iterable[Split]) -> Contents:
     """
     contents: dict[str, dict[str, list[str]]] = {}
     for split in splits:
-        for url, (_, files) in zip(split.data, chosen_files(split), strict=True):
-            for period, of_period in files.by_period.items():
+        for url, part in zip(split.data, resolve_periods(split), strict=True):
+            for period, of_period in part.files.by_period.items():
                 contents.setdefault(url, {})[period] = of_period.sha256
     return contents
 
@@ -181,60 +164,45 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
         InputError: bad files hold more of a split than the limit allows (names the first), its data sets do not have
             the same columns, or storage cannot be reached.
     """
-    chosen = {name: chosen_files(split) for name, split in splits.items()}
-    files_to_check = _wanted(files for of_split in chosen.values() for files in of_split)
-    datasets: list[CheckedDataset] = []
+    chosen = {name: resolve_periods(split) for name, split in splits.items()}
+    files_to_check = _wanted(part for of_split in chosen.values() for part in of_split)
+    datasets: list[_CheckedDataset] = []
     columns: dict[str, ColumnTypes] = {}
     size = sum(int(files.bytes_F.sum()) for _, files in files_to_check)
     with progress("pre-flight", size, unit="files") as advance:
         for dataset, files in files_to_check:
-            of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
-            datasets.append(of_dataset)
+            bad_files, columns[dataset.url] = examine(dataset, files, config.check, advance)
+            checked_dataset = _CheckedDataset(
+                url=dataset.url,
+                hash=dataset.manifest.hash_of(files.periods),
+                files=len(files),
+                counts=files.counts(),
+                bad=bad_files,
+            )
+            datasets.append(checked_dataset)
     result = Preflight(check=config.check, datasets=tuple(datasets), read=contents_of_read(splits.values()))
     for name, of_split in chosen.items():
         _check_limit(name, of_split, result.bad, config.max_bad)
-        _check_columns(name, {dataset.url: columns[dataset.url] for dataset, _ in of_split}, splits[name])
+        _check_columns(name, {part.dataset.url: columns[part.dataset.url] for part in of_split}, splits[name])
     return result
 
 
-def _wanted(parts: Iterable[tuple[Dataset, DataFiles]]) -> list[tuple[Dataset, DataFiles]]:
+def _wanted(parts: Iterable[SplitPart]) -> list[tuple[Dataset, DataFiles]]:
     """Each data set once, with all its files that any split reads, in the order of the manifest."""
     datasets: dict[str, Dataset] = {}
     periods: dict[str, set[str]] = {}
-    for dataset, files in parts:
-        datasets.setdefault(dataset.url, dataset)
-        periods.setdefault(dataset.url, set()).update(files.periods)  # a split reads whole periods
+    for part in parts:
+        datasets.setdefault(part.dataset.url, part.dataset)
+        periods.setdefault(part.dataset.url, set()).update(part.periods)
     return [(dataset, dataset.manifest.files.in_periods(periods[url])) for url, dataset in datasets.items()]
 
 
-def _check_dataset(
-    dataset: Dataset, files: DataFiles, level: CheckLevel, advance: Advance
-) -> tuple[CheckedDataset, ColumnTypes]:
-    """The result for a data set, and the columns of most of its files."""
-    faults, columns = examine(dataset, files, level, advance)
-    bad_files = tuple(
-        BadFile(path=path, reason=fault.reason, detail=fault.detail, lost=total_of(files[i].row_groups))
-        for i, path in enumerate(files.paths)
-        if (fault := faults.get(path))
-    )
-    checked_ = CheckedDataset(
-        url=dataset.url,
-        hash=dataset.manifest.hash_of(files.periods),
-        files=len(files),
-        counts=files.counts(),
-        bad=bad_files,
-    )
-    return checked_, columns
-
-
-def _check_limit(
-    name: str, of_split: Sequence[tuple[Dataset, DataFiles]], bad_files: Mapping[str, BadFile], max_bad: float
-) -> None:
+def _check_limit(name: str, of_split: Sequence[SplitPart], bad_files: Mapping[str, BadFile], max_bad: float) -> None:
     """Check that bad files hold at most the allowed share of a split's query groups."""
-    urls = {storage.join(dataset.url, path) for dataset, files in of_split for path in files.paths}
+    urls = {url for part in of_split for url in part.urls}
     bad_of_split = {url: bad for url, bad in bad_files.items() if url in urls}
     lost = total_of(file.lost for file in bad_of_split.values()).groups
-    total = total_of(files.counts() for _, files in of_split).groups
+    total = total_of(part.files.counts() for part in of_split).groups
     if lost > max_bad * total:
         raise InputError(
             f"{name}: {len(bad_of_split)} of {len(urls)} files, with {lost:,} of {total:,} query groups, are not "

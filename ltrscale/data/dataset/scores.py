@@ -15,23 +15,24 @@ names of all other files begin with an underscore or a dot, so that readers of P
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, ValidationError
 
 from ltrscale import storage
+from ltrscale.arrays import offsets, place_in_group
 from ltrscale.config import Strict, validate
-from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
+from ltrscale.data.columns import is_per_document, spread_over_documents
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.writer import parquet_writer
 from ltrscale.errors import InputError
 
 SCORES = "scores"
@@ -46,25 +47,13 @@ _NUMBERS = ("gid", SCORES, "score", "rank", "ranks")
 
 
 @dataclass(frozen=True)
-class ScoreFile:
-    """The scores of one data file."""
+class ScoreFile(storage.Placed):
+    """The scores of one data file, in the directory of the period."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    path: str
-    """Name in the directory of the period."""
-    bytes: int
-    sha256: str
-    data: str
+    data: ListedPath
     """Path of the data file in its data set at the time of scoring."""
     data_sha256: str
     """Content hash of the data file that was scored."""
-
-
-def _listed(files: tuple[ScoreFile, ...]) -> tuple[ScoreFile, ...]:
-    """Check that the data files can be listed; all at once, because there may be a hundred thousand."""
-    storage.check_listed_paths([file.data for file in files])
-    return files
 
 
 class PeriodScores(Strict):
@@ -73,7 +62,7 @@ class PeriodScores(Strict):
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
     period: PeriodName
-    files: Annotated[tuple[ScoreFile, ...], AfterValidator(_listed)]
+    files: tuple[ScoreFile, ...]
     """One for each data file of the period, in the order of the data set's manifest."""
     groups: int
     documents: int
@@ -115,11 +104,6 @@ def file_name(file: DataFile) -> str:
     """The name of a data file's scores for `Commit.file`.
 
     The name contains the hash of the scores, so that new scores do not overwrite committed ones.
-
-    Example:
-        >>> file = DataFile(path="period=a/part-0.parquet", period="a", bytes=0, sha256="", longest=0, row_groups=())
-        >>> file_name(file)
-        'part-0-{hash}.parquet'
     """
     return f"{PurePosixPath(file.path).stem}-{{hash}}.parquet"
 
@@ -156,35 +140,12 @@ def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | No
 
 def _parsed(data: bytes, path: str) -> PeriodScores:
     """The manifest of a scored period, read from `path`."""
-    try:  # fast, without a dictionary per entry; most are valid
-        scores = PeriodScores.model_validate_json(data)
-    except ValidationError:
-        return _explained(data, path)
-    storage.check_entries([vars(file) for file in scores.files], path)
-    return scores
-
-
-def _explained(data: bytes, path: str) -> PeriodScores:
-    """Like `_parsed`, but the error says what is wrong."""
     values = storage.parse_manifest(data, path)
     if values.get("format") != _FORMAT:
         raise InputError(f"{path}: not scores but {values.get('format', 'something else')!r}; check the path")
     return validate(PeriodScores, values, path)
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause garbage collection, which takes a third of the time with a hundred thousand live entries."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_uncollected()
 def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str, Found]:
     """The score files of some periods of a data set, by path of the data file.
 
@@ -230,15 +191,8 @@ def write_file(
 ) -> Counts:
     """Write the scores of a data file in its row groups; groups arrive in file order, in batches of any size.
 
-    Memory holds the scores of one batch and one row group.
-
-    Args:
-        path: the file to write.
-        row_groups: the counts of each row group of the data file.
-        batches: the scores.
-        names: columns of each row group of the data file: `gid`, `query_id`, `doc_ids` if there are any, and the
-            `meta_*` to add. The layout `scores` does not need them.
-        layout: the columns to write.
+    Memory holds the scores of one batch and one row group. `names` are columns of each row group of the data file for
+    the layouts that name groups: `gid`, `query_id`, `doc_ids` if there are any, and the `meta_*` to add.
 
     Returns:
         The groups and documents written, all counted as labelled, to compare with the manifest.
@@ -262,7 +216,7 @@ def write_file(
                 table = table.slice(0, n).combine_chunks()
                 if layout != "scores":
                     table = _with_names(table, next(of_data), layout)
-                writer = writer or stack.enter_context(_writer(path, table.schema))
+                writer = writer or stack.enter_context(parquet_writer(str(path), table.schema, plain=_NUMBERS))
                 writer.write_table(table, row_group_size=len(table))
     return Counts(groups, documents, groups)
 
@@ -272,32 +226,20 @@ def _table(batch: ScoredGroups) -> pa.Table:
     return pa.table([pa.array(batch.gids_Q), lists], schema=_SCHEMA)
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    names = [name for name in schema.names if name not in _NUMBERS]
-    columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
-    return pq.ParquetWriter(
-        path,
-        schema,
-        compression="zstd",
-        use_dictionary=columns,  # ids repeat, numbers do not
-        write_statistics=[name for name in ("gid", "query_id") if name in schema.names][:1],
-        write_page_checksum=True,
-    )
-
-
 def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:
     """Add ids and ranks to a row group, in a layout."""
     assert of_data["gid"].equals(table["gid"]), "the rows of scores and data differ"
     lists = table[SCORES].combine_chunks()
     lengths_Q, scores_N = lists.value_lengths().to_numpy(), lists.flatten().to_numpy()
-    offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
-    item_ids_N, ranks_N = _item_ids(of_data, lengths_Q), ranks(scores_N, offsets_Q1)
+    offsets_Q1 = offsets(lengths_Q)
+    item_ids_N = _item_ids(of_data, lengths_Q)
+    ranks_N = (1 + place_in_group(offsets_Q1, -scores_N)).astype(np.int32)  # tied documents keep their order
     meta = [name for name in of_data.column_names if name.startswith("meta_")]
     if layout == "lists":
         columns = {"gid": table["gid"], "query_id": of_data["query_id"]}
         per_document = {"item_ids": item_ids_N, SCORES: scores_N, "ranks": ranks_N}
         columns |= {
-            name: pa.ListArray.from_arrays(pa.array(offsets_Q1), pa.array(values_N))
+            name: pa.ListArray.from_arrays(pa.array(offsets_Q1.astype(np.int32)), pa.array(values_N))
             for name, values_N in per_document.items()
         }
         return pa.table(columns | {name: of_data[name] for name in meta})
@@ -313,23 +255,6 @@ def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray
     if "doc_ids" not in of_data.column_names:
         return pa.nulls(int(lengths_Q.sum()), pa.string())
     lists = of_data["doc_ids"].combine_chunks()
-    has_ids_Q = lists.is_valid().to_numpy(zero_copy_only=False)
-    if (lists.value_lengths().fill_null(0).to_numpy() != np.where(has_ids_Q, lengths_Q, 0)).any():
+    if not is_per_document(lists, lengths_Q):
         raise ValueError("doc_ids has not one id for each document of a query group")
-    has_id_N = np.repeat(has_ids_Q, lengths_Q)
-    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values here
-    return lists.flatten().take(pa.array(places_N, mask=~has_id_N))
-
-
-def ranks(scores_N: NDArray[np.float64], offsets_Q1: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The rank of each document in its group by falling score, from 1; tied documents keep their order.
-
-    Example:
-        >>> ranks(np.array([0.5, 2.0, 0.5, 7.0]), np.array([0, 3, 4])).tolist()
-        [2, 1, 3, 1]
-    """
-    group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
-    order_N = np.lexsort((-scores_N, group_N))
-    ranks_N = np.empty(len(scores_N), np.int32)
-    ranks_N[order_N] = np.arange(len(scores_N)) - offsets_Q1[group_N] + 1
-    return ranks_N
+    return spread_over_documents(lists, lengths_Q)

@@ -18,7 +18,7 @@ from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import in_sample, keep_fold, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.row_groups import Columns, FilesToRead, PartToRead, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
@@ -44,7 +44,6 @@ class Selection:
 
     features: tuple[Feature, ...]
     row_groups: RowGroups
-    """A `RowGroups`, or any sequence of row groups to make it from."""
     hash: str
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
@@ -84,9 +83,6 @@ class Selection:
                 hint = suggestion(name, available, "there are") if available else "there are none of one vocabulary"
                 raise InputError(f"the data have no tokens {name!r} of each {owner}; {hint}; prepare them with tokens")
         return replace(self, tokens=tuple(fields[key] for key in keys))
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "row_groups", RowGroups.from_iterable(self.row_groups))
 
     def only(self, row_groups: Iterable[RowGroup]) -> Self:
         """The same with some of the row groups."""
@@ -137,7 +133,7 @@ class Selection:
     @property
     def serves_longest(self) -> bool:
         """True if a group of this length is certainly served: all groups of the row groups that may contain it are."""
-        longest_R = self.row_groups.longest_F[self.row_groups.columns.file_R]
+        longest_R = self.row_groups.longest_F[self.row_groups.file_R]
         may_R = (longest_R == self.longest) & (self.row_groups.documents_R >= longest_R)
         return bool(may_R.any() and (self.served_groups_R >= self.row_groups.groups_R)[may_R].all())
 
@@ -207,7 +203,7 @@ def scored_row_groups(url: str, row_groups: RowGroups) -> RowGroups:
     _check_one(url, parts, [part.url for part in parts])
     (part,) = parts
     found = find_scores(storage.absolute(url), open_dataset(part.url), part.files.periods)
-    return row_groups.with_scores(found)
+    return replace(row_groups, files=FilesToRead([part._replace(scores=found)]))
 
 
 def only_relevant(selection: Selection) -> Selection:
@@ -339,9 +335,9 @@ def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGr
         to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, manifest.features, part.scores, of_part))
     of_parts = of_parts or [(np.zeros(0, np.int64),) * 5]
     columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*of_parts, strict=True)]
-    first_labelled_R = np.cumsum(columns[-1]) - columns[-1]
+    columns.append(np.cumsum(columns[-1]) - columns[-1])
     longest_F = np.concatenate([np.zeros(0, np.int64), *(of_part.longest_F for of_part in files)])
-    return RowGroups(FilesToRead(to_read), longest_F, Columns(*(*columns, first_labelled_R)))
+    return RowGroups(FilesToRead(to_read), longest_F, *columns)
 
 
 def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
@@ -386,18 +382,19 @@ def _relevant(
     row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False
 ) -> list[NDArray[np.bool_]]:
     """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
-    files = [
-        (file.url, file.source.sha256 if file.source else "") for file in RowGroups.from_iterable(row_groups).own_files
-    ]
-    by_url = dict(zip((url for url, _ in files), with_relevant(files, column, differing=differing), strict=True))
-    for rg in row_groups:
-        n = len(by_url[rg.url][rg.index]) if rg.index < len(by_url[rg.url]) else 0
-        if n != rg.labelled:
+    files = {file.url: file.sha256 for file in RowGroups.from_iterable(row_groups).own_files}
+    by_url = dict(zip(files, with_relevant([*files.items()], column, differing=differing), strict=True))
+    relevant = []
+    for row_group in row_groups:
+        url, index, labelled = row_group.file.url, row_group.index, row_group.labelled
+        n = len(by_url[url][index]) if index < len(by_url[url]) else 0
+        if n != labelled:
             raise InputError(
-                f"{rg.url}: row group {rg.index} has {n} labelled groups where the manifest lists {rg.labelled}; "
+                f"{url}: row group {index} has {n} labelled groups where the manifest lists {labelled}; "
                 "prepare the data set again"
             )
-    return [by_url[rg.url][rg.index] for rg in row_groups]
+        relevant.append(by_url[url][index])
+    return relevant
 
 
 def _name(split: Split) -> str:

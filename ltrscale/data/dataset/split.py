@@ -91,10 +91,10 @@ def _known_words(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts), AfterValidator(_known_words)] | None
+"""Periods as in `Split.periods`; None for all."""
 PeriodTexts = Annotated[Texts, AfterValidator(_known_words)]
 """Like `Periods`, but may be empty."""
-Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts), AfterValidator(_known_words)] | None
-"""Periods `P`, ranges `A..B` (both ends included, in text order) or relative ones (see `Relative`); None for all."""
 LabelColumn = Literal["labels", "relevance"]
 
 
@@ -223,7 +223,7 @@ class Splits(Config):
     def leaving_out(self, patterns: Sequence[str]) -> Self:
         """The same splits with further features left out."""
         train = self.train.replace(leave_out=(*self.train.leave_out, *patterns))
-        return self.replace(train=train.model_dump())
+        return self.replace(train=train)
 
 
 class SplitsWithTest(Splits):
@@ -294,22 +294,14 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     return parts
 
 
-def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, DataFiles]]:
-    """The data sets of a split with the files that the split reads, in the order of the manifest.
-
-    Raises:
-        InputError: as `select`, before files are opened.
-    """
-    return [(part.dataset, part.files) for part in resolve_periods(split, key)]
+def periods_read(split: Split, key: str = "") -> list[str]:
+    """The names of the periods that a split reads now, sorted; arguments and errors as for `resolve_periods`."""
+    return sorted({period for part in resolve_periods(split, key) for period in part.periods})
 
 
 def with_periods_named(split: Split) -> Split:
-    """The same split with its current periods listed by name, so that later periods do not join it.
-
-    Raises:
-        InputError: as `select`, before files are opened.
-    """
-    return split.replace(periods=sorted({period for part in resolve_periods(split) for period in part.periods}))
+    """The same split with its current periods listed by name, so that later periods do not join it."""
+    return split.replace(periods=periods_read(split))
 
 
 def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
@@ -328,7 +320,7 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
             changes[name] = with_relative_named(value, key_path)
         elif name == "periods" and value and any(map(Relative.parse, value)) and (data := getattr(config, "data", ())):
             split = Split(data=data, periods=value)
-            chosen = sorted({period for part in resolve_periods(split, key) for period in part.periods})
+            chosen = periods_read(split, key)
             log.info("%s: %s of %s: %s", key_path, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
             changes[name] = tuple(chosen)
     changes = {name: value for name, value in changes.items() if value is not getattr(config, name)}

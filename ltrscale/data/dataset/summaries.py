@@ -191,14 +191,7 @@ def _unique(x_KML: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 class LabelCounts:
-    """Documents by label value, for up to 64 values.
-
-    Example:
-        >>> labels = LabelCounts()
-        >>> labels.add(np.array([0, 2, 0.5, 2, np.nan], np.float32))
-        >>> labels.counts()
-        {'0': 1, '0.5': 1, '2': 2}
-    """
+    """Documents by label value, for up to 64 values."""
 
     def __init__(self) -> None:
         self._counts: Counter[float] = Counter()

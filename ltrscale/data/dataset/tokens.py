@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from ltrscale import storage
+from ltrscale.arrays import offsets
 from ltrscale.config import Strict
 
 Owner = Literal["query", "document"]
@@ -107,7 +108,7 @@ def to_columns(name: str, tokens_N: pa.ListArray, offsets_Q1: NDArray[np.int64])
         [[[5], [6, 7]], [[1, 0], [2]]]
     """
     lengths_N = pc.list_value_length(tokens_N).to_numpy().astype(np.int32)
-    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+    bounds_N1 = offsets(lengths_N)
     return {
         name: pa.ListArray.from_arrays(pa.array(bounds_N1[offsets_Q1].astype(np.int32)), tokens_N.flatten()),
         lengths_of(name): pa.ListArray.from_arrays(pa.array(offsets_Q1.astype(np.int32)), pa.array(lengths_N)),
@@ -121,8 +122,8 @@ def from_columns(tokens_Q: pa.ListArray, lengths_Q: pa.ListArray) -> pa.ListArra
         ValueError: the lengths do not match the tokens.
     """
     lengths_N = lengths_Q.flatten().to_numpy()
-    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
-    ends_Q1 = bounds_N1[np.concatenate([[0], np.cumsum(pc.list_value_length(lengths_Q).fill_null(0).to_numpy())])]
+    bounds_N1 = offsets(lengths_N)
+    ends_Q1 = bounds_N1[offsets(pc.list_value_length(lengths_Q).fill_null(0).to_numpy())]
     if (lengths_N < 0).any() or not np.array_equal(
         np.diff(ends_Q1), pc.list_value_length(tokens_Q).fill_null(0).to_numpy()
     ):
@@ -167,8 +168,7 @@ def put_vocabulary(vocabulary: Vocabulary, content: bytes, commit: storage.Commi
     """Write a tokenizer in JSON as the vocabulary's file; returns the vocabulary that names it."""
     with commit.file("tokenizer-{hash}.json") as path:
         path.write_bytes(content)
-    placed = commit.files[-1]
-    return vocabulary.replace(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+    return vocabulary.replace(**vars(commit.files[-1]))
 
 
 def summed(parts: Iterable[Mapping[str, TokenSummary]]) -> dict[str, TokenSummary]:

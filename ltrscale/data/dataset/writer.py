@@ -14,10 +14,16 @@ is the integral of `dt / min(max(t / 64, 64 KB), 8 MB)` from 0 to T: T / 64 KB u
 full, in the head and at the end. (One exception: when over 256 MB wait in many open periods, the largest period is
 written early.) The cuts depend only on the rows, not on how the rows are divided into tables.
 
+Each commit of an addition writes a new manifest, which stays short: above `_FEW_FILES` files it moves them to a part,
+together with the quarantine and the additions. A new part absorbs the previous one while that is less than twice as
+long, as in a log-structured merge tree. So n files need at most log2(n) parts, and an addition writes at most log2(n)
+times its own size in the long run.
+
 Shapes: Q groups, N documents, F features.
 """
 
 import itertools
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,9 +34,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
+from ltrscale import storage
+from ltrscale.arrays import offsets
+from ltrscale.config import as_text
+from ltrscale.data.dataset.files import ADDITION, FILE, FILE_SCHEMA, QUARANTINE, Counts, DataFile, DataFiles
+from ltrscale.data.dataset.manifest import ADDED, Manifest, ManifestPart
 from ltrscale.data.dataset.tokens import token_bytes
-from ltrscale.storage import Commit, named_errors
 
 MIN_ROW_GROUPS = 64
 ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20
@@ -43,6 +52,8 @@ BESIDE_LABELS = ("positions", "clicks", "weights", "gains")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
 """Columns with one number per document, in the order they are written."""
 _PLAIN = ("gid", "features", *PER_DOCUMENT)
+_FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
+_PART = pa.schema([pa.field("kind", pa.string()), *FILE_SCHEMA, pa.field("made_by", pa.string())])
 
 
 @dataclass(eq=False)
@@ -75,7 +86,7 @@ class DatasetWriter:
 
     def __init__(
         self,
-        commit: Commit,
+        commit: storage.Commit,
         *,
         n_features: int,
         compression: Compression = "zstd",
@@ -166,7 +177,7 @@ class DatasetWriter:
         if not tables:
             return
         sizes_Q = np.concatenate([self._sizes(table) for table in tables])
-        cuts = split_evenly(sizes_Q, self._lacking)
+        cuts = _split_evenly(sizes_Q, self._lacking)
         self._lacking = max(0, self._lacking - len(sizes_Q))
         first = 0
         for state, table in zip(waiting, tables, strict=True):
@@ -181,7 +192,7 @@ class DatasetWriter:
             self._open_file(state, table.schema)
         assert state.writer is not None
         assert state.sink is not None
-        with named_errors(self._commit.url, "write"):
+        with storage.named_errors(self._commit.url, "write"):
             state.writer.write_table(table, row_group_size=len(table))
         labelled = len(table) - table.column("labels").null_count
         lengths_Q = self._lengths(table)
@@ -194,56 +205,59 @@ class DatasetWriter:
         if len(self._open) == _OPEN_FILES:  # the number of open files and their buffers is bounded
             self._close_file(self._open[0])
         self._open.append(state)
-        # dictionaries save space for repeated ids; numbers are written plainly, to be read without decoding
-        names = [name for name in schema.names if name not in _PLAIN]
-        columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
         path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
         state.sink = state.stack.enter_context(pa.OSFile(str(state.stack.enter_context(path)), "wb"))
-        state.writer = pq.ParquetWriter(
-            state.sink,
-            schema,
-            compression=self._compression,
-            use_dictionary=columns,
-            write_statistics=["gid"],  # nothing reads the statistics of the other columns
-            write_page_checksum=True,
-        )
+        state.writer = parquet_writer(state.sink, schema, plain=_PLAIN, compression=self._compression)
         state.parts += 1
 
     def _close_file(self, state: _Period) -> None:
         if state.writer is None:
             return
-        with named_errors(self._commit.url, "write"):
+        with storage.named_errors(self._commit.url, "write"):
             state.writer.close()
             state.stack.close()
         self._open.remove(state)
         placed = self._commit.files[-1]  # the end of the file's block has put it there
-        contents = {"longest": state.longest, "row_groups": tuple(state.row_groups)}
-        self.files.append(DataFile(**vars(placed), period=state.name, **contents))
+        row_groups = tuple(state.row_groups)
+        self.files.append(DataFile(**vars(placed), period=state.name, longest=state.longest, row_groups=row_groups))
         state.writer, state.sink, state.row_groups, state.longest = None, None, [], 0
+
+
+def parquet_writer(
+    sink: pa.OSFile | str, schema: pa.Schema, *, plain: Collection[str], compression: Compression = "zstd"
+) -> pq.ParquetWriter:
+    """A writer of Parquet with page checksums and the statistics of the groups' ids, which alone are read.
+
+    The columns `plain` are numbers, to be read without decoding; dictionaries save space for ids, which repeat.
+    """
+    names = [name for name in schema.names if name not in plain]
+    columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
+    statistics = [name for name in ("gid", "query_id") if name in schema.names][:1]
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression=compression,
+        use_dictionary=columns,
+        write_statistics=statistics,
+        write_page_checksum=True,
+    )
 
 
 def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:
     """Values as one list per group; an absent group has null, and its values are dropped."""
     if present_Q.all():
-        return pa.ListArray.from_arrays(pa.array(_bounds(lengths_Q)), values)
+        return pa.ListArray.from_arrays(_bounds(lengths_Q), values)
     values = values.filter(pa.array(np.repeat(present_Q, lengths_Q)))
-    bounds = pa.array(_bounds(np.where(present_Q, lengths_Q, 0)))
-    return pa.ListArray.from_arrays(bounds, values, mask=pa.array(~present_Q))
+    bounds_Q1 = _bounds(np.where(present_Q, lengths_Q, 0))
+    return pa.ListArray.from_arrays(bounds_Q1, values, mask=pa.array(~present_Q))
 
 
-def _bounds(lengths_Q: NDArray[np.int64]) -> NDArray[np.int32]:
-    return np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
+def _bounds(lengths_Q: NDArray[np.int64]) -> pa.Int32Array:
+    return pa.array(offsets(lengths_Q), pa.int32())
 
 
-def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
-    """Cut a sequence into `parts` consecutive non-empty runs of about equal sums; fewer runs if it is shorter.
-
-    Returns the boundaries, from 0 to Q.
-
-    Example:
-        >>> split_evenly(np.array([1, 1, 1, 1, 9, 1]), 3)
-        [0, 4, 5, 6]
-    """
+def _split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
+    """The bounds, 0 to Q, of `parts` consecutive non-empty runs of about equal sums; fewer if Q is smaller."""
     n, parts = len(sizes_Q), min(parts, len(sizes_Q))
     ends_Q = np.cumsum(sizes_Q)
     k = np.arange(1, parts)
@@ -251,3 +265,44 @@ def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
     cuts = np.maximum.accumulate(cuts - k) + k  # rising: no run is empty
     cuts = np.minimum(cuts, n - parts + k)
     return [0, *cuts.tolist(), n]
+
+
+def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
+    """Commit a data set whose manifest has all files, those of its parts too; returns it with its new parts."""
+    files = manifest.files
+    if manifest.parts:  # which list all but the previous manifest's own files and the new ones
+        unlisted = commit.replaced.keys() | {placed.path for placed in commit.files}
+        files = files.where(unlisted.__contains__, files.paths)
+        assert len(files) + sum(part.files for part in manifest.parts) == len(manifest.files)
+    own = manifest.model_copy(update={"files": files})
+    if len(files) > _FEW_FILES or len(files.counts_R3) > _FEW_ROW_GROUPS:
+        own = _moved_to_part(commit, own)
+    commit.finish(own.model_dump(mode="json"))
+    return own.model_copy(update={"files": manifest.files})
+
+
+def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
+    """Move files, quarantine and additions of the manifest to a part; the newest addition stays, for look-ups."""
+    added, parts = manifest.made_by.get(ADDED, []), list(manifest.parts)
+    table = _part_table(manifest.files, manifest.quarantine, map(as_text, added[:-1]))
+    files, n_additions = len(manifest.files), len(added[:-1])
+    while parts and parts[-1].files < 2 * files:
+        last = parts.pop()
+        table = pa.concat_tables([storage.read_manifest_part(commit.url, vars(last)), table])
+        files, n_additions = files + last.files, n_additions + last.additions
+    with commit.file("parts/part-{hash}.parquet") as path:
+        pq.write_table(table, path, compression="zstd")
+    parts.append(ManifestPart(**vars(commit.files[-1]), files=files, additions=n_additions))
+    made_by = {**manifest.made_by, **({ADDED: added[-1:]} if added else {})}
+    return manifest.model_copy(
+        update={"files": DataFiles.from_iterable([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
+    )
+
+
+def _part_table(files: DataFiles, quarantine: Iterable[str], additions: Iterable[str]) -> pa.Table:
+    """The table of a manifest part: rows of files, of quarantine paths, and of commands of additions as JSON."""
+    of_files = files.table().append_column("kind", pa.array([FILE] * len(files), pa.string()))
+    others = [{"kind": QUARANTINE, "path": path} for path in quarantine]
+    others += [{"kind": ADDITION, "made_by": made_by} for made_by in additions]
+    tables = [_PART.empty_table(), of_files, pa.Table.from_pylist(others, schema=_PART)]
+    return pa.concat_tables(tables, promote_options="default")

@@ -29,8 +29,9 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
-from ltrscale.data.stream.decoder import Decoder, Memory, Repeat, mean_repeats, survey_repeats
+from ltrscale.data.stream.decoder import Decoder, Memory
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
+from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.windows import Cut, Window, assemble, regroup
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -132,7 +133,7 @@ class GroupStream:
         selection: row groups to read, and whether labelled groups only.
         config: order and budget; with groups above `docs_per_batch / streams` the stream's own `config` has fewer
             streams, see `plan.streams_within`.
-        rank: number of this worker; it serves the streams c with c mod world = rank.
+        rank: this worker serves the streams c with c mod world = rank.
         world: number of workers.
         reader: `read_direct`, or `read_with_ray` if this process is connected to a Ray cluster.
         memory: keeps what was read of the selection, so that later epochs read nothing; None keeps nothing.
@@ -163,19 +164,16 @@ class GroupStream:
                 f"{config.streams} streams, and {world} workers need one each; set stream.docs_per_batch to "
                 f"{enough} or more"
             )
-        if config.regroup and selection.labelled:
+        if config.regroup and (selection.labelled or any(field.of == "query" for field in selection.tokens)):
+            lost = "labels" if selection.labelled else "texts"
             raise InputError(
-                "stream.regroup mixes the documents of queries, whose labels then say nothing; leave it out"
-            )
-        if config.regroup and any(field.of == "query" for field in selection.tokens):
-            raise InputError(
-                "stream.regroup mixes the documents of queries, whose texts then say nothing; leave it out"
+                f"stream.regroup mixes the documents of queries, whose {lost} then say nothing; leave it out"
             )
         if config.tokens_per_batch is not None and not selection.tokens:
             raise InputError("stream.tokens_per_batch counts tokens, and the model reads none; leave it out")
         self.selection = selection
         self.config = config.replace(streams=streams)
-        self.streams = plan.local_streams(streams, rank=rank, world=world)
+        self.streams = range(rank, streams, world)
         self.reader, self.memory = reader, memory
         self._mean_times_R = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 
@@ -216,16 +214,12 @@ class GroupStream:
         return np.asarray(served_once_R * (1.0 if self._mean_times_R is None else self._mean_times_R), np.float64)
 
     def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
-        """The steps of an epoch.
+        """The steps of an epoch, from the positions of all local streams after an earlier step if `start` has them.
 
         It ends when all local streams have run out. Each group of the selection is in exactly one micro-batch of
         exactly one stream, in each pass if there are several. With `repeat` it is in one stream as often as
         `times_served` says; with `regroup` the guarantee holds for each document. The micro-batches of a stream do not
         depend on rank and world.
-
-        Args:
-            epoch: number of the epoch.
-            start: positions of all local streams after a step, from any number of workers; the epoch resumes there.
 
         Raises:
             InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -247,7 +241,7 @@ class GroupStream:
         cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
         config = self.config
         most = (config.docs_per_batch, config.groups_per_batch or _UNLIMITED, config.tokens_per_batch or _UNLIMITED)
-        budget = Budget(*(count // config.streams for count in most))
+        budget = _Budget(*(count // config.streams for count in most))
         while any(not cursor.ended for cursor in cursors.values()):
             micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
             yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
@@ -328,7 +322,7 @@ class GroupStream:
         return served
 
 
-class Budget(NamedTuple):
+class _Budget(NamedTuple):
     """The most that a micro-batch may hold."""
 
     documents: int
@@ -355,7 +349,7 @@ class _Cursor:
     def ended(self) -> bool:
         return self.position.window >= self._windows
 
-    def take(self, budget: Budget) -> QueryGroups | None:
+    def take(self, budget: _Budget) -> QueryGroups | None:
         """The next groups within the budget, at least one; None at the stream's end."""
         cuts: list[Cut] = []
         while min(budget) > 0 and not self.ended:
@@ -374,7 +368,7 @@ class _Cursor:
             if last > first:
                 cuts.append(Cut(self._window, first, last))
                 used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
-                budget = Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
+                budget = _Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
             self.position = Position(number, last)
             if last < groups:
                 break

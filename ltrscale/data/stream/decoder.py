@@ -1,21 +1,16 @@
-"""Turn tables of row groups into windows: decode, check against the manifest, keep in memory, serve repeatedly.
+"""Turn tables of row groups into windows: decode, check against the manifest, keep in memory.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all groups, also those not served).
 """
 
-import json
 from collections.abc import Callable, Hashable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
 
-from ltrscale import storage
-from ltrscale.config import Config
-from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
+from ltrscale.arrays import offsets, runs
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.manifest import places as find_places
@@ -23,9 +18,9 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.tokens import LISTS, TokenField
-from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader
-from ltrscale.data.stream.windows import TokenRows, Window, offsets_of, runs
-from ltrscale.errors import InputError, nearest
+from ltrscale.data.stream.readers import PREPARE_AGAIN
+from ltrscale.data.stream.windows import TokenRows, Window
+from ltrscale.errors import InputError
 
 T = TypeVar("T")
 _NEWEST = 4
@@ -72,7 +67,7 @@ class Decoder:
         if self._all_labelled:
             return np.flatnonzero(kept)
         labelled_R = _concat(tables, "labels").is_valid().to_numpy(zero_copy_only=False)
-        firsts = offsets_of(np.array([len(table) for table in tables]))[:-1]
+        firsts = offsets(np.array([len(table) for table in tables]))[:-1]
         counts = np.add.reduceat(labelled_R, firsts, dtype=np.int64)
         for row_group, n in zip(row_groups, counts.tolist(), strict=True):
             if n != row_group.labelled:
@@ -104,7 +99,7 @@ class Decoder:
             columns_N["labels"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
         ids_Q = group_ids(row_groups, tables)[rows_Q]
         tokens = {key: self._tokens(key, row_groups, tables, rows_Q, lengths_Q) for key in self.selection.tokens}
-        return Window(ids_Q, offsets_of(lengths_Q), features, columns_N, tokens=tokens)
+        return Window(ids_Q, offsets(lengths_Q), features, columns_N, tokens=tokens)
 
     def _tokens(
         self,
@@ -143,7 +138,7 @@ class Decoder:
         """Views of the features of some rows, and the number of documents of each row."""
         buffers, bounds, widths, places = [], [], [], []
         for row_group, table in zip(row_groups, tables, strict=True):
-            stored = row_group.stored or self.selection.features
+            stored = row_group.file.stored or self.selection.features
             n_features = len(stored)
             widths.append(n_features)
             places.append(self._places_in(stored))
@@ -177,14 +172,14 @@ class Decoder:
 
 def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
     """The ids of all rows of some tables, unique over the data sets of a split, shape [R]."""
-    bases_R = np.repeat([row_group.gid_base for row_group in row_groups], [len(table) for table in tables])
+    bases_R = np.repeat([row_group.file.gid_base for row_group in row_groups], [len(table) for table in tables])
     ids_R: NDArray[np.int64] = _concat(tables, "gid").to_numpy() + bases_R
     return ids_R
 
 
 def mismatch(row_group: RowGroup, what: str, remedy: str = PREPARE_AGAIN) -> InputError:
     """The error for a row group with unexpected content."""
-    return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
+    return InputError(f"{row_group.file.url}: row group {row_group.index}: {what}; {remedy}")
 
 
 def _is_usable(name: str, column_type: pa.DataType | None) -> bool:
@@ -213,10 +208,10 @@ def _check_present(
         return
     absent_Q = lists.is_null().to_numpy(zero_copy_only=False)[rows_Q]
     if absent_Q.any():
-        row = rows_Q[absent_Q.argmax()]
-        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        row = int(rows_Q[absent_Q.argmax()])
         gid = _concat(tables, "gid")[row]
-        raise mismatch(row_groups[owners_R[row]], f"query group {gid} has labels and no {name!r}", _LABELS_REMEDY)
+        owner = _owner(row, row_groups, tables)
+        raise mismatch(owner, f"query group {gid} has labels and no {name!r}", _LABELS_REMEDY)
 
 
 def _gather(
@@ -235,14 +230,18 @@ def _gather(
     if present_Q is not None:
         uneven_Q &= present_Q
     if uneven_Q.any():
-        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        owner = row_groups[owners_R[rows_Q[uneven_Q.argmax()]]]
+        owner = _owner(int(rows_Q[uneven_Q.argmax()]), row_groups, tables)
         raise mismatch(owner, f"column {name!r} does not have one value for each document", _remedy(name))
     if present_Q is None:
         return values[runs(starts_R1[rows_Q], lengths_Q)].astype(np.float32, copy=False)  # scores are float64
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     values_N[np.repeat(present_Q, lengths_Q)] = values[runs(starts_R1[rows_Q][present_Q], lengths_Q[present_Q])]
     return values_N
+
+
+def _owner(row: int, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> RowGroup:
+    """The row group of a row that is numbered over all tables."""
+    return row_groups[int(np.searchsorted(np.cumsum([*map(len, tables)]), row, side="right"))]
 
 
 def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
@@ -273,7 +272,7 @@ def _decoded_tokens(
     if not np.array_equal(documents.lengths_R, lengths_Q):
         raise ValueError("it does not have one list of tokens for each document")
     lengths_N = documents.copied().ids_T.astype(np.int64)
-    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+    bounds_N1 = offsets(lengths_N)
     firsts_Q = bounds_N1[np.cumsum(lengths_Q) - lengths_Q]
     if (lengths_N < 0).any() or not np.array_equal(bounds_N1[np.cumsum(lengths_Q)] - firsts_Q, groups.lengths_R):
         raise ValueError("the lengths of its lists do not add up to the tokens of a group")
@@ -316,97 +315,3 @@ def newest(made: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     for oldest in [*made][:-_NEWEST]:
         del made[oldest]
     return made[key]
-
-
-MOST = 1000.0
-"""The largest mean number of times per epoch for a group; a larger value suggests the wrong column."""
-
-
-def _text_keys(times: Any) -> Any:
-    """Convert keys to text in YAML's spelling: `{1: 2}` has a number as key."""
-    if not isinstance(times, dict):
-        return times
-    return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
-
-
-RepeatTimes = Annotated[float, Field(ge=0, le=MOST)]
-
-
-class Repeat(Config):
-    """Times that a query group is served per epoch, by a column of the data set (SUN23 repeats frequent queries).
-
-    A fraction is the probability of one more time: 2.3 means twice, and a third time with probability .3.
-    """
-
-    by: str = Field(pattern="^meta_.")
-    """Column with one value per group: its number of times, or its class, a key of `times`."""
-    times: Annotated[dict[str, RepeatTimes], BeforeValidator(_text_keys)] = Field(default_factory=dict)
-    """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
-
-
-def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[np.float64]:
-    """The number of times that each row of a table is served per epoch on average, shape [R].
-
-    Raises:
-        InputError: the column is missing, or must have the numbers of times and does not.
-    """
-    if repeat.by not in table.column_names:
-        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_nearest_meta(row_group, repeat.by)}")
-    if repeat.times:
-        return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
-    column = table.column(repeat.by).combine_chunks()
-    if not is_number(value_type(column.type)):
-        remedy = "say under stream.repeat.times how often each of its values is served"
-        raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
-    values = without_dictionary(column).cast(pa.float64(), safe=False)
-    times_R: NDArray[np.float64] = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
-    bad_R = ~((times_R >= 0) & (times_R <= MOST))  # NaN too
-    if bad_R.any():
-        row = int(bad_R.argmax())
-        problem = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
-        raise mismatch(
-            row_group, problem, f"it must be from 0 to {MOST:,.0f}, or a class named under stream.repeat.times"
-        )
-    return times_R
-
-
-def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> NDArray[np.float64]:
-    """Read the column of a whole selection: the mean number of times over each row group's served groups, shape [R].
-
-    Raises:
-        InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
-    """
-    decoder = Decoder(selection, documents=False)
-    tables = reader(selection.row_groups, [*decoder.columns, repeat.by])
-    means: list[float] = []
-    classes: set[str] = set()
-    for row_group, table in zip(selection.row_groups, tables, strict=True):
-        rows_Q = decoder.served_rows([row_group], [table])
-        means.append(float(mean_repeats(row_group, table, repeat)[rows_Q].mean()))
-        if repeat.times:
-            classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
-    for name in repeat.times:
-        if name not in classes:
-            closest = nearest(name, sorted(classes))
-            hint = f"the nearest is {closest!r}" if closest is not None else "it is empty"
-            raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
-    if not any(means):
-        raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
-    return np.array(means)
-
-
-def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
-    return texts(table.column(repeat.by).combine_chunks())[0]
-
-
-def _nearest_meta(row_group: RowGroup, name: str) -> str:
-    """The most similar column of a file, as the end of an error message."""
-    filesystem, path = storage.arrow_filesystem(row_group.url)
-    with storage.named_errors(row_group.url):
-        names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
-    closest = nearest(name, [column for column in names if column.startswith("meta_")])
-    return (
-        f"the nearest is {closest!r}"
-        if closest
-        else "the data set has no meta_* column; prepare it with `columns.meta`"
-    )

@@ -32,12 +32,9 @@ class NamedGroups(NamedTuple):
 def read_named(
     selection: Selection, also: Sequence[str] = (), *, chosen_M: NDArray[np.int64] | None = None
 ) -> Iterator[NamedGroups]:
-    """The groups of a selection, a row group at a time in its order.
+    """The groups of a selection, a row group at a time in its order, with the columns `also` where a file has them.
 
-    Args:
-        selection: the groups.
-        also: further group columns to read; a file may lack them.
-        chosen_M: sorted numbers of the groups to read, counted in this order; all if it is left out.
+    `chosen_M` are the sorted numbers of the groups to read, counted in this order; all if it is left out.
     """
     decoder, first = Decoder(selection), 0
     for row_group, served in zip(selection.row_groups, selection.served_groups_R.tolist(), strict=True):

@@ -35,11 +35,6 @@ class Run(Protocol):
         ...
 
 
-def cut_into_parts(selection: Selection, *, values: int = _VALUES) -> list[Part]:
-    """As `parts_of`, in a list."""
-    return list(parts_of(selection, values=values))
-
-
 def parts_of(selection: Selection, *, values: int = _VALUES) -> Iterator[Part]:
     """Cut a selection into parts of whole row groups, each of about `values` feature values (64 MiB).
 

@@ -20,12 +20,7 @@ T = TypeVar("T")
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
-    """The random seed of one micro-batch: one stream in one step.
-
-    Example:
-        >>> step_seed(0, 1, 2) == step_seed(0, 1, 2), step_seed(0, 1, 2) == step_seed(0, 2, 1)
-        (True, False)
-    """
+    """The random seed of one micro-batch: one stream in one step."""
     return mix("step", seed, step, stream)
 
 
@@ -38,21 +33,11 @@ def canonical_streams(
     streams: int,
     shuffle: bool = True,
 ) -> list[NDArray[np.int64]]:
-    """Deal row groups to streams that are balanced by documents.
+    """Deal row groups to C = `streams` streams that are balanced by documents; returns the numbers of each in order.
 
-    The row groups are permuted (in file order without `shuffle`). Each in turn goes to the stream with the fewest
-    documents so far, or the lowest number in a tie. So two streams differ by at most the largest row group.
-
-    Args:
-        documents_R: documents of each row group.
-        seed: seed of the order.
-        epoch: number of the epoch.
-        key: hash of the selection.
-        streams: number of canonical streams, C.
-        shuffle: whether to permute.
-
-    Returns:
-        The numbers of the row groups of each stream, in order.
+    The row groups are permuted, by seed, epoch and `key`, the hash of the selection (in file order without `shuffle`).
+    Each in turn goes to the stream with the fewest documents so far, or the lowest number in a tie. So two streams
+    differ by at most the largest row group.
 
     Example:
         >>> canonical_streams([5, 1, 1, 1, 1], seed=0, epoch=0, key="", streams=2, shuffle=False)
@@ -117,10 +102,6 @@ def times_served(
 
     This is the whole part of the mean, plus one with the probability of the fraction. It is a function of seed, epoch
     and group id, so it depends neither on other groups nor on the layout of the files.
-
-    Example:
-        >>> times_served(np.array([0.0, 1.0, 3.0]), np.array([0, 1, 2]), seed=0, epoch=0).tolist()
-        [0, 1, 3]
     """
     whole_Q = np.floor(mean_times_Q)
     once_more_Q = uniforms(("times", seed, epoch), ids_Q) < mean_times_Q - whole_Q
@@ -128,15 +109,10 @@ def times_served(
 
 
 def streams_within(streams: int, *, budget: int, longest: int) -> int:
-    """The number of streams that can each serve the longest group while a step stays within its budget.
+    """The number of streams that can each serve the longest group while a step stays within its budget of documents.
 
     It is the largest such divisor of `streams`, at least 1, so that the workers stay as evenly loaded as possible. It
     depends on data and settings alone, never on the workers.
-
-    Args:
-        streams: the requested number of canonical streams.
-        budget: documents of a step.
-        longest: documents of the longest group.
 
     Example:
         >>> [streams_within(8, budget=4096, longest=longest) for longest in (512, 513, 1366, 2048, 2049, 5772)]
@@ -145,26 +121,11 @@ def streams_within(streams: int, *, budget: int, longest: int) -> int:
     return max(n for n in range(1, streams + 1) if n == 1 or (streams % n == 0 and n * longest <= budget))
 
 
-def local_streams(streams: int, *, rank: int, world: int) -> range:
-    """The streams that worker `rank` of `world` serves.
-
-    Example:
-        >>> list(local_streams(8, rank=1, world=3))
-        [1, 4, 7]
-    """
-    return range(rank, streams, world)
-
-
 def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     """Interleave the windows of several streams in the order in which they will be needed.
 
     Streams are consumed at the same rate, so a window is needed when its stream has used up the documents before it.
-
-    Args:
-        window_documents: documents of each window to read, by stream.
-
-    Returns:
-        Pairs (stream, number of the window among those given).
+    Takes the documents of each window by stream; returns pairs (stream, number of the window among those given).
 
     Example:
         >>> read_order({0: [10, 10], 1: [3, 3, 20]})

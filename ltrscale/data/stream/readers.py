@@ -27,7 +27,7 @@ from ltrscale import storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import read_dataset
-from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.processor import cores
@@ -101,8 +101,10 @@ def _read(row_groups: Sequence[RowGroup], columns: Sequence[str], *, spare: int)
 
 def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
     """Reduce each row group to what a process needs to read it, without the rest of its selection."""
-    none = FileSource("", "", 0)
-    return (PlannedRead(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups)
+    for row_group in row_groups:
+        file = row_group.file
+        of_scores = file.scores or ""
+        yield PlannedRead(file.url, row_group.index, row_group.groups, of_scores, file.dataset, file.sha256, file.bytes)
 
 
 def read_planned(

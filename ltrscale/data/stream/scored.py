@@ -97,11 +97,7 @@ def finite(scores_N: Tensor, name: str) -> Tensor:
 
 
 def committed(url: str, split: Split) -> DocumentScores:
-    """The committed scores of all groups of a split's periods.
-
-    Args:
-        url: directory made by jobs.score.
-        split: of one data set; only its periods are read.
+    """The scores that jobs.score has committed at a URL of all groups of a split's periods; the split has one data set.
 
     Raises:
         InputError: a period is not scored there, or was scored from other files than the data set has now.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ltrscale.arrays import offsets, runs
 from ltrscale.batch import QueryGroups, Tokens
 from ltrscale.data.dataset.tokens import Owner, TokenField
 
@@ -38,7 +39,7 @@ class TokenRows:
     def copied(self) -> "TokenRows":
         """The same rows with a compact copy of their own tokens."""
         index_T = runs(self.starts_R, self.lengths_R)
-        return TokenRows(self.ids_T[index_T], offsets_of(self.lengths_R)[:-1], self.lengths_R)
+        return TokenRows(self.ids_T[index_T], offsets(self.lengths_R)[:-1], self.lengths_R)
 
     @staticmethod
     def joined(parts: Sequence["TokenRows"]) -> "TokenRows":
@@ -54,7 +55,7 @@ class TokenRows:
     def to_batch(parts: Sequence["TokenRows"]) -> Tokens:
         """The rows of all parts as tensors: the only copy of tokens in a stream."""
         whole = TokenRows.joined([part.copied() for part in parts]) if len(parts) > 1 else parts[0].copied()
-        offsets_R1 = offsets_of(whole.lengths_R)
+        offsets_R1 = offsets(whole.lengths_R)
         return Tokens(torch.from_numpy(whole.ids_T), torch.from_numpy(offsets_R1))
 
 
@@ -85,7 +86,7 @@ class Window:
             if key.of == "query":
                 total_Q += rows.lengths_R * lengths_Q
             else:
-                ends_N1 = offsets_of(rows.lengths_R)
+                ends_N1 = offsets(rows.lengths_R)
                 total_Q += np.diff(ends_N1[self.offsets_Q1])
         return total_Q
 
@@ -95,7 +96,7 @@ class Window:
         rows_N = runs(self.offsets_Q1[groups_M], lengths_M)
         return Window(
             None if self.ids_Q is None else self.ids_Q[groups_M],
-            offsets_of(lengths_M),
+            offsets(lengths_M),
             [self.features[group] for group in groups_M.tolist()],
             {name: column_N[rows_N] for name, column_N in self.columns_N.items()},
             None if self.mean_times_Q is None else self.mean_times_Q[groups_M],
@@ -115,7 +116,7 @@ class Window:
         }
         return Window(
             _concatenated([window.ids_Q for window in windows]),
-            offsets_of(np.concatenate([np.diff(window.offsets_Q1) for window in windows])),
+            offsets(np.concatenate([np.diff(window.offsets_Q1) for window in windows])),
             list(itertools.chain.from_iterable(window.features for window in windows)),
             columns_N,
             _concatenated([window.mean_times_Q for window in windows]),
@@ -150,7 +151,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
     ids = [window.ids_Q[first:last] for window, first, last in cuts if window.ids_Q is not None]
     return QueryGroups(
         torch.from_numpy(values).view(int(lengths_Q.sum()), n_features),
-        torch.from_numpy(offsets_of(lengths_Q)),
+        torch.from_numpy(offsets(lengths_Q)),
         columns_N.get("labels"),
         torch.from_numpy(np.concatenate(ids)) if ids else None,
         columns_N.get("weights"),
@@ -188,15 +189,3 @@ def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Wind
     back_N = np.argsort(order_N)
     of_documents = {key: rows.take(back_N) for key, rows in window.tokens.items() if key.of == "document"}
     return replace(window, ids_Q=None, features=features, columns_N=columns_N, tokens=of_documents)
-
-
-def runs(starts_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The indices of runs with these starts and lengths, concatenated."""
-    index_N: NDArray[np.int64] = np.repeat(starts_Q - offsets_of(lengths_Q)[:-1], lengths_Q)
-    index_N += np.arange(len(index_N))
-    return index_N
-
-
-def offsets_of(lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Offsets of groups with these lengths, shape [Q + 1]."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_Q)])

@@ -143,7 +143,7 @@ def _meeting(condition: str, selection: Selection) -> NDArray[np.bool_]:
     nothing = OutlierDetector(data="", features=names, gap=None, share=0.0, rules={})
     slicer = Slicer.make({"where": condition}, (), detector=nothing, selection=selection, relevant_from=1)
     parts = read_named(selection, slicer.stored)
-    return np.concatenate([slicer.find(p.groups, p.row_group.period, p.ids)["where"] for p in parts])
+    return np.concatenate([slicer.find(p.groups, p.row_group.file.period, p.ids)["where"] for p in parts])
 
 
 class Explained(Findings):

@@ -145,7 +145,9 @@ class Measuring:
             InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
         """
         row_groups, stop = part.selection.row_groups, 0
-        windows = range(len(row_groups)) if part.selection.features else [row_group.period for row_group in row_groups]
+        windows = (
+            range(len(row_groups)) if part.selection.features else [row_group.file.period for row_group in row_groups]
+        )
         for _, window in itertools.groupby(windows):
             start, stop = stop, stop + len(list(window))
             scores = {url: of_part[start:stop] for url, of_part in part.scores.items()}
@@ -158,12 +160,12 @@ class Measuring:
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
                 asker = "evaluate.clicks" if lacking == _CLICKS else "a slice"
-                raise InputError(f"{row_group.url}: no column {lacking!r}, which {asker} names; leave it out")
+                raise InputError(f"{row_group.file.url}: no column {lacking!r}, which {asker} names; leave it out")
         rows_Q = decoder.served_rows(row_groups, tables)
         window = decoder.decode(row_groups, tables, rows_Q)
         rows = pa.concat_tables([table.select(stored) for table in tables]).take(pa.array(rows_Q))
         known = {url: _known(url, of_url, rows_Q, window) for url, of_url in committed.items()}
-        return self._measured(row_groups[0].period, window, rows, known, len(selection.features))
+        return self._measured(row_groups[0].file.period, window, rows, known, len(selection.features))
 
     def _read(
         self, row_groups: RowGroups, scores: Mapping[str, RowGroups], columns: Sequence[str]
@@ -285,7 +287,7 @@ def order_shown(groups: QueryGroups) -> Tensor:
 
 def has_positions(selection: Selection) -> bool:
     """Whether any group of some row groups has positions; reads until it finds one."""
-    for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.gid_base):
+    for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.file.gid_base):
         for table in read_direct(RowGroups.from_iterable(of_data_set), [POSITIONS]):
             if POSITIONS not in table.column_names:
                 break  # a data set has the column in all files or in none
@@ -302,7 +304,7 @@ def check_shown(test: Selection, key: str) -> None:
     """
     if not has_positions(test):
         raise InputError(
-            f"evaluate.{key}: {test.row_groups[0].url} has no positions; map the column in prepare as "
+            f"evaluate.{key}: {test.row_groups[0].file.url} has no positions; map the column in prepare as "
             "columns.positions, or leave it out"
         )
 

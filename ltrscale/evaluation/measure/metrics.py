@@ -146,7 +146,7 @@ def _query_of_groups(selection: Selection) -> list[tuple[str, int, str]]:
     """Query, id and period of every group in the row groups of a selection."""
     tables = read_direct(selection.row_groups, ["gid", "query_id"])
     return [
-        (query, gid + row_group.gid_base, row_group.period)
+        (query, gid + row_group.file.gid_base, row_group.file.period)
         for row_group, table in zip(selection.row_groups, tables, strict=True)
         for query, gid in zip(table["query_id"].to_pylist(), table["gid"].to_pylist(), strict=True)
     ]

@@ -205,7 +205,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 def _stored_types(selection: Selection) -> dict[str, pa.DataType]:
     """The columns with one value per group in the first file of a selection, if conditions can use them."""
-    url = selection.row_groups[0].url
+    url = selection.row_groups[0].file.url
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):
         schema: pa.Schema = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem))

@@ -27,7 +27,7 @@ from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, chosen_files
+from ltrscale.data.dataset.split import Split, periods_read, resolve_periods
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
@@ -248,7 +248,7 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     histograms = reference.histograms | scored.histograms
     reference = replace(reference, histograms=histograms, sums=scored.sums, lists=scored.lists)
     drifts = {}
-    for period in sorted({file.period for _, files in chosen_files(test) for file in files}):
+    for period in periods_read(test):
         split = test.replace(periods=(period,))
         later = {key: histogram.later() for key, histogram in histograms.items()}
         counted = _counted(split, later, features, bundles, sampled)
@@ -362,7 +362,7 @@ def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> P
 
 def _label_rates(split: Split, sampled: _Sampled, relevant_from: float) -> LabelRates | None:
     """The labels of a split; only they are read."""
-    if not any(files.counts().labelled for _, files in chosen_files(split)):
+    if not any(part.files.counts().labelled for part in resolve_periods(split)):
         return None
     selection = replace(select(split, labelled=True), features=())
     groups_read = documents = relevant = with_relevant = 0

@@ -87,7 +87,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
 
 def _meta_of(row_group: RowGroup) -> list[str]:
     """The columns that describe a group to readers, such as the query text."""
-    with storage.open_input(row_group.url) as stream:
+    with storage.open_input(row_group.file.url) as stream:
         names = pq.read_schema(stream).names
     return [name for name in names if name.startswith(META)][:_META_SHOWN]
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.config import digest
-from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, part_table, total_of
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.row_groups import Columns, FileSource, FilesToRead, PartToRead, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import FilesToRead, FileToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import Found
+from ltrscale.data.dataset.writer import _part_table
 
 COUNTS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 9)).map(
     lambda c: Counts(c[0], c[1], min(c[0], c[2]))
@@ -70,7 +71,7 @@ def test_the_identity_of_files_is_that_of_plain_data(files: list[DataFile]) -> N
 
 @given(data_files())
 def test_a_table_of_files_holds_them_all(files: list[DataFile]) -> None:
-    table = part_table(DataFiles.from_iterable(files), ["quarantine/a"], ["{}"])
+    table = _part_table(DataFiles.from_iterable(files), ["quarantine/a"], ["{}"])
     assert list(DataFiles.from_table(table.slice(0, len(files)))) == files
     assert table["kind"].to_pylist()[len(files) :] == ["quarantine", "addition"]
 
@@ -93,7 +94,7 @@ def test_a_table_of_files_holds_them_all(files: list[DataFile]) -> None:
 )
 def test_a_table_that_lists_what_cannot_be_is_refused(change: dict[str, object], fault: str) -> None:
     good = DataFile(path="part-a", period="p", bytes=0, sha256="0" * 64, longest=1, row_groups=(Counts(1, 2, 1),))
-    table = DataFiles.from_iterable([good.model_copy(update=change)]).table()
+    table = DataFiles.from_iterable([good._replace(**change)]).table()
     with pytest.raises(ValueError, match=fault):
         DataFiles.from_table(table)
 
@@ -117,12 +118,12 @@ def test_row_groups_take_along_their_own_files(
     ]
     files = FilesToRead(parts)
     rows = [(f, i, *counts) for f, file in enumerate([*one, *other]) for i, counts in enumerate(file.row_groups)]
-    columns = np.array([(*row, 0) for row in rows], np.int64).reshape(-1, len(Columns._fields)).T
-    row_groups = RowGroups(files, np.array([file.longest for file in files], np.int64), Columns(*columns))
+    columns = np.array([(*row, 0) for row in rows], np.int64).reshape(-1, 6).T
+    row_groups = RowGroups(files, np.array([file.longest for file in files], np.int64), *columns)
     some = row_groups.take([i for i in range(len(rows)) if random.random() < 0.5])
     received = pickle.loads(pickle.dumps(some))
     assert list(received) == list(some)
-    assert [file.source for file in received.files] == [file.source for file in files if file in some.own_files]
+    assert list(received.files) == [file for file in files if file in some.own_files]
     assert received.longest == some.longest
 
 
@@ -132,16 +133,18 @@ def some_row_groups(draw: st.DrawFn) -> list[RowGroup]:
     labelled = np.cumsum([0, *(counts.labelled for _, counts in drawn)]).tolist()
     return [
         RowGroup(
-            f"file-{file}",
+            FileToRead(
+                f"file-{file}",
+                f"p{file % 2}",
+                gid_base=7 * file,
+                scores=f"scores-{file}" if file == 2 else None,
+                dataset="data" if file else "",
+                stored=FEATURES,
+                longest=file,
+            ),
             i,
-            f"p{file % 2}",
             *counts,
-            gid_base=7 * file,
             first_labelled=labelled[i],
-            scores=f"scores-{file}" if file == 2 else None,
-            source=FileSource("data", "0" * 64, 1) if file else None,
-            stored=FEATURES,
-            longest=file,
         )
         for i, (file, counts) in enumerate(drawn)
     ]
@@ -153,15 +156,15 @@ def test_columns_are_the_row_groups(row_groups: list[RowGroup], random: np.rando
     assert list(columns) == row_groups
     assert columns == row_groups
     assert list(columns[1:4]) == row_groups[1:4]
-    assert [r.stored for r in pickle.loads(pickle.dumps(columns))] == [FEATURES] * len(row_groups)
+    assert [r.file.stored for r in pickle.loads(pickle.dumps(columns))] == [FEATURES] * len(row_groups)
     assert list(pickle.loads(pickle.dumps(columns[2:]))) == row_groups[2:]
     assert len(pickle.loads(pickle.dumps(columns[:1])).files) == len(row_groups[:1])
-    assert [file.url for file in columns.own_files] == list(dict.fromkeys(r.url for r in row_groups))
-    assert columns.longest == max((r.longest for r in row_groups), default=0)
+    assert [file.url for file in columns.own_files] == list(dict.fromkeys(r.file.url for r in row_groups))
+    assert columns.longest == max((r.file.longest for r in row_groups), default=0)
     for url, of_file in columns.by_file().items():
-        assert list(of_file) == [r for r in row_groups if r.url == url]
+        assert list(of_file) == [r for r in row_groups if r.file.url == url]
     for period, of_period in columns.by_period().items():
-        assert list(of_period) == [r for r in row_groups if r.period == period]
+        assert list(of_period) == [r for r in row_groups if r.file.period == period]
     chosen = [i for i in range(len(row_groups)) if random.random() < 0.5]
     assert list(columns.take(chosen)) == [row_groups[i] for i in chosen]
     assert columns.documents_R.tolist() == [r.documents for r in row_groups]

@@ -78,7 +78,7 @@ def flat(files: list[list[NDArray[np.bool_]]]) -> list[bool]:
 
 
 def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, tmp_path: Path) -> None:
-    files = [(row_group.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
+    files = [(row_group.file.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
     assert flat(with_relevant(files, "labels")) == has_relevant(made)
     assert with_relevant([], "labels") == []
     columns = {"labels": [[0.0], None, [], [1.0, 0.0]], "relevance": [[2.0], [1.0], [], [0.0, 0.0]]}
@@ -88,7 +88,7 @@ def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, t
 
 
 def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tmp_path: Path) -> None:
-    files = [(row_group.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
+    files = [(row_group.file.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
     labels = [made.groups[gid].labels for gid in made.labelled]
     differ = [bool(labels_L.max() > labels_L.min()) for labels_L in labels]
     assert 0 < sum(differ) < sum(has_relevant(made))

@@ -10,10 +10,11 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.config import as_text
-from ltrscale.data.dataset import commits
-from ltrscale.data.dataset.commits import commands, commit_dataset
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, open_dataset
+from ltrscale.data.dataset.origin import commands
+from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.additions import with_addition
 
@@ -23,7 +24,7 @@ FEW = 5
 
 @pytest.fixture(autouse=True)
 def _small_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_FEW_FILES", FEW)
+    monkeypatch.setattr(writer, "_FEW_FILES", FEW)
 
 
 def add(url: str, number: int, files: int) -> list[DataFile]:
@@ -192,9 +193,7 @@ def test_a_file_that_a_part_and_the_manifest_list_is_refused(tmp_path: Path) -> 
     url = str(tmp_path / "data")
     (file, *_) = add(url, 0, files=FEW + 1)
     document = storage.read_manifest(url) or {}
-    storage.write_bytes(
-        f"{url}/{storage.MANIFEST}", json.dumps({**document, "files": [file.model_dump(mode="json")]}).encode()
-    )
+    storage.write_bytes(f"{url}/{storage.MANIFEST}", json.dumps({**document, "files": [file._asdict()]}).encode())
     with pytest.raises(InputError, match="lists a file twice"):
         open_dataset(url)
 

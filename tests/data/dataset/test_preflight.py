@@ -186,7 +186,7 @@ def test_every_fault_is_named_and_its_file_left_out(place: str, tmp_path: Path) 
         selection = select(Split(data=(place,)), labelled=False, without=result.without)
         check_counts(result, manifest, selection)
     assert served(selection) == {gid: intact[gid] for gid in served(selection)}
-    assert {row_group.period for row_group in selection.row_groups} == {"p0", "p9"}
+    assert {row_group.file.period for row_group in selection.row_groups} == {"p0", "p9"}
 
 
 def check_counts(result: Preflight, manifest: Manifest, selection: Selection) -> None:
@@ -197,7 +197,7 @@ def check_counts(result: Preflight, manifest: Manifest, selection: Selection) ->
         assert record[name] == of_all
         assert record[f"{name}_left_out"] == of_all - getattr(good, name)
     assert record["files"] == len(manifest.files)
-    assert record["files_good"] == len({row_group.url for row_group in selection.row_groups})
+    assert record["files_good"] == len({row_group.file.url for row_group in selection.row_groups})
     assert record["files_quarantined"] == len(result.bad)
 
 
@@ -294,8 +294,8 @@ def test_damage_to_a_footer_never_crashes_the_check(tmp_path: Path) -> None:
     flipped = (flip(content, at, bit=at % 8) for at in range(pages(content).stop, len(content), 41))
     for damaged in (no_letter, *flipped):
         file.write_bytes(damaged)
-        faults, _ = integrity.examine(data, data.manifest.files, "footers", lambda *_: None)
-        reasons |= {fault.reason for fault in faults.values()}
+        bad_files, _ = integrity.examine(data, data.manifest.files, "footers", lambda *_: None)
+        reasons |= {bad.reason for bad in bad_files}
     assert "bad footer" in reasons
     assert reasons <= {"bad footer", "rows differ", "schema differs"}
 
@@ -340,8 +340,8 @@ def test_a_run_that_is_resumed_takes_the_same_files(place: str, caplog: pytest.L
     gone = damage(place, "p1", lambda _: None)
     config, out, records = PreflightConfig(max_bad=0.9), f"{place}-run/preflight", list[Any]()
 
-    def check_run(config: PreflightConfig, run: str, *, fresh: bool = False) -> Preflight:
-        return checked(whole(place), config, out, {"run": run}, report=records.append, fresh=fresh)
+    def check_run(config: PreflightConfig, run: str) -> Preflight:
+        return checked(whole(place), config, out, {"run": run}, report=records.append)
 
     with caplog.at_level(logging.INFO, "ltrscale"):
         first = check_run(config, "a")
@@ -354,7 +354,8 @@ def test_a_run_that_is_resumed_takes_the_same_files(place: str, caplog: pytest.L
     assert lines == [f"pre-flight: {found}", f"pre-flight, as this run began: {found}"]
     assert records[0] == records[1]
     assert records[0]["reasons"] == {"missing": 1}
-    assert check_run(config, "a", fresh=True).without == {gone_too}
+    storage.withdraw(out)
+    assert check_run(config, "a").without == {gone_too}
     storage.write_bytes(gone_too, content)
     assert next(iter(check_run(config.replace(max_bad=0.8), "a").bad.values())).reason == "size differs"
     damage(place, "p3", lambda _: None)

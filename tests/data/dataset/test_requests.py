@@ -9,12 +9,12 @@ import pytest
 from jobs.bench.scale import write_manifests
 from jobs.s3 import environment
 from ltrscale import storage
-from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import Manifest, open_dataset
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.ingest.additions import with_addition
 from tests.chaos.faulty_proxy import FaultyProxy
 

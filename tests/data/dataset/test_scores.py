@@ -240,7 +240,7 @@ def test_what_is_written_does_not_depend_on_the_batches(made: Any, tmp_path: Pat
 def test_files_left_out_take_their_scores_with_them(made: Any, scored: str) -> None:
     split = Split(data=(made.url,), scores=scored)
     whole = select(split, labelled=True)
-    without = {row_group.url for row_group in whole.row_groups if row_group.period == "b"}
+    without = {row_group.file.url for row_group in whole.row_groups if row_group.file.period == "b"}
     left = select(split, labelled=True, without=without)
     assert labels_served(left, made) == joined(made, "ac")
     assert left.hash != whole.hash

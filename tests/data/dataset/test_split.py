@@ -53,7 +53,7 @@ def test_a_split_reads_plain_text_dates_and_numbers() -> None:
 def test_periods_and_ranges_choose_row_groups_in_file_order(weeks: Any) -> None:
     split = Split(data=(weeks.url,), periods=("2026-W05", "2026-W01..2026-W02"))
     selection = select(split, labelled=False)
-    assert [(r.period, r.index) for r in selection.row_groups] == [
+    assert [(r.file.period, r.index) for r in selection.row_groups] == [
         (week, index) for week in ("2026-W01", "2026-W02", "2026-W05") for index in range(3)
     ]
     assert (selection.n_groups, selection.n_documents) == (36, 90)
@@ -102,7 +102,8 @@ def test_the_first_labelled_groups_are_those_of_the_first_row_groups(weeks: Any)
     selection = select(split, labelled=True)
     assert selection.n_groups == 6
     assert [
-        (r.period, r.index, n) for r, n in zip(selection.row_groups, selection.served_groups_R.tolist(), strict=True)
+        (r.file.period, r.index, n)
+        for r, n in zip(selection.row_groups, selection.served_groups_R.tolist(), strict=True)
     ] == [
         ("2026-W02", 0, 4),
         ("2026-W02", 2, 2),
@@ -132,7 +133,7 @@ def test_the_hash_covers_what_is_served_and_not_where_it_lies(weeks: Any, make_d
 
 def unplaced(row_group: RowGroup) -> RowGroup:
     """A row group without the URL of its file."""
-    return replace(row_group, url="", source=None)
+    return replace(row_group, file=replace(row_group.file, url="", dataset=""))
 
 
 def test_names_of_files_and_unread_data_do_not_change_hash_ids_and_order(
@@ -163,9 +164,9 @@ def test_the_hash_of_a_manifest_is_of_content_alone(weeks: Any, tmp_path: Path) 
         made.replace(files=files[::-1]),
         made.replace(files=files[1:]),
         made.replace(features=made.features[::-1]),
-        made.replace(files=(files[0].replace(period="2025-W01"), *files[1:])),
-        made.replace(files=(files[0].replace(sha256="0"), *files[1:])),
-        made.replace(files=(files[0].replace(row_groups=files[0].row_groups[:1]), *files[1:])),
+        made.replace(files=(files[0]._replace(period="2025-W01"), *files[1:])),
+        made.replace(files=(files[0]._replace(sha256="0"), *files[1:])),
+        made.replace(files=(files[0]._replace(row_groups=files[0].row_groups[:1]), *files[1:])),
     ]
     assert len({made.hash, *(manifest.hash for manifest in changed)}) == 1 + len(changed)
 
@@ -183,19 +184,19 @@ def test_a_relative_path_becomes_absolute(weeks: Any, monkeypatch: pytest.Monkey
     folder = Path(weeks.url)
     monkeypatch.chdir(folder.parent)
     row_group = select(Split(data=(folder.name,)), labelled=False).row_groups[0]
-    assert Path(row_group.url).is_absolute()
-    assert Path(row_group.url).is_file()
+    assert Path(row_group.file.url).is_absolute()
+    assert Path(row_group.file.url).is_file()
 
 
 def test_several_data_sets_get_ids_that_do_not_meet(weeks: Any, make_dataset: Make) -> None:
     more = make_dataset({"2026-W07": [[5, 5]]}, seed=1)
     selection = select(Split(data=(weeks.url, more.url)), labelled=True)
     last = selection.row_groups[-1]
-    assert last.gid_base == GID_SPAN
+    assert last.file.gid_base == GID_SPAN
     assert last.first_labelled == len(weeks.labelled)
     assert selection.n_groups == len(weeks.labelled) + 2
     one = select(Split(data=(weeks.url, more.url), periods=("2026-W07",)), labelled=False)
-    assert [r.gid_base for r in one.row_groups] == [0]  # of the other data set nothing is read
+    assert [r.file.gid_base for r in one.row_groups] == [0]  # of the other data set nothing is read
 
 
 @pytest.mark.parametrize(
@@ -251,11 +252,11 @@ def test_files_left_out_leave_the_ids_of_the_others_as_they_were(weeks: Any, mak
     more = make_dataset({"2026-W07": [[5, 5]]}, seed=1)
     split = Split(data=(weeks.url, more.url))
     everything = select(split, labelled=False).row_groups
-    without = {everything[0].url, everything[7].url}
+    without = {everything[0].file.url, everything[7].file.url}
     left = select(split, labelled=False, without=without).row_groups
     assert len(left) == len(everything) - 2 * 3
     assert [replace(r, first_labelled=0) for r in left] == [
-        replace(r, first_labelled=0) for r in everything if r.url not in without
+        replace(r, first_labelled=0) for r in everything if r.file.url not in without
     ]
 
 
@@ -263,17 +264,17 @@ def test_files_left_out_leave_the_ids_of_the_others_as_they_were(weeks: Any, mak
 def test_a_labelled_sample_is_drawn_from_what_is_left(weeks: Any, sample: str) -> None:
     split = Split(data=(weeks.url,), labelled_fraction=0.5, labelled_sample=sample)
     everything = select(split, labelled=False).row_groups
-    kept = {everything[i].url for i in (1, 4, 10)}
-    left = select(split, labelled=True, without={r.url for r in everything} - kept)
-    assert left.n_groups == sum(r.labelled for r in everything if r.url in kept) / 2
-    assert {r.url for r in left.row_groups} <= kept
+    kept = {everything[i].file.url for i in (1, 4, 10)}
+    left = select(split, labelled=True, without={r.file.url for r in everything} - kept)
+    assert left.n_groups == sum(r.labelled for r in everything if r.file.url in kept) / 2
+    assert {r.file.url for r in left.row_groups} <= kept
     assert left.kept_labelled is not None
     assert left.kept_labelled.sum() == left.served_groups_R.sum()
 
 
 def test_the_hash_covers_the_files_left_out(weeks: Any, tmp_path: Path) -> None:
     split = Split(data=(weeks.url,), periods=("2026-W01..2026-W03",))
-    urls = list(dict.fromkeys(r.url for r in select(Split(data=(weeks.url,)), labelled=False).row_groups))
+    urls = list(dict.fromkeys(r.file.url for r in select(Split(data=(weeks.url,)), labelled=False).row_groups))
     whole = select(split, labelled=False)
     hashes = {select(split, labelled=False, without=urls[i : i + n]).hash for i, n in [(0, 0), (0, 1), (1, 1), (0, 2)]}
     assert len(hashes) == 4
@@ -287,7 +288,7 @@ def test_the_hash_covers_the_files_left_out(weeks: Any, tmp_path: Path) -> None:
 
 def test_nothing_left_is_an_error(weeks: Any) -> None:
     split = Split(data=(weeks.url,), periods=("2026-W01..2026-W02",))
-    urls = {row_group.url for row_group in select(split, labelled=False).row_groups}
+    urls = {row_group.file.url for row_group in select(split, labelled=False).row_groups}
     with pytest.raises(InputError, match="without 2 bad files: no query group"):
         select(split, labelled=False, without=urls)
     with pytest.raises(InputError, match="without 2 bad files: no group has labels"):
@@ -382,7 +383,7 @@ def relabelled(url: str, folder: Path) -> str:
     """A copy of a data set as relabelling makes it: the same groups in other files."""
     manifest = open_dataset(url).manifest
     origin = {"stage": "relabel", "config": {}, "inputs": {url: manifest.hash}}
-    files = [file.replace(sha256=file.sha256[::-1]) for file in manifest.files]
+    files = [file._replace(sha256=file.sha256[::-1]) for file in manifest.files]
     written = manifest.replace(files=files, made_by=origin).model_dump_json().encode()
     storage.write_bytes(f"{folder}/{storage.MANIFEST}", written)
     return str(folder)
@@ -512,7 +513,7 @@ def test_a_test_before_the_training_is_a_warning(
     data = make_dataset({f"2026-W0{week}": [[2, 3]] for week in range(1, 6)}, seed=7).url
     parts = {"train": train, "validation": "2026-W05", "test": test}
     splits = Splits.model_validate({name: {"data": data, "periods": weeks} for name, weeks in parts.items()})
-    disjoint._warned.clear()
+    disjoint._warn_once.cache_clear()
     with caplog.at_level("WARNING", "ltrscale"):
         check_disjoint(splits)
         check_disjoint(splits)

@@ -16,7 +16,7 @@ from writer_tokens import files_without_writer
 
 from ltrscale.data.dataset import writer as writer_module
 from ltrscale.data.dataset.files import DataFile
-from ltrscale.data.dataset.writer import DatasetWriter, split_evenly
+from ltrscale.data.dataset.writer import DatasetWriter, _split_evenly
 from ltrscale.data.ids import hash_ids
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.validate import Groups, to_table
@@ -54,13 +54,13 @@ def write(out: Path, *units: list[tuple[str | pa.Array, pa.Table]], **options: A
             files += writer.close()
             groups, documents, _ = zip(*(cell for file in files for cell in file.row_groups), strict=True)
             before = (sum(groups), sum(documents))
-        commit.finish({"files": [file.model_dump() for file in files]})
+        commit.finish({"files": [file._asdict() for file in files]})
     return tuple(files)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=200), st.integers(1, 80))
 def test_even_split_has_no_empty_run_and_balanced_sums(sizes: list[int], parts: int) -> None:
-    cuts = split_evenly(np.array(sizes), parts)
+    cuts = _split_evenly(np.array(sizes), parts)
     assert cuts[0] == 0
     assert cuts[-1] == len(sizes)
     assert len(cuts) == min(parts, len(sizes)) + 1

@@ -414,7 +414,7 @@ def test_a_budget_below_a_document_a_stream_is_refused() -> None:
 )
 def test_a_file_that_is_not_the_manifests_is_named(make_dataset: Make, change: dict[str, int], message: str) -> None:
     selection = choose(make_dataset({"a": [[2, 3]]}), labelled=True)
-    other = replace(selection, row_groups=(replace(selection.row_groups[0], **change),))
+    other = selection.only([replace(selection.row_groups[0], **change)])
     with pytest.raises(InputError, match=f"part-00000.*{message}.*; prepare the data set again"):
         list(iterate(other))
 

@@ -10,7 +10,7 @@ import pytest
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, cut_into_parts, run_here
+from ltrscale.data.stream.parts import Part, parts_of, run_here
 
 Make = Callable[..., Any]
 
@@ -25,7 +25,7 @@ def selection(make_dataset: Make) -> Selection:
 
 @pytest.mark.parametrize("values", [1, 300, 1000, 10**9])
 def test_parts_are_the_selection_in_order(selection: Selection, values: int) -> None:
-    parts = cut_into_parts(selection, values=values)
+    parts = [*parts_of(selection, values=values)]
     assert [r for part in parts for r in part.selection.row_groups] == list(selection.row_groups)
     assert [part.documents for part in parts] == [part.selection.n_documents for part in parts]
     assert [part.first for part in parts] == [0, *itertools.accumulate(part.documents for part in parts[:-1])]
@@ -40,7 +40,7 @@ def test_a_part_numbers_its_documents(selection: Selection) -> None:
     def read(part: Part) -> Any:
         return np.concatenate([groups.features_NF.numpy() for groups in iterate(part.selection)])
 
-    parts = cut_into_parts(selection, values=300)
+    parts = [*parts_of(selection, values=300)]
     assert len(parts) > 5
     for part, features_NF in zip(parts, run_here(read, parts), strict=True):
         assert np.array_equal(features_NF, whole_NF[part.first : part.first + part.documents])
@@ -53,6 +53,6 @@ def test_a_part_is_read_when_its_result_is_wanted(selection: Selection) -> None:
         read.append(part.first)
         return part.first
 
-    parts = cut_into_parts(selection, values=300)
+    parts = [*parts_of(selection, values=300)]
     results = run_here(note, parts)
     assert [next(results), next(results)] == read == [part.first for part in parts[:2]]

@@ -141,12 +141,6 @@ def test_step_seeds_are_63_bits_and_distinct() -> None:
     assert 2**62 < max(seeds) < 2**63
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_each_stream_has_one_worker(world: int) -> None:
-    served = [c for rank in range(world) for c in plan.local_streams(5, rank=rank, world=world)]
-    assert sorted(served) == list(range(5))
-
-
 @given(st.dictionaries(st.integers(0, 5), st.lists(st.integers(1, 50), max_size=10), max_size=4))
 def test_windows_are_read_when_they_are_needed(documents: dict[int, list[int]]) -> None:
     order = plan.read_order(documents)

@@ -13,7 +13,7 @@ import pytest
 from waiting import wait_until
 
 from ltrscale import storage
-from ltrscale.data.dataset import commits
+from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
@@ -48,12 +48,12 @@ def test_a_file_that_a_part_of_the_manifest_lists_was_not_replaced(
     make_dataset: Make, tmp_path: Path, read: RowGroupReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
-    monkeypatch.setattr(commits, "_FEW_FILES", 0)
+    monkeypatch.setattr(writer, "_FEW_FILES", 0)
     with storage.Commit(data) as commit:
-        commits.commit_dataset(commit, open_dataset(data).manifest)
+        writer.commit_dataset(commit, open_dataset(data).manifest)
     assert (storage.read_manifest(data) or {})["files"] == []
     selection = select(Split(data=(data,)), labelled=True)
-    Path(selection.row_groups[0].url).unlink()
+    Path(selection.row_groups[0].file.url).unlink()
     with pytest.raises(InputError, match="no such file"):
         list(read(selection.row_groups, ["gid"]))
 
@@ -73,7 +73,7 @@ def test_a_data_set_that_was_replaced_is_an_error(
         before, files = open_dataset(data).manifest, []
         for old, new in zip(before.files, open_dataset(changed).manifest.files, strict=True):
             shutil.copy(Path(changed) / new.path, Path(data) / old.path)
-            files.append(new.replace(path=old.path))
+            files.append(new._replace(path=old.path))
         storage.write_bytes(f"{data}/manifest.json", before.replace(files=files).model_dump_json().encode())
     with pytest.raises(InputError) as error:
         list(read(selection.row_groups, ["gid"]))
@@ -87,7 +87,7 @@ def test_a_file_that_is_gone_from_its_data_set_is_named(
 ) -> None:
     data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
-    Path(selection.row_groups[0].url).unlink()
+    Path(selection.row_groups[0].file.url).unlink()
     with pytest.raises(InputError, match="no such file"):
         list(read(selection.row_groups, ["gid"]))
 
@@ -100,7 +100,7 @@ def test_tables_come_in_the_order_of_the_plan(made: Any, read: RowGroupReader) -
     for row_group, table in zip(plan, tables, strict=True):
         assert set(table.column_names) == {"gid", "features", "labels"}
         for gid, features in zip(table["gid"].to_pylist(), table["features"].to_pylist(), strict=True):
-            assert made.groups[gid].period == row_group.period
+            assert made.groups[gid].period == row_group.file.period
             assert np.array_equal(np.float32(features), made.groups[gid].features.ravel())
 
 
@@ -138,7 +138,7 @@ def test_an_empty_plan_gives_nothing(read: RowGroupReader) -> None:
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "garbled", "flipped", "no letter"])
 def test_a_bad_file_is_one_line_that_names_it(make_dataset: Make, read: RowGroupReader, damage: str) -> None:
     selection = choose(make_dataset({"a": [[50] * 20]}))
-    path = Path(selection.row_groups[0].url)
+    path = Path(selection.row_groups[0].file.url)
     whole = path.read_bytes()
     match damage:
         case "missing":
@@ -247,7 +247,7 @@ def test_a_data_set_is_read_from_s3(make_dataset: Make, s3: str) -> None:
     for one, other in zip(iterate(choose(remote)), iterate(choose(local)), strict=True):
         assert one.features_NF.equal(other.features_NF)
     row_group = choose(remote).row_groups[0]
-    gone = replace(row_group, url=row_group.url.replace("part-00000", "part-00009"))
+    gone = replace(row_group, file=replace(row_group.file, url=row_group.file.url.replace("part-00000", "part-00009")))
     with pytest.raises(InputError, match=r"no longer lists s3://.*part-00009"):
         list(read_direct([row_group, gone], COLUMNS))
     assert not reading_threads()

@@ -1,0 +1,154 @@
+"""The files that a directory's manifest lists: its own entries, and those of its parts.
+
+Parts keep the manifest itself short, so that an addition writes little. A part is a Parquet file with entries of the
+manifest as rows: files of the directory, with `path`, `bytes` and `sha256`; files in quarantine, with only a path; and
+others, without. The manifest lists its parts beside its own files.
+"""
+
+import hashlib
+import io
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ltrscale.errors import InputError, UnavailableError
+from ltrscale.storage.files import read_if_there
+from ltrscale.storage.names import listed_file, listed_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_log = logging.getLogger("ltrscale")
+_LISTS = ("files", "parts", "query_ids")
+"""Keys of a manifest that hold entries of files."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def files_in(manifest: Mapping[str, Any]) -> list[Any]:
+    """The entries of the files that a manifest itself lists: data, parts, hashes of ids, vocabulary and statistics."""
+    single = (manifest.get("vocabulary"), manifest.get("statistics"))
+    single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
+    return [*(entry for key in _LISTS for entry in manifest.get(key, [])), *single_files]
+
+
+def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
+    """Content hashes of a manifest's files by name, including the files beside the data."""
+    return {str(f["path"]): str(f["sha256"]) for f in files_in(manifest or {})}
+
+
+def sizes_in(
+    url: str, manifest: Mapping[str, Any] | None, *, without: Collection[str] = (), despite_damage: bool = False
+) -> dict[str, int | None]:
+    """The bytes of all files that a manifest and its parts list, by name; None for files in quarantine.
+
+    Args:
+        url: the directory.
+        manifest: its manifest; None lists nothing.
+        without: names of parts to leave unread.
+        despite_damage: log a lost or damaged part instead of raising; the files that only it lists are unknown.
+
+    Raises:
+        InputError: as `read_manifest_part`, or a part lists a path that cannot be below the directory.
+    """
+    manifest = manifest or {}
+    sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in files_in(manifest)}
+    sizes |= dict.fromkeys(map(str, manifest.get("quarantine", [])))
+    for part in manifest.get("parts", []):
+        try:
+            sizes |= {} if part["path"] in without else _sizes_in_part(url, part)
+        except UnavailableError:
+            raise
+        except InputError as error:
+            if not despite_damage:
+                raise
+            _log.warning("%s; files that only this part lists stay there", error)
+    return sizes
+
+
+def _sizes_in_part(url: str, part: Mapping[str, Any]) -> dict[str, int | None]:
+    rows = read_manifest_part(url, part, ["path", "bytes"])
+    rows = rows.filter(rows["path"].is_valid())
+    try:
+        paths = [listed_path(path) for path in rows["path"].to_pylist()]
+    except ValueError as error:
+        raise InputError(f"{url}: {part['path']}: {error}; do not use the directory, make it again") from None
+    return dict(zip(paths, rows["bytes"].to_pylist(), strict=True))
+
+
+def read_manifest_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None = None) -> "pa.Table":
+    """The rows of a part of a directory's manifest, with all columns or some.
+
+    Raises:
+        InputError: the part is missing, or differs from what was committed.
+    """
+    import pyarrow as pa  # imported late: most manifests have no parts
+    import pyarrow.parquet as pq
+
+    place = listed_file(url, str(part["path"]))
+    data = read_if_there(place)
+    if data is None:
+        raise InputError(f"{place}: missing, though the manifest lists it; make the directory again")
+    if hashlib.sha256(data).hexdigest() != part["sha256"]:
+        raise InputError(f"{place}: its content is not what was committed (hash differs); make the directory again")
+    try:
+        return pq.read_table(io.BytesIO(data), columns=columns and list(columns), use_threads=False)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise InputError(f"{place}: no part of a manifest ({error}); make the directory again") from error
+
+
+def check_files(manifest: Mapping[str, Any], where: str) -> None:
+    """Check the files that a manifest lists: unique paths below its directory, with content hash and size.
+
+    Raises:
+        InputError: an entry is invalid; names the entry.
+    """
+    for key in _LISTS:
+        if not isinstance(manifest.get(key, []), list):
+            raise InputError(f"{where}: {key} is no list; make the directory again")
+    seen = set[str]()
+    for i, file in enumerate(files_in(manifest)):
+        fault = _file_fault(file)
+        if fault is None and file["path"] in seen:
+            fault = f"{file['path']!r} is listed twice"
+        if fault:
+            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
+        seen.add(file["path"])
+    quarantine = manifest.get("quarantine", [])
+    if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
+        raise InputError(f"{where}: quarantine is no list of paths; make the directory again")
+    for name in quarantine:
+        try:
+            listed_path(name)
+        except ValueError as error:
+            raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
+
+
+def are_hashes(texts: Sequence[str]) -> bool:
+    """True if each text is a content hash, as SHA-256 is written: 64 digits, lower case.
+
+    Example:
+        >>> are_hashes(["0f" * 32]), are_hashes(["0F" * 32]), are_hashes(["0f" * 31 + " f"])
+        (True, False, False)
+    """
+    digits = "".join(texts)
+    try:  # a regular expression takes a tenth of a second for a hundred thousand
+        return {*map(len, texts)} <= {64} and bytes.fromhex(digits).hex() == digits
+    except ValueError:
+        return False
+
+
+def _file_fault(file: Any) -> str | None:
+    """The fault of an entry in a manifest's list of files; None if it is valid."""
+    if not isinstance(file, dict) or not isinstance(file.get("path"), str):
+        return "no path"
+    try:
+        listed_path(file["path"])
+    except ValueError as error:
+        return str(error)
+    digest, size = file.get("sha256"), file.get("bytes", 0)
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        return f"sha256 of {file['path']!r} is no content hash of 64 digits"
+    if type(size) is not int or not 0 <= size < 1 << 63:  # `type`, since a bool is an int too
+        return f"bytes of {file['path']!r} is no size"
+    return None
