@@ -42,6 +42,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
@@ -178,7 +179,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         arguments = self._arguments()
         method = arguments.as_method()
-        if method.pretraining() is None:
+        if method.encoder(self.method, {}) is None:
             raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
         table, columns = frames.rows_as_table(X, None, group, columns)
         out = self._folder("pretrain")
@@ -186,7 +187,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         documents = Split(data=(storage.join(out, "data"),))
         # pretraining reads only the training split
         run = _run(arguments, method, Splits(train=documents, validation=documents), out)
-        run.pretrained(self.method)
+        pretrained(run, self.method)
         self._encoders, self._pretrained_on = run, columns
         return self
 

@@ -32,13 +32,13 @@ from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, check_methods, is_pretrained, with_foundations
 from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.neural import sharing_encoders
 from ltrscale.experiments.study_models import (
     Cell,
     GridConfig,
     Spent,
     StudyParts,
     StudySummary,
-    shared_encoders,
 )
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
@@ -222,7 +222,7 @@ class StudyConfig(Config):
 
     def parts(self, view: Mapping[str, Dataset]) -> StudyParts:
         """The parts of the study for every process, with the data sets as they were at its start."""
-        methods, threads = shared_encoders(self.methods), self.workers.threads
+        methods, threads = sharing_encoders(self.methods), self.workers.threads
         return StudyParts(self.out, methods, self.splits, self.evaluate, threads, view)
 
 

@@ -21,6 +21,7 @@ from ltrscale.evaluation.studies.group_metrics import describe_test, measure_gro
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
 from ltrscale.runtime.workers import ONE
@@ -85,17 +86,6 @@ class Cell:
     def folder(self) -> str:
         """The directory of the model."""
         return join(self.run, self.method)
-
-
-def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
-    """The methods, where those with the same pretraining share the first one's encoder."""
-    owners: dict[str, str] = {}
-    shared: dict[str, AnyMethod] = {}
-    for name, method in methods.items():
-        pretraining = method.pretraining()
-        owner = name if pretraining is None else owners.setdefault(digest(pretraining), name)
-        shared[name] = method if owner == name else method.starting_as(owner)
-    return shared
 
 
 _WRITE_S = 30.0
@@ -274,7 +264,7 @@ class StudyParts:
         with one_view(self.view):
             identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
             with timed(self.encoder(name, seed), identity):
-                run.pretrained(name)
+                pretrained(run, name)
 
     def train(self, cell: Cell, sized: SplitsWithTest) -> None:
         """Train a model on the sized splits, and measure it."""

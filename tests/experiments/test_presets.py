@@ -67,7 +67,9 @@ def test_finetuning_is_the_papers_and_keeps_what_the_code_keeps(preset: str, kin
     }  # fmt: skip
     contrastive = issubclass(PRETEXTS[kind], Contrastive)
     assert finetune.projector_layers == int(preset == "hou24" and contrastive)
-    finetune.check_start(made.projector_layers())  # the projector has the layers that are kept
+    finetune.check_start(
+        made.pretrain and made.pretrain.method.projector_layers
+    )  # the projector has the layers that are kept
     assert neural(**made.model_dump()) == made
 
 

@@ -22,8 +22,9 @@ from ltrscale.config import validate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
+from ltrscale.experiments.methods.neural import sharing_encoders
 from ltrscale.experiments.study import StudyConfig
-from ltrscale.experiments.study_models import Spent, shared_encoders
+from ltrscale.experiments.study_models import Spent
 from ltrscale.stages.runs import heard_by
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"
@@ -431,7 +432,7 @@ def test_a_method_has_as_many_pretrainings_in_all_parts_of_the_grid() -> None:
 
 def test_methods_with_equal_pretraining_share_it() -> None:
     config = study("nowhere", Path("nowhere"))
-    shared = json.loads(json.dumps({n: m.model_dump(mode="json") for n, m in shared_encoders(config.methods).items()}))
+    shared = json.loads(json.dumps({n: m.model_dump(mode="json") for n, m in sharing_encoders(config.methods).items()}))
     assert shared["probed"]["pretrained_as"] == "simclr"
     assert shared["probed"]["pretrain"] is None
     assert shared["probed"]["finetune"] == config.methods["probed"].model_dump(mode="json")["finetune"]

@@ -23,7 +23,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods.composed import StackJob
+from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig

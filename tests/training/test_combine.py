@@ -202,9 +202,9 @@ def test_an_unknown_feature_is_refused_before_anything_is_trained(
     [
         (
             {"kind": "stack", "members": ["by_value"]},
-            "other.members: 'by_value' is unknown, a stack or of kind feature",
+            "other.members: 'by_value' is of kind feature; name another method, or the",
         ),
-        ({"kind": "self_trained", "of": "by_value"}, "other.of: 'by_value' is unknown, a stack, self-trained or of"),
+        ({"kind": "self_trained", "of": "by_value"}, "other.of: 'by_value' is of kind feature; name another method"),
         ({"kind": "ensemble", "of": "by_value"}, "'by_value' is not a neural method"),
     ],
 )

@@ -18,7 +18,6 @@ from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig
-from ltrscale.stages.stage import Settings
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
@@ -62,8 +61,6 @@ MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 class AnyMethod(Config):
     """A method of a pipeline; kinds override the defaults."""
 
-    is_network: ClassVar[bool] = False
-    """Whether the model is one network, which can start from an encoder or a ranker and be combined."""
     can_teach: ClassVar[bool] = True
     """Whether a self-trained method may learn its scores."""
     can_be_member: ClassVar[bool] = True
@@ -109,22 +106,6 @@ class AnyMethod(Config):
         """The splits that it learns from."""
         return run.splits
 
-    def left_out(self, methods: Mapping[str, "AnyMethod"]) -> frozenset[str]:
-        """The features left out by it or by the method that it starts from."""
-        return frozenset()
-
-    def projector_layers(self) -> int | None:
-        """Hidden layers of the projector that it pretrains; None if it does not pretrain."""
-        return None
-
-    def pretraining(self) -> Settings | None:
-        """All settings that determine its pretrained encoder; None if it does not pretrain."""
-        return None
-
-    def starting_as(self, other: str) -> Self:
-        """The method starting from the encoder of another one with the same pretraining."""
-        return self
-
     def encoder(self, name: str, methods: Mapping[str, "AnyMethod"]) -> str | None:
         """The method whose pretrained encoder it starts from, which may be itself; None without one."""
         return None
@@ -145,10 +126,6 @@ class AnyMethod(Config):
     @abstractmethod
     def train(self, run: "SeedRun", name: str, out: str) -> None:
         """Train with the seed and labelled groups of a run, and commit the bundle in `out`."""
-
-    def pretrained(self, run: "SeedRun", name: str) -> str | None:
-        """Pretrain the encoder that it starts from, if there is one; returns its bundle."""
-        return None
 
     def search_job(self, run: "SeedRun", name: str) -> Searched:
         """The job to search the settings of, if it is searchable."""
@@ -254,11 +231,6 @@ class SeedRun:
         out = self.place(name, "model")
         self.methods[name].train(self, name, out)
         return out
-
-    def pretrained(self, name: str) -> str | None:
-        if self.encoders is not None:
-            return self.encoders.pretrained(name)
-        return self.methods[name].pretrained(self, name)
 
     def place(self, *names: str) -> str:
         """A directory of the run."""

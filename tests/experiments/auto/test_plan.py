@@ -52,7 +52,7 @@ def test_settings_are_those_of_a_pipeline_and_keep_their_limits(log: AutoSizes) 
     assert methods["student"]["of"] == "scratch"
     if "pretrained" in methods:
         assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
-        assert config.methods["pretrained"].pretraining() is not None
+        assert config.methods["pretrained"].encoder("pretrained", config.methods) == "pretrained"
     assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.informative)
 
 
