@@ -34,8 +34,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.page import Board, BoardRow, document
 from ltrscale.experiments.auto.plan import (
-    ALL_METHODS,
-    FIRST,
+    METHODS,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -43,10 +42,9 @@ from ltrscale.experiments.auto.plan import (
     TREES,
     TUNED,
     AutoSizes,
-    Forecast,
     Planned,
 )
-from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
+from ltrscale.experiments.auto.record import AutoRecord, Entry, Forecast, RecordKeeper
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
@@ -178,7 +176,7 @@ class _Auto:
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
-        for name in (TREES, _HALF, *FIRST[1:]):
+        for name in (TREES, _HALF, *(name for name in METHODS if name not in (TREES, STUDENT))):
             self.try_first(name)
         while (entry := self.next()) is not None:
             self.train(entry)
@@ -315,7 +313,7 @@ class _Auto:
     def means(self) -> dict[str, str]:
         """The first model of each method, and the mean of its models if there are several."""
         rankers: dict[str, str] = {}
-        for name in ALL_METHODS:
+        for name in METHODS:
             members = {entry.name: entry.url for entry in self.record.done(name)}
             rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
@@ -387,7 +385,7 @@ class _Auto:
         entries = self.record.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
-        if name in ALL_METHODS:
+        if name in METHODS:
             minutes, says = entries[0].minutes, entries[0].says
         return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=self.validated(url), url=url)
 
