@@ -259,7 +259,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     if splits.test is not None:
         correction_of(config.evaluate, select(splits.test, labelled=True))  # raise before training
     for source in learn_from.values():
-        _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
+        _check_splits(source.replace(test=splits.test), ())
     _check_features(splits, config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     encoders: SeedRun | None = None
@@ -276,7 +276,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
         log.info("splits.test is left out: nothing is evaluated")
     else:
         for column in config.evaluate_on:
-            tested = SplitsWithTest.from_splits(splits.replace(test={**splits.test.model_dump(), "labels": column}))
+            tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
             evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
             EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
     if config.refit is not None:

@@ -201,9 +201,7 @@ class StudyConfig(Config):
                 end.
             Stopped: the process was asked to stop; the same command resumes.
         """
-        study = self
-        if self.data is not None:
-            study = self.replace(splits=self.splits.on(self.data).model_dump())
+        study = self if self.data is None else self.replace(splits=self.splits.on(self.data))
         with recorded(self.out, study, "study"), one_view() as view:
             study = with_relative_named(study)
             check_splits(study.splits)

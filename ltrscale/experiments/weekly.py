@@ -130,7 +130,7 @@ class WeeklyJob(Config):
     @property
     def evaluate(self) -> EvaluateSettings:
         """The pipeline's settings without its baseline; the model in service is the baseline."""
-        return EvaluateSettings.model_validate({**self.pipeline_config.evaluate.model_dump(), "baseline": None})
+        return self.pipeline_config.evaluate.replace(baseline=None)
 
     def reading(self, *, add: bool) -> PrepareConfig:
         """The `prepare` settings that made the data set, applied to the new rows."""
@@ -152,9 +152,7 @@ class WeeklyJob(Config):
         """The splits with the existing periods, by name."""
         splits = self.splits.on(self.data)
         by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
-        return SplitsWithTest.from_splits(
-            splits.replace(**{name: split.model_dump() for name, split in by_name.items()})
-        )
+        return SplitsWithTest.from_splits(splits.replace(**by_name))
 
     def run(self) -> None:
         """Do the remaining work of a week; with `dry_run` only print it.
@@ -299,7 +297,7 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         out=join(folder, "gate"),
         production=week.production,
         candidate=bundle,
-        splits=week.splits.replace(test=test.model_dump()),
+        splits=week.splits.replace(test=test),
         evaluate=job.evaluate,
         bounds=job.bounds,
         drift=job.drift,
@@ -335,9 +333,9 @@ def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     """The bounds on drift that the new periods break, as seen by the model in service."""
     test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
-    splits = week.before.replace(test=test.model_dump())
-    settings = {**job.evaluate.model_dump(), "slice_by": ("period",), "slices": {}}
-    config = EvaluateConfig(**settings, models={PRODUCTION: (week.production,)}, splits=splits)
+    splits = week.before.replace(test=test)
+    settings = job.evaluate.replace(slice_by=("period",), slices={})
+    config = EvaluateConfig(**settings.model_dump(), models={PRODUCTION: (week.production,)}, splits=splits)
     _, decay = measured_weeks(out, config, job.drift, ray=job.ray)
     return [check.reason for check in drift_checks(decay.drift, job.bounds, PRODUCTION) if not check.holds]
 

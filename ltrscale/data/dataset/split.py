@@ -223,7 +223,7 @@ class Splits(Config):
     def leaving_out(self, patterns: Sequence[str]) -> Self:
         """The same splits with further features left out."""
         train = self.train.replace(leave_out=(*self.train.leave_out, *patterns))
-        return self.replace(train=train.model_dump())
+        return self.replace(train=train)
 
 
 class SplitsWithTest(Splits):

@@ -302,7 +302,7 @@ class _Auto:
         methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
         if entry.method == _HALF:
-            splits = run.splits.replace(train=_halved(run.splits.train).model_dump())
+            splits = run.splits.replace(train=_halved(run.splits.train))
             return replace(run, splits=splits, out=run.place("half")).model(TREES)
         return run.repeated(entry.method, entry.number + 1)[-1]
 
@@ -329,9 +329,9 @@ class _Auto:
 
     def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
-        settings = {**self.config.evaluate.model_dump(), "baseline": baseline, "splits": splits.model_dump()}
         models = {name: (url,) for name, url in rankers.items()}
-        evaluation = EvaluateConfig.model_validate({**settings, "models": models})
+        settings = self.config.evaluate.replace(baseline=baseline).model_dump()
+        evaluation = EvaluateConfig(**settings, models=models, splits=splits)
         EvaluateJob(out=join(self.config.out, _EVALUATION), evaluate=evaluation).run()
 
     def refit(self, blend: str) -> str | None:

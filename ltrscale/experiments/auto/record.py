@@ -93,7 +93,7 @@ class AutoRecord(Strict):
             )
         if record.budget == budget:
             return record
-        kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
+        kept = tuple(entry for entry in record.entries if entry.state in ("begun", "done"))
         return record.replace(budget=budget, entries=kept, refitted=None, ended=None)
 
     def done(self, method: str) -> list[Entry]:
@@ -104,7 +104,7 @@ class AutoRecord(Strict):
         """The record with an entry added or updated."""
         entries = {(known.method, known.number): known for known in self.entries}
         entries[entry.method, entry.number] = entry
-        return self.replace(entries=tuple(each.model_dump() for each in entries.values()))
+        return self.replace(entries=tuple(entries.values()))
 
 
 @dataclass

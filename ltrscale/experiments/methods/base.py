@@ -243,7 +243,7 @@ class SeedRun:
 
     def without(self, fold: Fold) -> "SeedRun":
         """The run on all labelled groups except those of a fold."""
-        splits = self.splits.replace(train={**self.splits.train.model_dump(), "fold": fold.model_dump()})
+        splits = self.splits.replace(train=self.splits.train.replace(fold=fold))
         out = self.place("folds", f"{fold.number}-of-{fold.of}")
         return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None, unpretrained=None)
 

@@ -240,7 +240,7 @@ class SelfTrainedMethod(AnyMethod):
         method = run.methods[self._alike]
         labels = method.splits_in(run)
         scored = self._scored(run, name, labels.train)
-        scores = labels.replace(train={**scored.model_dump(), "leave_out": labels.train.leave_out})
+        scores = labels.replace(train=scored.replace(leave_out=labels.train.leave_out))
         method.train_student(self.student, run, self._alike, scores, run.place(name, "student"), out)
 
     def _scored(self, run: SeedRun, name: str, split: Split) -> Split:
@@ -278,7 +278,7 @@ class StackMethod(AnyMethod):
         check_members(f"{where}.members", self.members, methods)
 
     def with_threads(self, threads: int) -> Self:
-        return self.replace(stack={**self.stack.model_dump(), "gbdt": limited(self.stack.gbdt, threads)})
+        return self.replace(stack=self.stack.replace(gbdt=limited(self.stack.gbdt, threads)))
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         return MethodTraits(family="mixed")
@@ -309,7 +309,7 @@ def train_stacked(
     Members without a fold are in `folds/K-of-N/METHOD`; stacks with the same number of folds share them. The `ready`
     bundles, by name, must not have seen labels of the training split.
     """
-    settings = settings.replace(seed=run.seed, gbdt={**settings.gbdt.model_dump(), "seed": run.seed})
+    settings = settings.replace(seed=run.seed, gbdt=settings.gbdt.replace(seed=run.seed))
     folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
     of_members = {
         name: StackMember(
