@@ -12,17 +12,15 @@ Each output is a stage, skipped if it is up to date.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Config, is_current, made_by
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import check_teaches, select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import AgreementJob
@@ -35,15 +33,14 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
 from ltrscale.processor import cpu_seconds
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports.findings import REPORT, commit_report, print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
-from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import bundle_hashes, check_unseen, content_of, scored_by
+from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
@@ -92,14 +89,15 @@ _TIMED_DOCUMENTS, _TURNS = 10_000, 3
 """Documents of the test split that are scored in one batch to measure speed, and turns of each method."""
 
 
-class DistillJob(Config):
+class DistillJob(Stage):
     """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
 
-    out: str
+    stage: ClassVar = "distill"
+    out: Operational[str]
     """Directory for everything; read `out/report.md` first."""
     data: str
     """Data set directory; splits that name none read this one."""
-    teacher: str | None = None
+    teacher: BundleUrl | None = None
     """Bundle of the teacher, of any kind that scores."""
     scores: str | None = None
     """Directory of the teacher's committed scores (jobs.score), instead of the teacher, which is then not opened."""
@@ -114,9 +112,9 @@ class DistillJob(Config):
     """Trees trained on the labels, for comparison with the students; null leaves them out."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
     """Metrics and outliers."""
-    ray: bool = False
+    ray: Operational[bool] = False
     """Let the teacher score on a Ray cluster."""
-    workers: Workers = ONE
+    workers: Operational[Workers] = ONE
     """Data-parallel workers of students and direct trees."""
 
     @model_validator(mode="after")
@@ -133,52 +131,58 @@ class DistillJob(Config):
             raise ValueError("splits: leave scores out; name them at the top, as scores")
         return self
 
-    @one_view()
-    def run(self) -> None:
-        """Score, train students and direct trees, evaluate, compare, export, report; skips stages that are up to date.
+    def run(self) -> bool:
+        """Score, train students and direct trees, evaluate, compare, export, report; skips what is up to date.
 
         Raises:
             InputError: the teacher was trained or selected on test periods; as the stages.
         """
-        with recorded(self.out, self, "distill"), cluster_for(self.workers):
-            self._check()
+        ran = super(DistillJob, self.replace(splits=self.splits.on(self.data))).run()
+        print_report(self.out, document(Distillation.read(self.out), self._links()))
+        return ran
+
+    def inputs(self) -> dict[str, str]:
+        """The teacher and the data sets; or the committed scores of training and test periods."""
+        scored = [self._scored(self.splits.train), self._scored(self.splits.test)] if self.scores else []
+        return hashes_of(self, self.splits.train, *scored)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Run the stages, and commit the report."""
+        with cluster_for(self.workers):  # one cluster for all stages
             self._score()
             models = {name: self._student(name) for name in self.students}
             if self.direct is not None:
                 models[DIRECT] = join(self.out, DIRECT)
-                GBDTJob(out=models[DIRECT], splits=self._splits, gbdt=self.direct, workers=self.workers).run()
+                GBDTJob(out=models[DIRECT], splits=self.splits, gbdt=self.direct, workers=self.workers).run()
             self._compare(models)
-            periods = self._splits.test.periods
             for name in (name for name, student in self.students.items() if student.exported):
-                out = join(self.out, "export", name)
+                out, periods = join(self.out, "export", name), self.splits.test.periods
                 ExportJob(out=out, bundle=models[name], data=self.data, periods=periods).run()
-            report = self._report(models)
-        print_report(self.out, document(report, self._links()))
-
-    @cached_property
-    def _splits(self) -> SplitsWithTest:
-        return with_relative_named(self.splits.on(self.data), "splits")
+        costs = _measure_costs(({TEACHER: self.teacher} if self.teacher else {}) | models, self.splits.test)
+        evaluation, agreement = (join(self.out, name) for name in ("evaluation", "agreement"))
+        comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
+        commit_report(self.out, comparison, document(comparison, self._links()), made_by=origin)
 
     @property
     def _scores(self) -> str:
         return self.scores or join(self.out, "scores")
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Check splits, labels and the periods that the teacher has seen."""
-        check_disjoint(self._splits)
-        for name, split in self._splits.by_name.items():
+        check_disjoint(self.splits)
+        for name, split in self.splits.by_name.items():
             if name != "train" or self.direct:
                 check_teaches(select(split, labelled=True), name)
         if self.teacher is not None:
             teachers = [self.teacher]
         else:
-            for split in (self._scored(self._splits.train), self._scored(self._splits.test)):
+            for split in (self._scored(self.splits.train), self._scored(self.splits.test)):
                 select(split, labelled=True)
-            teachers = scored_by(self._scored(self._splits.test))
+            teachers = scored_by(self._scored(self.splits.test))
         if len(teachers) > 1:
             raise InputError(f"{self._scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
         for url in teachers:
-            check_unseen(url, self._splits.test)
+            check_unseen(url, self.splits.test)
 
     def _scored(self, split: Split) -> Split:
         """All groups of a split's periods, with the teacher's scores as labels."""
@@ -187,7 +191,7 @@ class DistillJob(Config):
     def _score(self) -> None:
         if self.teacher is None:
             return
-        selected = [select(split, labelled=False) for split in (self._splits.train, self._splits.test)]
+        selected = [select(split, labelled=False) for split in (self.splits.train, self.splits.test)]
         periods = tuple(sorted({file.period for selection in selected for file in selection.row_groups.own_files}))
         ScoreJob(
             out=self._scores,
@@ -201,38 +205,25 @@ class DistillJob(Config):
 
     def _student(self, name: str) -> str:
         out = join(self.out, "students", name)
-        train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
-        self.students[name].job(out, self._splits.replace(train=train.model_dump()), self.workers).run()
+        train = self._scored(self.splits.train).replace(labelled_fraction=self.student_fraction)
+        self.students[name].job(out, self.splits.replace(train=train), self.workers).run()
         return out
 
     def _compare(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on labelled test groups; compare their rankings with the teacher's on all of them."""
         baseline = TEACHER if self.direct is None else DIRECT
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": baseline, "as_shown": False}
-        config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
+        settings = self.evaluate.replace(baseline=baseline, as_shown=False)
+        config = EvaluateConfig(
+            **settings.model_dump(), models=dict(models), scores={TEACHER: self._scores}, splits=self.splits
+        )
         EvaluateJob(out=join(self.out, "evaluation"), evaluate=config).run(show=False)
         AgreementJob(
             out=join(self.out, "agreement"),
             models=dict(models),
             scores=self._scores,
-            test=self._scored(self._splits.test),
+            test=self._scored(self.splits.test),
             **self.evaluate.model_dump(include={"resamples", "seed", "docs_per_batch"}),
         ).run()
-
-    def _report(self, models: Mapping[str, str]) -> Distillation:
-        """Commit the report, or read it if it is up to date."""
-        measured = ({TEACHER: self.teacher} if self.teacher else {}) | dict(models)
-        evaluation, agreement = (join(self.out, name) for name in ("evaluation", "agreement"))
-        of_figures = {"evaluation": content_of(evaluation), "agreement": content_of(agreement)}
-        identity = {"seed": self.evaluate.seed}
-        origin = made_by("distill", identity, bundle_hashes(measured.values()) | of_figures)
-        if is_current(self.out, origin):
-            log.info("distill: %s is up to date", self.out)
-            return Distillation.read(self.out)
-        costs = measure_costs(measured, self._splits.test)
-        comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
-        commit_report(self.out, comparison, document(comparison, self._links()), made_by=origin)
-        return comparison
 
     def _links(self) -> dict[str, str]:
         return {
@@ -242,12 +233,8 @@ class DistillJob(Config):
         }
 
 
-def measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:
-    """Size and speed of each method's bundle; all score the same documents, in turns, on one thread.
-
-    Raises:
-        InputError: a bundle is missing, or its features differ from the data's.
-    """
+def _measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:
+    """Size and speed of each method's bundle; all score the same documents, in turns, on one thread."""
     bundles = {name: load(url) for name, url in models.items()}
     selection = with_tokens_of(select(test, labelled=False), bundles.values())
     groups = next(iterate(selection, docs_per_batch=_TIMED_DOCUMENTS))

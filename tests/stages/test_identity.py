@@ -57,6 +57,8 @@ NEED_OTHERS = {
     "CatBoostConfig.label_gain",
     "DLCMConfig.feature",
     "DLCMConfig.initial_rank",
+    "DistillJob.data",
+    "DistillJob.scores",
     "Dimension.high",
     "Dimension.integer",
     "Dimension.log",
@@ -113,7 +115,9 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         made(EvaluateJob, f"found-{i}", evaluate={"models": {"a": url}, **measured}) for i, url in enumerate(trees)
     ]
     files = [str(path) for path in sorted(Path(synthetic_dataset).parent.glob("log/**/*.parquet"))[:2]]
-    bundles = dict.fromkeys(("bundle", "bundles", "folds", "models", "pretrained", "start", "embeddings"), trees)
+    bundles = dict.fromkeys(
+        ("bundle", "bundles", "folds", "models", "pretrained", "start", "embeddings", "teacher"), trees
+    )
     texts = {
         **bundles,
         "initial": trees,
@@ -138,6 +142,7 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         "AgreementJob": {"models": {"a": trees[0]}},
         "PrepareConfig": {"inputs": files[0]},
         "RefitJob": {"bundle": trees[0], "also": {"data": data[0], "periods": "2026-W04"}},
+        "DistillJob": {"teacher": trees[0]},
         "InterleaveJob": {"models": {"a": trees[0], "b": trees[1]}},
     }
     return Values(texts, COMPLETE | complete)
