@@ -64,19 +64,11 @@ class InService(Served):
 
     @classmethod
     def read(cls, out: str) -> Self | None:
-        """The model in service, or None.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """The model in service, or None; an `InputError` if the file is damaged."""
         return read_record(cls, join(out, SERVICE), _DAMAGED.format(copies=join(out, _COPIES)))
 
     def check(self) -> None:
-        """Check that the copies are unchanged.
-
-        Raises:
-            InputError: a file was changed or is missing.
-        """
+        """Raise an `InputError` if a file of the copies was changed or is missing."""
         try:
             _check_copies(self)
         except UnavailableError:  # unavailable storage says nothing about the copies
@@ -86,11 +78,7 @@ class InService(Served):
 
 
 def read_record(cls: type[StrictT], url: str, remedy: str) -> StrictT | None:
-    """The record in a JSON file; None if there is no file.
-
-    Raises:
-        InputError: the file is invalid; the message ends with the remedy.
-    """
+    """The record in a JSON file, None without one; an `InputError` that ends with the remedy if it is invalid."""
     data = storage.read_if_there(url)
     if data is None:
         return None
@@ -157,11 +145,7 @@ def _is_whole(served: Served) -> bool:
 def put_into_service(
     out: str, bundle: str, period: str, *, export: str | None = None, version: str | None = None
 ) -> None:
-    """Put the copies of a bundle and its export into service; the current model becomes the newest earlier one.
-
-    Raises:
-        InputError: another run put a model into service meanwhile.
-    """
+    """Put the copies of a bundle and its export into service; the current model becomes the newest earlier one."""
     before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
     earlier: tuple[Served, ...] = ()
     if current is not None:

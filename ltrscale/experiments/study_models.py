@@ -184,8 +184,7 @@ class Spent(Strict):
 def timed(folder: str, of: object) -> Iterator[None]:
     """Add the time of the block, and the documents that its trainings read, to the record of a directory.
 
-    The record is written every half minute and at the end, so a killed process loses little, and the next one adds to
-    it. A block without training leaves it unchanged.
+    It is written every half minute and at the end; a block without training leaves it unchanged.
     """
     digested = digest(of)
     before = Spent.read(folder)

@@ -44,11 +44,7 @@ class Week(Strict):
 
     @classmethod
     def read(cls, out: str, period: str) -> Self | None:
-        """The record of a period, or None.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """The record of a period, or None; an `InputError` if the file is damaged."""
         return read_record(cls, join(folder_of(out, period), _WEEK), _DAMAGED)
 
     def write(self, out: str) -> None:
@@ -71,13 +67,7 @@ def check_new(
 ) -> None:
     """Check that new periods can join the data set, or did in an earlier run, and can be judged.
 
-    Args:
-        new: the rows of the periods.
-        periods: the new periods.
-        data: the data set to extend.
-        all_periods: the periods of `data`.
-        joins: whether the rows differ from those of `data`.
-        is_begun: whether a week with these rows has begun.
+    `joins` says whether the rows differ from those of `data`, and `is_begun` whether a week with these rows has begun.
 
     Raises:
         InputError: the data set has later periods, or other rows of the new ones; or the newest has no labels.

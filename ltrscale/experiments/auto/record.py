@@ -109,10 +109,7 @@ class AutoRecord(Strict):
 
 @dataclass
 class RecordKeeper:
-    """Keeps the record in its file, with the time spent.
-
-    A process may be killed in the middle of a long training. So while `beating`, a thread writes the time regularly.
-    """
+    """Keeps the record in its file, with the time spent, which a thread writes regularly while `beating`."""
 
     url: str
     record: AutoRecord

@@ -201,13 +201,7 @@ def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColum
 
 
 def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
-    """Questions about suspicious features, by name; empty without a label.
-
-    `log` has the query columns of all rows.
-
-    Reads a sample of whole lists. The first rows of a shuffled log would have only fragments of lists, and any order of
-    a short list is close to the best.
-    """
+    """Questions about suspicious features, by name, of a sample of whole lists; empty without a label."""
     features = [*guessed.features, *guessed.categorical]
     if guessed.label is None or not features:
         return {}

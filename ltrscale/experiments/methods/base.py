@@ -86,11 +86,7 @@ class AnyMethod(Config):
         return ()
 
     def check(self, where: str, name: str, methods: Mapping[str, "AnyMethod"]) -> None:
-        """Check that it, called `name`, builds on existing methods of the right kind.
-
-        Raises:
-            ValueError: it does not; the message starts with `where`, its place in the config.
-        """
+        """Raise a ValueError, starting with `where`, unless it builds on existing methods of the right kind."""
 
     def check_differs(self, where: str) -> None:
         """Raise a ValueError, starting with `where`, unless other seeds give other models."""
@@ -140,16 +136,7 @@ class AnyMethod(Config):
         return False
 
     def train_student(self, student: Student, run: "SeedRun", name: str, scores: Splits, start: str, out: str) -> None:
-        """Train a student on scores, then on labels.
-
-        Args:
-            student: how the scores are learnt.
-            run: the run that trains.
-            name: name of this method.
-            scores: the splits with a teacher's scores as labels of the training groups.
-            start: directory of the model trained on scores.
-            out: directory of the model then trained on labels.
-        """
+        """Train a student in `start` on `scores`, a teacher's for the training groups, then in `out` on the labels."""
         raise NotImplementedError
 
 
@@ -265,16 +252,9 @@ def check_methods(
     where: str = "methods",
     learn_from: Collection[str] = (),
 ) -> None:
-    """Check that each method builds on existing methods of the right kind, and has labels and enough streams.
+    """Raise a ValueError unless each method builds on methods of the right kind, and has labels and enough streams.
 
-    Args:
-        methods: by name.
-        workers: of their neural stages.
-        where: the config's key, for errors.
-        learn_from: the names of labels besides those of the splits.
-
-    Raises:
-        ValueError: a method does not; the message names it.
+    `where` is the config's key, and `learn_from` has the names of labels besides those of the splits.
     """
     # foundations first, so that a method reports its own mistake
     for name in with_foundations(tuple(methods), methods):

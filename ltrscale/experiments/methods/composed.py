@@ -306,8 +306,7 @@ def train_stacked(
 ) -> None:
     """Train each member on all groups and once without each fold, then trees over their scores.
 
-    Members without a fold are in `folds/K-of-N/METHOD`; stacks with the same number of folds share them. The `ready`
-    bundles, by name, must not have seen labels of the training split.
+    The `ready` bundles, by name, must not have seen labels of the training split.
     """
     settings = settings.replace(seed=run.seed, gbdt=settings.gbdt.replace(seed=run.seed))
     folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
