@@ -50,9 +50,6 @@ FOLD = "{fold}"
 """Placeholder for the fold's name in a pipeline's texts."""
 _SUMMARY = "summary"
 
-FoldName = MethodName
-"""Also a directory's name, by the same rule."""
-
 
 class LearnFrom(Config):
     """Labels for some methods to learn, other than those that all are tested on."""
@@ -70,7 +67,7 @@ class PipelineConfig(Config):
     out: str
     """Directory for everything: `data/`, `matched/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
     `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""
-    folds: tuple[FoldName, ...] = ()
+    folds: tuple[MethodName, ...] = ()
     """Names of a collection's folds, such as [Fold1, Fold2, Fold3, Fold4, Fold5]: all is done for each of them, with
     its name in place of `{fold}` in every text, and a summary compares over all."""
     synthetic: SyntheticLogConfig | None = None
@@ -106,14 +103,6 @@ class PipelineConfig(Config):
     for as many epochs or trees as validation chose: `final/METHOD`."""
     workers: Workers = ONE
     """Data-parallel workers of the neural stages."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_pipeline(cls, values: Any) -> Any:
-        """Refuse old configs of jobs.crossval."""
-        if isinstance(values, Mapping) and "pipeline" in values:
-            raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
-        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -189,7 +178,7 @@ class PipelineConfig(Config):
         return validate(PipelineConfig, {**values, "out": join(self.out, fold)}, f"fold {fold}")
 
     def _summarised(self, column: LabelColumn) -> str:
-        name = evaluation_on(column)
+        name = _evaluation_on(column)
         out = join(self.out, name.replace("evaluation", _SUMMARY))
         evaluations = {fold: join(self.out, fold, name) for fold in self.folds}
         FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
@@ -278,7 +267,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
         for column in config.evaluate_on:
             tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
             evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
-            EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+            EvaluateJob(out=join(config.out, _evaluation_on(column)), evaluate=evaluation).run()
     if config.refit is not None:
         test_too = splits.test if config.refit.test else None
         for name in config.refit.methods:
@@ -307,10 +296,10 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
         log.info("next, to learn from the validation groups too: %s", refit)
         chosen = _final(config, best)
     if config.splits.test is not None:
-        evaluation = join(config.out, evaluation_on(config.evaluate_on[0]))
+        evaluation = join(config.out, _evaluation_on(config.evaluate_on[0]))
         page = command("report", evaluation=evaluation, out=join(config.out, "page"))
         log.info("next, a page of HTML to look at: %s", page)
-    if rank := rank_command(chosen, data, join(config.out, "ranked")):
+    if rank := _rank_command(chosen, data, join(config.out, "ranked")):
         log.info("next, to rank the newest period: %s", rank)
     log.info(
         "next, to rank a file of raw rows, such as a new one: %s",
@@ -326,7 +315,7 @@ def _validated(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def evaluation_on(column: LabelColumn) -> str:
+def _evaluation_on(column: LabelColumn) -> str:
     """Directory name, below the pipeline's, of the evaluation on these labels."""
     return "evaluation" if column == "labels" else f"evaluation-{column}"
 
@@ -373,7 +362,7 @@ def predict_command(bundle: str, data: str, out: str) -> str:
     return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
 
 
-def rank_command(bundle: str, data: str, out: str) -> str | None:
+def _rank_command(bundle: str, data: str, out: str) -> str | None:
     """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
     if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
         return None

@@ -38,13 +38,16 @@ from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
     InService,
+    Week,
+    check_new,
     copied,
+    folder_of,
     forget,
     put_into_service,
     registered,
     take_back,
+    unseen_periods,
 )
-from ltrscale.experiments.week import Week, check_new, folder_of, unseen_periods
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log

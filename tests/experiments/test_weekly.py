@@ -24,8 +24,7 @@ from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
 from ltrscale.experiments.first.pipeline import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.service import InService
-from ltrscale.experiments.week import Week
+from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving.register import ALIAS
