@@ -9,7 +9,6 @@ A bundle is copied before the file names it, and the copy stays while the file n
 find the complete bundle that was judged. `ltrscale.bundle.load` checks such a directory against its name.
 """
 
-import json
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
@@ -18,10 +17,11 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.bundle.contents import Provenance, hash_of
-from ltrscale.config import Strict, StrictT, digest, validate
+from ltrscale.config import Strict, digest, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.progress import log
 from ltrscale.serving.register import RegisterJob, Registry, put_alias
 from ltrscale.storage import join
@@ -81,24 +81,6 @@ class InService(Served):
             raise
         except InputError as error:
             raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
-
-
-def read_record(cls: type[StrictT], url: str, remedy: str) -> StrictT | None:
-    """The record in a JSON file, None without one; an `InputError` that ends with the remedy if it is invalid."""
-    data = storage.read_if_there(url)
-    if data is None:
-        return None
-    try:
-        return validate(cls, json.loads(data), url)
-    except (ValueError, RecursionError) as error:  # json raises RecursionError for deep nesting
-        raise InputError(f"{url}: not JSON ({error}); {remedy}") from error
-    except InputError as error:
-        raise InputError(f"{error}; {remedy}") from error
-
-
-def record_bytes(value: Strict) -> bytes:
-    """A record as JSON for `read_record`."""
-    return (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode()
 
 
 def copied(url: str, out: str) -> str:

@@ -13,7 +13,6 @@ from ltrscale.config import Config, Operational, Strict, digest, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
-from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
@@ -22,6 +21,7 @@ from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.neural import pretrained
+from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
 from ltrscale.runtime.workers import ONE
@@ -171,13 +171,7 @@ class Spent(Strict):
     @classmethod
     def read(cls, folder: str) -> Self | None:
         """The record of a directory; None if it has none."""
-        url = join(folder, "spent.json")
-        if not storage.exists(url):
-            return None
-        try:
-            return cls.model_validate_json(storage.read_bytes(url))
-        except ValueError as error:
-            raise InputError(f"{url}: not a record of time ({error}); remove it") from error
+        return read_record(cls, join(folder, "spent.json"), "remove it")
 
 
 @contextmanager
@@ -195,7 +189,7 @@ def timed(folder: str, of: object) -> Iterator[None]:
     def write(*, done: bool) -> None:
         seconds = before.seconds + time.monotonic() - start
         spent = Spent(of=digested, seconds=round(seconds, 3), documents=before.documents + documents, done=done)
-        storage.write_bytes(join(folder, "spent.json"), (spent.model_dump_json(indent=1) + "\n").encode())
+        storage.write_bytes(join(folder, "spent.json"), record_bytes(spent))
 
     def hear(record: Mapping[str, object]) -> None:
         nonlocal documents, written, trains

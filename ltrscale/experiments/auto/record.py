@@ -27,6 +27,7 @@ from ltrscale.experiments.auto.plan import (
     planned,
 )
 from ltrscale.experiments.first.pipeline import SCORED
+from ltrscale.experiments.records import read_record, record_bytes
 
 _BEAT_S = 5.0
 """Interval of saving the time; a killed process loses at most this."""
@@ -70,23 +71,15 @@ class AutoRecord(Strict):
     """Minutes spent when the ranker was complete."""
 
     @classmethod
-    def read(cls, url: str) -> Self:
-        """The record of an earlier process; an `InputError` if the file is not one."""
-        try:
-            return cls.model_validate_json(storage.read_bytes(url))
-        except ValueError as error:
-            raise InputError(f"{url}: not a record ({error}); remove it, and the same command begins anew") from error
-
-    @classmethod
     def resumed(cls, url: str, of: str, budget: float) -> Self:
         """The record of an earlier process, without models left out for another budget; or an empty one.
 
         Raises:
             InputError: the earlier process had other data, another seed or another metric.
         """
-        if not storage.exists(url):
+        record = read_record(cls, url, "remove it, and the same command begins anew")
+        if record is None:
             return cls(of=of, budget=budget)
-        record = cls.read(url)
         if record.of != of:
             raise InputError(
                 f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
@@ -132,7 +125,7 @@ class RecordKeeper:
         with self._lock:
             storage.check_lease(self.url)
             self.record = self.record.replace(**decided, minutes=self.spent)
-            storage.write_bytes(self.url, (self.record.model_dump_json(indent=1) + "\n").encode())
+            storage.write_bytes(self.url, record_bytes(self.record))
 
     def note(self, entry: Entry) -> Entry:
         """Write the record with an entry added or updated."""

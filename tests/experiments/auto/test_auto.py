@@ -36,6 +36,10 @@ def auto(data: str, out: Path, budget: float = 0.4) -> AutoConfig:
     return validate(AutoConfig, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
 
 
+def record_at(url: str) -> AutoRecord:
+    return AutoRecord.model_validate_json(Path(url).read_bytes())
+
+
 @pytest.fixture(scope="module")
 def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("auto") / "out"
@@ -81,10 +85,10 @@ def test_networks_learn_on_workers_of_ray(
 @pytest.mark.slow
 def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, synthetic_dataset: str) -> None:
     before = Board.read(str(done / "leaderboard"))
-    record = AutoRecord.read(str(done / "auto.json"))
+    record = record_at(str(done / "auto.json"))
     written = written_directories(auto(synthetic_dataset, done))
     assert Board.read(str(done / "leaderboard")) == before
-    again = AutoRecord.read(str(done / "auto.json"))
+    again = record_at(str(done / "auto.json"))
     assert again.minutes > record.minutes, "all time counts"
     assert again.replace(minutes=0.0) == record.replace(minutes=0.0)
     assert not [name for name in written if name.endswith("/model")]
@@ -104,7 +108,7 @@ def test_without_a_refit_no_earlier_one_passes_for_the_ranker(done: Path, synthe
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     """As if killed in the second model: the record says that it was begun, and its output is not there."""
-    record = AutoRecord.read(str(done / "auto.json"))
+    record = record_at(str(done / "auto.json"))
     assert [entry.method for entry in record.entries[:2]] == ["trees", "trees_half"]
     out = tmp_path / "out"
     auto(synthetic_dataset, out, budget=0.3).run()
@@ -114,7 +118,7 @@ def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, syntheti
     (out / "auto.json").write_text(json.dumps({**kept, "entries": [trees, begun], "minutes": 0.05}))
     shutil.rmtree(out / "models" / "half")
     written = written_directories(auto(synthetic_dataset, out, budget=0.3))
-    again = AutoRecord.read(str(out / "auto.json"))
+    again = record_at(str(out / "auto.json"))
     assert again.entries[0].model_dump() == trees
     assert [entry.method for entry in again.entries[:2]] == ["trees", "trees_half"]
     assert again.entries[1].state == "done"
@@ -129,10 +133,10 @@ def test_time_counts_while_a_model_trains_without_a_word(
     """A process that is killed has spent it all the same."""
 
     def trains(run: _Auto, entry: Entry) -> str:
-        url, before = run.kept.url, AutoRecord.read(run.kept.url)
+        url, before = run.kept.url, record_at(run.kept.url)
 
         def counted() -> bool:
-            now = AutoRecord.read(url)
+            now = record_at(url)
             return now.minutes > before.minutes and now.entries[-1].minutes > entry.minutes
 
         wait_until(counted)

@@ -15,6 +15,10 @@ from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
 BEAT_S = 5
 
 
+def record_at(url: str) -> AutoRecord:
+    return AutoRecord.model_validate_json(Path(url).read_bytes())
+
+
 def killed_after(url: str, lives: list[int]) -> AutoRecord:
     """The record of processes that trained one model, and were killed after these seconds each."""
     now = 100.0
@@ -29,7 +33,7 @@ def killed_after(url: str, lives: list[int]) -> AutoRecord:
                         kept.beat()
                     now += 1
             now += 1000  # until the command is given again
-    return AutoRecord.read(url)
+    return record_at(url)
 
 
 @settings(max_examples=20)
@@ -48,7 +52,7 @@ def test_the_time_goes_on_while_nothing_is_said(tmp_path: Path, monkeypatch: pyt
     entry = kept.note(Entry(method="trees"))
 
     def spent() -> tuple[float, float]:
-        read = AutoRecord.read(url)
+        read = record_at(url)
         return read.minutes, read.entries[0].minutes
 
     with kept.beating(), kept.training(entry):
@@ -62,4 +66,4 @@ def test_a_model_that_is_there_stays_there_whatever_the_beat(tmp_path: Path) -> 
         kept.beat()
     kept.note(done := so_far().replace(state="done"))
     kept.beat()
-    assert AutoRecord.read(kept.url).entries == (done,)
+    assert record_at(kept.url).entries == (done,)
