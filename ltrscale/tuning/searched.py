@@ -2,6 +2,7 @@
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Self, TypeVar
@@ -37,9 +38,9 @@ class _SearchedJob(Config):
     """Workers of each trial; they share each step of a network, or the training groups of trees."""
 
     @property
+    @abstractmethod
     def metric(self) -> str:
         """The metric that compares trials: one of the bundle that the last stage commits."""
-        raise NotImplementedError
 
     @property
     def judges_on_the_way(self) -> bool:
@@ -60,17 +61,17 @@ class _SearchedJob(Config):
         """The splits that a trial reads."""
         return self.splits.train, self.splits.validation
 
+    @abstractmethod
     def with_seed(self, seed: int) -> Self:
-        """The job with another seed of its last stage."""
-        raise NotImplementedError
+        """The job with another seed."""
 
+    @abstractmethod
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stages that a trial runs in a directory, in order."""
-        raise NotImplementedError
 
-    def step_of(self, record: Mapping[str, Any]) -> int | None:
+    def step_of(self, record: Mapping[str, Any]) -> int | None:  # noqa: ARG002
         """The step of a record, as ASHA counts steps; None for a record without the metric."""
-        raise NotImplementedError
+        return None
 
     def run(self, folder: str, report: ReportValue) -> float:
         """Run or resume the stage in a directory; returns the metric."""

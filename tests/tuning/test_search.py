@@ -35,15 +35,9 @@ def search_of(**values: Any) -> SearchConfig:
 
 def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
     """Run a search of one trial at a time without Ray Tune."""
-    proposals = Proposals(config, history, history.trials(), given={"x": 1, "c": "a"}, same=configs.digest)
-    left = config.trials - len(ended(history.trials()))
-    for asked in range(min(left, most)):
-        proposal = proposals.suggest(f"id-{asked}")
-        if not isinstance(proposal, dict):
-            return
-        number = proposal["number"]
-        history.end(number, attempt(trial, proposal["params"], history.folder(number), None))
-        proposals.on_trial_complete(f"id-{asked}", {})
+    Search(
+        config.replace(trials=min(config.trials, most)), trial, history, {"x": 1, "c": "a"}, configs.digest
+    ).run_here()
 
 
 def records(url: str) -> dict[str, Any]:

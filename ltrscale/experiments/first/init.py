@@ -98,7 +98,7 @@ def init(config: InitConfig) -> None:
     ]
     complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
     counted = count_lists(guessed, complete)
-    asked = asked_of(guessed, complete, urls, dialect)
+    asked = _asked_of(guessed, complete, urls, dialect)
     guessed = replace(guessed, asked={**guessed.asked, **asked})
     notes: list[str] = []
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
@@ -200,7 +200,7 @@ def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColum
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
 
 
-def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
+def _asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
     """Questions about suspicious features, by name, of a sample of whole lists; empty without a label."""
     features = [*guessed.features, *guessed.categorical]
     if guessed.label is None or not features:

@@ -21,7 +21,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
-from ltrscale.experiments.first.init import InitConfig, asked_of, init
+from ltrscale.experiments.first.init import InitConfig, _asked_of, init
 from ltrscale.experiments.report.make import paragraphs
 from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
@@ -129,8 +129,8 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     columns = {column.name: column for column in look_at(files_of([url], Dialect()), Dialect(), 1000)}
     found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
     log_of = read_structure([url], ["search_id"], Dialect())
-    assert [*asked_of(found, log_of, [url], Dialect())] == ["x"]
-    assert asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
+    assert [*_asked_of(found, log_of, [url], Dialect())] == ["x"]
+    assert _asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
 
 
 def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
