@@ -40,7 +40,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.experiments.auto.auto import AutoConfig
+from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.ingest.inputs import PrepareConfig
@@ -228,7 +228,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
             # a run resumes with the same rows and seed; other rows or seeds start a new one
             place = storage.join(out, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
-            made = AutoConfig(out=place, data=data, splits=splits, **of).train()
+            made = AutoJob(out=place, data=data, splits=splits, **of).train()
         else:
             made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
         names = frames.in_order_of(table, columns, bundles.load(made).features)

@@ -61,7 +61,7 @@ class LearnFrom(Config):
     """Their training and validation groups; splits that name no data set read this one."""
 
 
-class PipelineConfig(Config):
+class PipelineJob(Config):
     """A comparison of methods on one data set."""
 
     out: str
@@ -172,10 +172,10 @@ class PipelineConfig(Config):
         for out in summaries:
             print_report(out, document(Crossval.read(out)))
 
-    def for_fold(self, fold: str) -> "PipelineConfig":
+    def for_fold(self, fold: str) -> "PipelineJob":
         """The pipeline of one fold."""
         values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
-        return validate(PipelineConfig, {**values, "out": join(self.out, fold)}, f"fold {fold}")
+        return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
 
     def _summarised(self, column: LabelColumn) -> str:
         name = _evaluation_on(column)
@@ -215,7 +215,7 @@ def _with_fold(value: Any, fold: str) -> Any:
             return value
 
 
-def _run(config: PipelineConfig) -> None:
+def _run(config: PipelineJob) -> None:
     data = config.data or join(config.out, "data")
     if config.prepare is not None:
         PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
@@ -240,7 +240,7 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
     return out
 
 
-def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]) -> None:
+def _compare(config: PipelineJob, data: str, learn_from: Mapping[str, Splits]) -> None:
     """Train every method with every seed on a data set, and evaluate."""
     splits = with_relative_named(config.splits.on(data), "splits")
     learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
@@ -275,11 +275,11 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     _log_next(config, data, {name: urls[0] for name, urls in models.items()})
 
 
-def _final(config: PipelineConfig, name: str) -> str:
+def _final(config: PipelineJob, name: str) -> str:
     return join(config.out, "final", name)
 
 
-def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> None:
+def _log_next(config: PipelineJob, data: str, bundles: Mapping[str, str]) -> None:
     """Log the bundles of the first seed, and the next commands for the best one on validation."""
     folder = join(config.out, f"seed-{config.seeds[0]}")
     log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))

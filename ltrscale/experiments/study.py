@@ -50,7 +50,7 @@ from ltrscale.storage import join
 _REPORT_S = 60.0
 
 
-class StudyConfig(Config):
+class StudyJob(Config):
     """Methods at several numbers of labelled groups."""
 
     out: str
@@ -224,7 +224,7 @@ class StudyConfig(Config):
         return StudyParts(self.out, methods, self.splits, self.evaluate, threads, view)
 
 
-def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
+def _tasks(study: StudyJob, parts: StudyParts) -> list[Task]:
     """The tasks of the study; each draw starts with its pretrainings, which take longest."""
     methods = parts.methods
     test = Task("test groups", parts.describe_test)
@@ -251,7 +251,7 @@ def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell
     return replace(cell, method=name, pretraining=pretraining)
 
 
-def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
+def _run(study: StudyJob, parts: StudyParts) -> dict[str, str]:
     """Run all tasks, and write the report from time to time; returns the failures."""
     tasks = _tasks(study, parts)
     done: set[str] = set()
@@ -281,7 +281,7 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
     return failed
 
 
-def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
+def _summarise(study: StudyJob, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
     """Write the report of the models measured so far."""
     cells = study.cells
     models = []
@@ -318,7 +318,7 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
     StudySummary(out=parts.place("summary"), test=parts.place("test"), design=design, models=tuple(models)).run()
 
 
-def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:
+def _pretraining_cost(study: StudyJob, parts: StudyParts, name: str) -> Cost:
     seeds = {cell.encoder_seed for cell in study.cells}
     folders = [parts.encoder(name, seed) for seed in seeds]
     records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]

@@ -33,7 +33,7 @@ from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
+from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
@@ -104,9 +104,9 @@ class WeeklyJob(Config):
     """Read and measure in parallel on a Ray cluster; the results are the same."""
 
     @cached_property
-    def pipeline_config(self) -> PipelineConfig:
+    def pipeline_config(self) -> PipelineJob:
         """The pipeline; an `InputError` if it lacks the method, or changes the data set before training."""
-        config = load(PipelineConfig, self.pipeline)
+        config = load(PipelineJob, self.pipeline)
         if self.method not in config.methods:
             hint = suggestion(self.method, config.methods, "its methods are")
             raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {hint}")

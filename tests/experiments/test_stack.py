@@ -14,7 +14,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.methods.choices import StackJob
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.stages.stage import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -120,7 +120,7 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     }
     for split in values["splits"].values():  # type: ignore[attr-defined]
         del split["data"]
-    config = configs.validate(PipelineConfig, values, "pipeline")
+    config = configs.validate(PipelineJob, values, "pipeline")
     written = written_directories(config)
     models = [f"seed-0/{name}/model" for name in ("gbdt", "semi", "mean", "stack", "more")]
     folds = [f"seed-0/folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("semi", "mean")]
@@ -172,5 +172,5 @@ def test_a_stack_in_a_pipeline_is_made_of_other_methods() -> None:
     methods = {"gbdt": GBDT, "stack": {"kind": "stack", "members": ["gbdt", "stack"]}}
     values = {"out": "x", "data": "x", "splits": {n: {} for n in ("train", "validation", "test")}, "methods": methods}
     with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is of kind stack; name another method"):
-        configs.validate(PipelineConfig, values, "pipeline")
-    assert isinstance(configs.validate(PipelineConfig, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)
+        configs.validate(PipelineJob, values, "pipeline")
+    assert isinstance(configs.validate(PipelineJob, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)

@@ -23,7 +23,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.methods.neural import sharing_encoders
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.study_models import Spent
 from ltrscale.stages.runs import heard_by
 
@@ -42,7 +42,7 @@ GRID = [{"labelled": [8, 30], "draws": 2}]
 SPACE = {"finetune.optimizer.learning_rate": {"choices": [1e-3, 1e-2]}}
 
 
-def study(data: str, out: Path, **changes: Any) -> StudyConfig:
+def study(data: str, out: Path, **changes: Any) -> StudyJob:
     values: dict[str, Any] = {
         "out": str(out),
         "data": data,
@@ -58,7 +58,7 @@ def study(data: str, out: Path, **changes: Any) -> StudyConfig:
         "workers": 0,
         **changes,
     }
-    return validate(StudyConfig, values, "test")
+    return validate(StudyJob, values, "test")
 
 
 def names(written: list[str]) -> set[str]:
@@ -316,7 +316,7 @@ def test_a_control_is_that_of_all_pretrained_methods_or_of_those_that_are_named(
 def test_controls_are_set_and_laid_over_on_the_command_line() -> None:
     def controls(*overrides: str, over: str = "") -> dict[str, str]:
         names = ["study-news.yaml", *filter(None, [over])]
-        return load_config(StudyConfig, [str(CONFIGS / name) for name in names], overrides).controls
+        return load_config(StudyJob, [str(CONFIGS / name) for name in names], overrides).controls
 
     of_news = controls()
     assert {of_news["simsiam"], of_news["heads"], of_news["simclr_rank_student"]} == {

@@ -69,7 +69,7 @@ _LATEST = 1.03
 """A refit must end by this share of the budget."""
 
 
-class AutoConfig(Config):
+class AutoJob(Config):
     """The best ranker of a data set, in a budget of minutes."""
 
     out: str
@@ -141,13 +141,13 @@ class AutoConfig(Config):
 class _Auto:
     """A run and its record."""
 
-    config: AutoConfig
+    config: AutoJob
     splits: Splits
     kept: RecordKeeper
     sizes: AutoSizes
 
     @classmethod
-    def begun(cls, config: AutoConfig, splits: Splits, began: float) -> Self:
+    def begun(cls, config: AutoJob, splits: Splits, began: float) -> Self:
         """Continue from the record of an earlier process, or start a new one."""
         everything = select(splits.train, labelled=False)
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}

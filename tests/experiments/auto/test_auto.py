@@ -19,7 +19,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto import record
-from ltrscale.experiments.auto.auto import AutoConfig, _Auto
+from ltrscale.experiments.auto.auto import AutoJob, _Auto
 from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.reports.findings import markdown
@@ -32,8 +32,8 @@ SPLITS = {
 }
 
 
-def auto(data: str, out: Path, budget: float = 0.4) -> AutoConfig:
-    return validate(AutoConfig, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
+def auto(data: str, out: Path, budget: float = 0.4) -> AutoJob:
+    return validate(AutoJob, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
 
 
 def record_at(url: str) -> AutoRecord:

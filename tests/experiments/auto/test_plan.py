@@ -17,7 +17,7 @@ from ltrscale.experiments.auto.plan import (
     planned,
 )
 from ltrscale.experiments.first.pipeline import LogSize
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 
 BUDGETS = [5.0, 60.0, 600.0]
 
@@ -55,10 +55,10 @@ def test_settings_are_those_of_a_pipeline_and_keep_their_limits(log: AutoSizes) 
     assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.informative)
 
 
-def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineConfig:
+def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineJob:
     values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}, "workers": workers}
     periods = {name: {"periods": name} for name in ("train", "validation", "test")}
-    return validate(PipelineConfig, {**values, "splits": periods}, "auto")
+    return validate(PipelineJob, {**values, "splits": periods}, "auto")
 
 
 def test_networks_have_a_stream_for_each_worker() -> None:
