@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -30,20 +31,31 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, check_methods, is_pretrained, with_foundations
+from ltrscale.experiments.methods.base import (
+    AnyMethod,
+    MethodName,
+    SeedRun,
+    check_methods,
+    is_pretrained,
+    with_foundations,
+)
 from ltrscale.experiments.methods.choices import Method
-from ltrscale.experiments.methods.neural import sharing_encoders
+from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
 from ltrscale.experiments.study_models import (
+    MOST_STUDY_DRAWS,
     Cell,
     GridConfig,
+    Measurement,
     Spent,
-    StudyParts,
     StudySummary,
+    TestGroups,
+    timed,
 )
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE
 from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import dataset_hashes
 from ltrscale.stages.tasks import Costs, Task, TaskWorkers, TaskWorkersConfig, run_all
 from ltrscale.storage import join
 
@@ -208,7 +220,7 @@ class StudyJob(Config):
             for sized in map(study.sized, study.numbers):
                 for split in (sized.train, sized.validation):
                     select(split, labelled=True)
-            failed = _run(study, study.parts(view))
+            failed = _run(study, view)
         if storage.read_manifest(summary := join(self.out, "summary")) is not None:
             print_report(summary, document(Study.read(summary)))
         if failed:
@@ -218,16 +230,64 @@ class StudyJob(Config):
                 "all, and the same command tries them again"
             )
 
-    def parts(self, view: Mapping[str, Dataset]) -> StudyParts:
-        """The parts of the study for every process, with the data sets as they were at its start."""
-        methods, threads = sharing_encoders(self.methods), self.workers.threads
-        return StudyParts(self.out, methods, self.splits, self.evaluate, threads, view)
+    @cached_property
+    def shared(self) -> dict[str, AnyMethod]:
+        """The methods; those with the same pretraining share an encoder."""
+        return sharing_encoders(self.methods)
+
+    def encoder(self, name: str, seed: int) -> str:
+        """The directory of the pretraining of a method."""
+        return join(self.out, "pretrained", f"seed-{seed}", name)
+
+    def _encoders(self, seed: int) -> SeedRun:
+        """The run that pretrains with a seed, for all other runs."""
+        return SeedRun(self.shared, self.splits, seed, ONE, join(self.out, "pretrained", f"seed-{seed}"))
+
+    def _run_of(self, cell: Cell) -> SeedRun:
+        """The run of a model; initial weights and data order also differ between draws."""
+        methods = {name: method.with_threads(self.workers.threads) for name, method in self.shared.items()}
+        out, splits = join(self.out, replace(cell, pretraining=None).run), self.sized(cell.labelled).drawn(cell.draw)
+        own = SeedRun(methods, splits, cell.draw, ONE, out, encoders=self._encoders(cell.encoder_seed))
+        if cell.pretraining is None:
+            return own
+        seed = MOST_STUDY_DRAWS * cell.pretraining + cell.draw
+        return replace(own, seed=seed, out=join(self.out, cell.run), unpretrained=own)
+
+    # what the tasks of other processes do, with the data sets as they were at the start of the study
+
+    def _describe_test(self, view: Mapping[str, Dataset]) -> None:
+        with one_view(view):
+            TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate).run()
+
+    def _pretrain(self, view: Mapping[str, Dataset], name: str, seed: int) -> None:
+        run = self._encoders(seed)
+        with one_view(view):
+            identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
+            with timed(self.encoder(name, seed), identity):
+                pretrained(run, name)
+
+    def _train(self, view: Mapping[str, Dataset], cell: Cell) -> None:
+        """Train a model, and measure it."""
+        run, folder = self._run_of(cell), join(self.out, cell.folder)
+        with one_view(view):
+            splits = (run.splits.train, run.splits.validation)
+            settings = [run.methods[cell.method], *splits]
+            identity = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
+            with timed(folder, identity):
+                bundle = run.model(cell.method)
+            Measurement(
+                out=join(folder, "measured"),
+                bundle=bundle,
+                splits=self.splits,
+                evaluate=self.evaluate,
+                threads=self.workers.threads,
+            ).run()
 
 
-def _tasks(study: StudyJob, parts: StudyParts) -> list[Task]:
+def _tasks(study: StudyJob, view: Mapping[str, Dataset]) -> list[Task]:
     """The tasks of the study; each draw starts with its pretrainings, which take longest."""
-    methods = parts.methods
-    test = Task("test groups", parts.describe_test)
+    methods = study.shared
+    test = Task("test groups", functools.partial(study._describe_test, view))
     tasks = {test.name: test}
     for _, of_draw in itertools.groupby(study.cells, key=lambda cell: cell.draw):
         models: dict[str, Task] = {}
@@ -235,11 +295,11 @@ def _tasks(study: StudyJob, parts: StudyParts) -> list[Task]:
             needs = [test.name, *(_foundation(cell, name, methods).folder for name in methods[cell.method].built_on())]
             if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
                 name, seed = f"pretraining of {encoder}, seed {cell.encoder_seed}", cell.encoder_seed
-                pretrain, folder = functools.partial(parts.pretrain, encoder, seed), parts.encoder(encoder, seed)
+                pretrain, folder = functools.partial(study._pretrain, view, encoder, seed), study.encoder(encoder, seed)
                 tasks[name] = Task(name, pretrain, kind=f"pretraining of {encoder}", folder=folder)
                 needs.append(name)
-            train, size = functools.partial(parts.train, cell, study.sized(cell.labelled)), float(cell.labelled)
-            folder = parts.place(cell.folder)
+            train, size = functools.partial(study._train, view, cell), float(cell.labelled)
+            folder = join(study.out, cell.folder)
             models[cell.folder] = Task(cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=folder)
         tasks |= models
     return [*tasks.values()]
@@ -251,9 +311,9 @@ def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell
     return replace(cell, method=name, pretraining=pretraining)
 
 
-def _run(study: StudyJob, parts: StudyParts) -> dict[str, str]:
+def _run(study: StudyJob, view: Mapping[str, Dataset]) -> dict[str, str]:
     """Run all tasks, and write the report from time to time; returns the failures."""
-    tasks = _tasks(study, parts)
+    tasks = _tasks(study, view)
     done: set[str] = set()
     failed: dict[str, str] = {}
     costs, share = Costs(tasks), 0.0
@@ -272,22 +332,22 @@ def _run(study: StudyJob, parts: StudyParts) -> dict[str, str]:
             advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
-                _summarise(study, parts, done, failed)
+                _summarise(study, done, failed)
                 reported = time.monotonic()
 
         run_all(tasks, study.workers, ended)
     log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
-    _summarise(study, parts, done, failed)
+    _summarise(study, done, failed)
     return failed
 
 
-def _summarise(study: StudyJob, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
+def _summarise(study: StudyJob, done: set[str], failed: Mapping[str, str]) -> None:
     """Write the report of the models measured so far."""
     cells = study.cells
     models = []
     for cell in (cell for cell in cells if cell.folder in done):
-        spent = Spent.read(parts.place(cell.folder)) or Spent(of="")
-        url = parts.place(cell.folder, "measured")
+        spent = Spent.read(join(study.out, cell.folder)) or Spent(of="")
+        url = join(study.out, cell.folder, "measured")
         costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
         models.append(Model(**asdict(cell) | costs | {"labelled": str(cell.labelled), "url": url}))
     if not models:
@@ -310,17 +370,18 @@ def _summarise(study: StudyJob, parts: StudyParts, done: set[str], failed: Mappi
         planned=len(cells),
         failed=dict(failed),
         pretraining={
-            name: _pretraining_cost(study, parts, encoder)
-            for name in parts.methods
-            if (encoder := parts.methods[name].encoder(name, parts.methods))
+            name: _pretraining_cost(study, encoder)
+            for name in study.shared
+            if (encoder := study.shared[name].encoder(name, study.shared))
         },
     )
-    StudySummary(out=parts.place("summary"), test=parts.place("test"), design=design, models=tuple(models)).run()
+    out, test = join(study.out, "summary"), join(study.out, "test")
+    StudySummary(out=out, test=test, design=design, models=tuple(models)).run()
 
 
-def _pretraining_cost(study: StudyJob, parts: StudyParts, name: str) -> Cost:
+def _pretraining_cost(study: StudyJob, name: str) -> Cost:
     seeds = {cell.encoder_seed for cell in study.cells}
-    folders = [parts.encoder(name, seed) for seed in seeds]
+    folders = [study.encoder(name, seed) for seed in seeds]
     records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
     seconds = sum(each.seconds for each in records)
     if not seconds:

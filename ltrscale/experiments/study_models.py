@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
@@ -11,7 +11,6 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, Operational, Strict, digest, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
@@ -19,12 +18,9 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
-from ltrscale.runtime.workers import ONE
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import (
     BundleUrl,
@@ -209,69 +205,3 @@ def timed(folder: str, of: object) -> Iterator[None]:
         raise
     if trains and not before.done:
         write(done=True)
-
-
-@dataclass(frozen=True)
-class StudyParts:
-    """The parts of a study that every process has, with the data sets as they were at its start."""
-
-    out: str
-    methods: Mapping[str, AnyMethod]
-    """The methods; those with the same pretraining share an encoder."""
-    splits: SplitsWithTest
-    evaluate: EvaluateSettings
-    threads: int
-    """Threads of a task."""
-    view: Mapping[str, Dataset] = field(default_factory=dict)
-
-    def place(self, *names: str) -> str:
-        """A directory of the study."""
-        return join(self.out, *names)
-
-    def encoder(self, name: str, seed: int) -> str:
-        """The directory of the pretraining of a method."""
-        return self.place("pretrained", f"seed-{seed}", name)
-
-    def encoders(self, seed: int) -> SeedRun:
-        """The run that pretrains with a seed, for all other runs."""
-        return SeedRun(self.methods, self.splits, seed, ONE, self.place("pretrained", f"seed-{seed}"))
-
-    def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
-        """The run of a model; initial weights and data order also differ between draws."""
-        methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
-        out, encoders = self.place(replace(cell, pretraining=None).run), self.encoders(cell.encoder_seed)
-        own = SeedRun(methods, sized.drawn(cell.draw), cell.draw, ONE, out, encoders=encoders)
-        if cell.pretraining is None:
-            return own
-        seed = MOST_STUDY_DRAWS * cell.pretraining + cell.draw
-        return replace(own, seed=seed, out=self.place(cell.run), unpretrained=own)
-
-    def describe_test(self) -> None:
-        """Find the outliers among the test groups."""
-        with one_view(self.view):
-            TestGroups(out=self.place("test"), splits=self.splits, evaluate=self.evaluate).run()
-
-    def pretrain(self, name: str, seed: int) -> None:
-        """Pretrain the encoder of a method."""
-        run = self.encoders(seed)
-        with one_view(self.view):
-            identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
-            with timed(self.encoder(name, seed), identity):
-                pretrained(run, name)
-
-    def train(self, cell: Cell, sized: SplitsWithTest) -> None:
-        """Train a model on the sized splits, and measure it."""
-        run, folder = self.run_of(cell, sized), self.place(cell.folder)
-        with one_view(self.view):
-            splits = (run.splits.train, run.splits.validation)
-            settings = [run.methods[cell.method], *splits]
-            identity = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
-            with timed(folder, identity):
-                bundle = run.model(cell.method)
-            Measurement(
-                out=join(folder, "measured"),
-                bundle=bundle,
-                splits=self.splits,
-                evaluate=self.evaluate,
-                threads=self.threads,
-            ).run()
