@@ -41,15 +41,14 @@ from ltrscale.experiments.methods.base import (
 )
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
+from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.study_models import (
     MOST_STUDY_DRAWS,
     Cell,
     GridConfig,
     Measurement,
-    Spent,
     StudySummary,
     TestGroups,
-    timed,
 )
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report

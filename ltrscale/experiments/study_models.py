@@ -1,15 +1,11 @@
 """The models of a study: the grid, the stages, and the record of training time."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ltrscale import storage
-from ltrscale.config import Config, Operational, Strict, digest, settings_of
+from ltrscale.config import Config, Operational, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.evaluation.measure.metrics import metrics_of
@@ -18,10 +14,8 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
-from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import (
     BundleUrl,
     Origin,
@@ -82,9 +76,6 @@ class Cell:
     def folder(self) -> str:
         """The directory of the model."""
         return join(self.run, self.method)
-
-
-_WRITE_S = 30.0
 
 
 class TestGroups(Stage):
@@ -153,55 +144,3 @@ class StudySummary(Stage):
         """Summarise, and commit the report."""
         study = study_of(self.design, self.models, self.test)
         commit_report(self.out, study, document(study), made_by=origin)
-
-
-class Spent(Strict):
-    """Time and documents of a training so far; `spent.json` beside its output."""
-
-    of: str
-    """Digest of what was trained."""
-    seconds: float = 0.0
-    documents: int = 0
-    done: bool = False
-
-    @classmethod
-    def read(cls, folder: str) -> Self | None:
-        """The record of a directory; None if it has none."""
-        return read_record(cls, join(folder, "spent.json"), "remove it")
-
-
-@contextmanager
-def timed(folder: str, of: object) -> Iterator[None]:
-    """Add the time of the block, and the documents that its trainings read, to the record of a directory.
-
-    It is written every half minute and at the end; a block without training leaves it unchanged.
-    """
-    digested = digest(of)
-    before = Spent.read(folder)
-    if before is None or before.of != digested:
-        before = Spent(of=digested)
-    start, documents, written, trains = time.monotonic(), 0, time.monotonic(), False
-
-    def write(*, done: bool) -> None:
-        seconds = before.seconds + time.monotonic() - start
-        spent = Spent(of=digested, seconds=round(seconds, 3), documents=before.documents + documents, done=done)
-        storage.write_bytes(join(folder, "spent.json"), record_bytes(spent))
-
-    def hear(record: Mapping[str, object]) -> None:
-        nonlocal documents, written, trains
-        trains = True
-        if "step" in record and isinstance(read := record.get("documents"), int):
-            documents += read
-        if time.monotonic() - written >= _WRITE_S and not before.done:
-            written = time.monotonic()
-            write(done=False)
-
-    try:
-        with heard_by(hear):
-            yield
-    except BaseException:
-        if trains and not before.done:
-            write(done=False)
-        raise
-    if trains and not before.done:
-        write(done=True)

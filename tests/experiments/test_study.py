@@ -23,8 +23,8 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.methods.neural import sharing_encoders
+from ltrscale.experiments.records import Spent
 from ltrscale.experiments.study import StudyJob
-from ltrscale.experiments.study_models import Spent
 from ltrscale.stages.runs import heard_by
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"

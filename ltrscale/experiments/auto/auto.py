@@ -48,6 +48,7 @@ from ltrscale.experiments.auto.record import AutoRecord, Entry, Forecast, Record
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.processor import cores
 from ltrscale.progress import log
@@ -233,7 +234,7 @@ class _Auto:
         """Decide the settings of the first model of a method, and train it."""
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
         if (entry := next(known, None)) is None:
-            entry = self.decided(name, self.forecast.first(TREES if name == _HALF else name))
+            entry = self.decided(name, self.forecast.first(_alike(name)))
         self.train(entry)
 
     def decided(self, name: str, plan: Planned) -> Entry:
@@ -276,24 +277,25 @@ class _Auto:
         """Train a begun model, within the time left."""
         if entry.state != "begun":
             return
+
+        def noted(**outcome: Any) -> Entry:
+            spent = Spent.read(self.place(entry))
+            return self.kept.note(entry.replace(minutes=spent.seconds / 60 if spent else 0.0, **outcome))
+
         try:
-            with self.kept.training(entry) as so_far:
-                limit = time.monotonic() + max(0.0, self.forecast.left) * 60
-                url = _in_time(limit, lambda: self.model(entry))
+            limit = time.monotonic() + max(0.0, self.forecast.left) * 60
+            url = _in_time(limit, lambda: self.model(entry))
         except InputError as error:
             if entry.method == TREES or isinstance(error, UnavailableError):
                 raise
             log.warning("auto: no %s: %s", entry.name, error)  # half of few labels may have no relevant document
-            self.kept.note(so_far().replace(state="left out", says=str(error)))
+            noted(state="left out", says=str(error))
             return
-        except BaseException:
-            self.kept.note(so_far())
-            raise
         if url is None:
             log.info("auto: %s was not ready in time", entry.name)
-            self.kept.note(so_far().replace(state="late", says="not ready in time"))
+            noted(state="late", says="not ready in time")
             return
-        self.kept.note(ready := so_far().replace(state="done", url=url))
+        ready = noted(state="done", url=url)
         metric = metric_label(self.config.evaluate.primary)
         log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
 
@@ -301,10 +303,16 @@ class _Auto:
         adapter: TypeAdapter[Method] = TypeAdapter(Method)
         methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
-        if entry.method == _HALF:
-            splits = run.splits.replace(train=_halved(run.splits.train))
-            return replace(run, splits=splits, out=run.place("half")).model(TREES)
-        return run.repeated(entry.method, entry.number + 1)[-1]
+        with timed(self.place(entry), self.record.methods[_alike(entry.method)]):
+            if entry.method == _HALF:
+                splits = run.splits.replace(train=_halved(run.splits.train))
+                return replace(run, splits=splits, out=run.place("half")).model(TREES)
+            return run.repeated(entry.method, entry.number + 1)[-1]
+
+    def place(self, entry: Entry) -> str:
+        """The directory of a model."""
+        below = ["half"] if entry.method == _HALF else ["runs", str(entry.number)] if entry.number else []
+        return join(self.config.out, "models", *below, _alike(entry.method))
 
     @property
     def learnt(self) -> Splits:
@@ -393,6 +401,11 @@ class _Auto:
         """A bundle's validation metric that chooses; None for `in_context` at cut-offs other than 5 and 10."""
         value = bundle.load(url).metrics.get(f"validation_{self.config.evaluate.primary}")
         return round(float(value), 6) if isinstance(value, int | float) else None
+
+
+def _alike(name: str) -> str:
+    """The method with the same settings."""
+    return TREES if name == _HALF else name
 
 
 def _in_time(limit: float, work: Callable[[], str]) -> str | None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -109,7 +109,6 @@ class RecordKeeper:
     """Starts with the minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
     """Start of this process, by `time.monotonic()`."""
-    _training: Callable[[], Entry] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -134,28 +133,6 @@ class RecordKeeper:
             self.keep()
         return entry
 
-    def beat(self) -> None:
-        """Write the time so far, and that of the model in training."""
-        with self._lock:
-            if self._training is not None:
-                self.record = self.record.noted(self._training())
-            self.keep()
-
-    @contextmanager
-    def training(self, entry: Entry) -> Iterator[Callable[[], Entry]]:
-        """Add the time of the block to a model; yields a function that returns its entry with the time so far."""
-        began = time.monotonic()
-
-        def so_far() -> Entry:
-            return entry.replace(minutes=entry.minutes + (time.monotonic() - began) / 60)
-
-        self._training = so_far
-        try:
-            yield so_far
-        finally:
-            with self._lock:
-                self._training = None
-
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Write the time every few seconds while the block runs."""
@@ -164,7 +141,7 @@ class RecordKeeper:
         def beats() -> None:
             while not over.wait(_BEAT_S):
                 with suppress(InputError):  # the run's next write raises the same error, and ends it
-                    self.beat()
+                    self.keep()
 
         thread = threading.Thread(target=beats, name="record", daemon=True)
         thread.start()
