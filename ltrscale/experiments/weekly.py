@@ -125,7 +125,7 @@ class WeeklyJob(Config):
         return self.pipeline_config.data or join(self.pipeline_config.out, "data")
 
     @property
-    def settings(self) -> str:
+    def settings_hash(self) -> str:
         """Hash of all that determines a week's outcome, besides its rows and the model in service."""
         of_pipeline = self.pipeline_config.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
         return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), of_pipeline])
@@ -185,7 +185,7 @@ def _run(job: WeeklyJob) -> Week:
     new = _arrived(job)
     earlier = Week.read(job.out, new.manifest.periods[-1])
     content = new.manifest.hash_of(_new_periods(job, new))
-    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
+    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings_hash):
         earlier = _begin_week(job, new, content, earlier)
     elif earlier.outcome != "under way":
         message = "weekly: %s is done: %s; other rows or settings would be judged anew; what serves: %s"
@@ -234,7 +234,7 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
     week = Week(
         period=periods[-1],
         content=content,
-        settings=job.settings,
+        settings=job.settings_hash,
         production=production,
         bundle=earlier.bundle if earlier is not None else None,
         **splits,

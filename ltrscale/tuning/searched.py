@@ -157,18 +157,18 @@ class PretrainSearch(_SearchedJob):
         return f"validation_{self.finetune.validation_metric}"
 
     @property
-    def documents(self) -> Split:
+    def split(self) -> Split:
         """The split whose documents are for pretraining."""
         return self.train or self.splits.train
 
     def result(self) -> Config:
-        return configs.result_of(self.replace(train=self.documents))
+        return configs.result_of(self.replace(train=self.split))
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "train": _named(self.documents)}
+        return {**super().identity(), "train": _named(self.split)}
 
     def reads(self) -> Iterable[Split]:
-        return self.documents, *super().reads()
+        return self.split, *super().reads()
 
     @property
     def judges_on_the_way(self) -> bool:
@@ -180,7 +180,7 @@ class PretrainSearch(_SearchedJob):
     def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
         pretrained, finetuned = join(out, "pretrained"), join(out, "finetuned")
         return (
-            PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
+            PretrainJob(out=pretrained, train=self.split, pretrain=self.pretrain, workers=self.workers),
             FinetuneJob(
                 out=finetuned, pretrained=pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
             ),
