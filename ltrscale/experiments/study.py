@@ -14,7 +14,7 @@ Encoders, models and measurements are stages. Those that are up to date are skip
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -117,8 +117,7 @@ class StudyJob(Config):
         """Check that a method has the same pretrainings in all parts of the grid with the same number of labels."""
         asked: dict[tuple[int | float, str], int | None] = {}
         for part in self.grid:
-            names = with_foundations(part.methods or tuple(self.methods), self.methods)
-            for number, name in itertools.product(part.labelled, names):
+            for number, name in itertools.product(part.labelled, self._names(part)):
                 before = asked.setdefault((number, name), part.pretrainings)
                 if before != part.pretrainings and is_pretrained(name, self.methods):
                     raise ValueError(
@@ -141,9 +140,9 @@ class StudyJob(Config):
                 names = ", ".join(trained)
                 raise ValueError(f"{key} {other!r} is not among the methods of the grid, {names}; or set null")
         for name, control in self.controls.items():
-            if self.methods[name].about(self.methods).family not in ("pretrained", "mixed"):
+            if self._family(name) not in ("pretrained", "mixed"):
                 raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
-            if control == name or self.methods[control].about(self.methods).family == "pretrained":
+            if control == name or self._family(control) == "pretrained":
                 raise ValueError(
                     f"control {control!r} of {name!r} is pretrained; name a method that is not, or set null"
                 )
@@ -151,7 +150,14 @@ class StudyJob(Config):
     @property
     def trained(self) -> tuple[str, ...]:
         """The methods of the grid, each after the methods that it is built on."""
-        return with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
+        return tuple(dict.fromkeys(name for part in self.grid for name in self._names(part)))
+
+    def _names(self, part: GridConfig) -> tuple[str, ...]:
+        """The methods of a part of the grid, each after the methods that it is built on."""
+        return with_foundations(part.methods or tuple(self.methods), self.methods)
+
+    def _family(self, name: str) -> str:
+        return self.methods[name].about(self.methods).family
 
     @property
     def controls(self) -> dict[str, str]:
@@ -161,8 +167,7 @@ class StudyJob(Config):
         trained = self.trained
         if isinstance(self.control, dict):
             return {name: control for name, control in self.control.items() if name in trained}
-        pretrained = (name for name in trained if self.methods[name].about(self.methods).family == "pretrained")
-        return dict.fromkeys(pretrained, self.control)
+        return dict.fromkeys((name for name in trained if self._family(name) == "pretrained"), self.control)
 
     def sized(self, labelled: int | float) -> SplitsWithTest:
         """The splits with a number of training labels, and the validation labels that go with it."""
@@ -189,18 +194,16 @@ class StudyJob(Config):
         cells = {
             Cell(labelled=number, draw=draw, pretraining=pretraining, method=name)
             for part in self.grid
-            for number, draw in itertools.product(part.labelled, range(part.draws))
-            for name in with_foundations(part.methods or tuple(self.methods), self.methods)
+            for number, draw, name in itertools.product(part.labelled, range(part.draws), self._names(part))
             for pretraining in self._crossed(name, part)
         }
         order = {name: i for i, name in enumerate(with_foundations(tuple(self.methods), self.methods))}
         return sorted(cells, key=lambda cell: (cell.draw, cell.pretraining or 0, cell.labelled, order[cell.method]))
 
-    def _crossed(self, method: str, part: GridConfig) -> Sequence[int | None]:
+    def _crossed(self, method: str, part: GridConfig) -> Iterable[int | None]:
         """The pretrainings that a part of the grid crosses with a method's draws."""
-        if part.pretrainings is None or not is_pretrained(method, self.methods):
-            return [None]
-        return range(part.pretrainings)
+        crosses = part.pretrainings is not None and is_pretrained(method, self.methods)
+        return range(part.pretrainings or 0) if crosses else [None]
 
     def run(self) -> None:
         """Pretrain, train and measure every model, and report; skips what is up to date.
@@ -353,11 +356,7 @@ def _summarise(study: StudyJob, done: set[str], failed: Mapping[str, str]) -> No
         return
     design = Design(
         labelled={str(n): float(n) if isinstance(n, int) else None for n in study.numbers},
-        methods={
-            name: study.methods[name].about(study.methods)
-            for name in study.methods
-            if name in {c.method for c in cells}
-        },
+        methods={name: study.methods[name].about(study.methods) for name in study.methods if name in study.trained},
         baseline=study.evaluate.baseline,
         controls=study.controls,
         counts=study.counts,
