@@ -218,10 +218,7 @@ class Search:
     def run(self, report: Report, *, stopping: Callable[[], bool] = lambda: False, cluster_cpus: int = 1) -> None:
         """Run trials until `config.trials` have ended, or every setting of the space has been tried.
 
-        Args:
-            report: receives a record of each trial that ends.
-            stopping: whether to end the search early.
-            cluster_cpus: minimum logical CPUs of a cluster that this call starts.
+        `report` receives a record of each trial that ends; a cluster that this call starts has `cluster_cpus` at least.
 
         Raises:
             Stopped: the search was asked to stop; the same call resumes it.
