@@ -285,10 +285,7 @@ def test_a_pipeline_trains_each_run_once_and_then_only_what_changed(url: str, tm
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"of": "nobody"},
-            r"methods.new.of: 'nobody' is unknown; name another method",
-        ),
+        ({"of": "nobody"}, r"methods.new.of: 'nobody' is unknown; name another method"),
         ({"of": "new"}, r"methods.new.of: 'new' is of kind self_trained; name another method"),
         ({"of": "same"}, r"methods.new.runs: these trees draw nothing at random, .*; lower feature_fraction or"),
         ({"of": "both"}, r"student of kind network is trained as 'both', which is not a neural method; name one as"),
