@@ -177,7 +177,8 @@ class _Auto:
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
-        for name in (TREES, _HALF, *(name for name in METHODS if name not in (TREES, STUDENT))):
+        _, *others = (name for name in METHODS if name != STUDENT)  # whose turn comes later
+        for name in (TREES, _HALF, *others):
             self.try_first(name)
         while (entry := self.next()) is not None:
             self.train(entry)
