@@ -12,15 +12,18 @@ Each output is a stage, skipped if it is up to date.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Config, Operational
+from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import check_teaches, select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import AgreementJob
@@ -40,7 +43,8 @@ from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
-from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
+from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import BundleUrl, Origin, OutputUrl, Stage, check_unseen, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
@@ -89,15 +93,14 @@ _TIMED_DOCUMENTS, _TURNS = 10_000, 3
 """Documents of the test split that are scored in one batch to measure speed, and turns of each method."""
 
 
-class DistillJob(Stage):
+class DistillJob(Config):
     """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
 
-    stage: ClassVar = "distill"
-    out: Operational[str]
+    out: str
     """Directory for everything; read `out/report.md` first."""
     data: str
     """Data set directory; splits that name none read this one."""
-    teacher: BundleUrl | None = None
+    teacher: str | None = None
     """Bundle of the teacher, of any kind that scores."""
     scores: str | None = None
     """Directory of the teacher's committed scores (jobs.score), instead of the teacher, which is then not opened."""
@@ -112,9 +115,9 @@ class DistillJob(Stage):
     """Trees trained on the labels, for comparison with the students; null leaves them out."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
     """Metrics and outliers."""
-    ray: Operational[bool] = False
+    ray: bool = False
     """Let the teacher score on a Ray cluster."""
-    workers: Operational[Workers] = ONE
+    workers: Workers = ONE
     """Data-parallel workers of students and direct trees."""
 
     @model_validator(mode="after")
@@ -131,58 +134,59 @@ class DistillJob(Stage):
             raise ValueError("splits: leave scores out; name them at the top, as scores")
         return self
 
-    def run(self) -> bool:
-        """Score, train students and direct trees, evaluate, compare, export, report; skips what is up to date.
+    @one_view()
+    def run(self) -> None:
+        """Score, train students and direct trees, evaluate, compare, export, report; skips stages that are up to date.
 
         Raises:
             InputError: the teacher was trained or selected on test periods; as the stages.
         """
-        ran = super(DistillJob, self.replace(splits=self.splits.on(self.data))).run()
-        print_report(self.out, document(Distillation.read(self.out), self._links()))
-        return ran
-
-    def inputs(self) -> dict[str, str]:
-        """The teacher and the data sets; or the committed scores of training and test periods."""
-        scored = [self._scored(self.splits.train), self._scored(self.splits.test)] if self.scores else []
-        return hashes_of(self, self.splits.train, *scored)
-
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Run the stages, and commit the report."""
-        with cluster_for(self.workers):  # one cluster for all stages
+        with recorded(self.out, self, "distill"), cluster_for(self.workers):
+            self._check()
             self._score()
             models = {name: self._student(name) for name in self.students}
             if self.direct is not None:
                 models[DIRECT] = join(self.out, DIRECT)
-                GBDTJob(out=models[DIRECT], splits=self.splits, gbdt=self.direct, workers=self.workers).run()
+                GBDTJob(out=models[DIRECT], splits=self._splits, gbdt=self.direct, workers=self.workers).run()
             self._compare(models)
+            periods = self._splits.test.periods
             for name in (name for name, student in self.students.items() if student.exported):
-                out, periods = join(self.out, "export", name), self.splits.test.periods
+                out = join(self.out, "export", name)
                 ExportJob(out=out, bundle=models[name], data=self.data, periods=periods).run()
-        costs = _measure_costs(({TEACHER: self.teacher} if self.teacher else {}) | models, self.splits.test)
-        evaluation, agreement = (join(self.out, name) for name in ("evaluation", "agreement"))
-        comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
-        commit_report(self.out, comparison, document(comparison, self._links()), made_by=origin)
+            DistillSummary(
+                out=self.out,
+                evaluation=join(self.out, "evaluation"),
+                agreement=join(self.out, "agreement"),
+                models=({TEACHER: self.teacher} if self.teacher else {}) | models,
+                test=self._splits.test,
+                seed=self.evaluate.seed,
+            ).run()
+        print_report(self.out, document(Distillation.read(self.out), _links(self.out)))
+
+    @cached_property
+    def _splits(self) -> SplitsWithTest:
+        return with_relative_named(self.splits.on(self.data), "splits")
 
     @property
     def _scores(self) -> str:
         return self.scores or join(self.out, "scores")
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Check splits, labels and the periods that the teacher has seen."""
-        check_disjoint(self.splits)
-        for name, split in self.splits.by_name.items():
+        check_disjoint(self._splits)
+        for name, split in self._splits.by_name.items():
             if name != "train" or self.direct:
                 check_teaches(select(split, labelled=True), name)
         if self.teacher is not None:
             teachers = [self.teacher]
         else:
-            for split in (self._scored(self.splits.train), self._scored(self.splits.test)):
+            for split in (self._scored(self._splits.train), self._scored(self._splits.test)):
                 select(split, labelled=True)
-            teachers = scored_by(self._scored(self.splits.test))
+            teachers = scored_by(self._scored(self._splits.test))
         if len(teachers) > 1:
             raise InputError(f"{self._scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
         for url in teachers:
-            check_unseen(url, self.splits.test)
+            check_unseen(url, self._splits.test)
 
     def _scored(self, split: Split) -> Split:
         """All groups of a split's periods, with the teacher's scores as labels."""
@@ -191,7 +195,7 @@ class DistillJob(Stage):
     def _score(self) -> None:
         if self.teacher is None:
             return
-        selected = [select(split, labelled=False) for split in (self.splits.train, self.splits.test)]
+        selected = [select(split, labelled=False) for split in (self._splits.train, self._splits.test)]
         periods = tuple(sorted({file.period for selection in selected for file in selection.row_groups.own_files}))
         ScoreJob(
             out=self._scores,
@@ -205,8 +209,8 @@ class DistillJob(Stage):
 
     def _student(self, name: str) -> str:
         out = join(self.out, "students", name)
-        train = self._scored(self.splits.train).replace(labelled_fraction=self.student_fraction)
-        self.students[name].job(out, self.splits.replace(train=train), self.workers).run()
+        train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
+        self.students[name].job(out, self._splits.replace(train=train), self.workers).run()
         return out
 
     def _compare(self, models: Mapping[str, str]) -> None:
@@ -214,23 +218,43 @@ class DistillJob(Stage):
         baseline = TEACHER if self.direct is None else DIRECT
         settings = self.evaluate.replace(baseline=baseline, as_shown=False)
         config = EvaluateConfig(
-            **settings.model_dump(), models=dict(models), scores={TEACHER: self._scores}, splits=self.splits
+            **settings.model_dump(), models=dict(models), scores={TEACHER: self._scores}, splits=self._splits
         )
         EvaluateJob(out=join(self.out, "evaluation"), evaluate=config).run(show=False)
         AgreementJob(
             out=join(self.out, "agreement"),
             models=dict(models),
             scores=self._scores,
-            test=self._scored(self.splits.test),
+            test=self._scored(self._splits.test),
             **self.evaluate.model_dump(include={"resamples", "seed", "docs_per_batch"}),
         ).run()
 
-    def _links(self) -> dict[str, str]:
-        return {
-            "the evaluation, with all metrics": join(join(self.out, "evaluation"), REPORT),
-            "the agreement of every group": join(join(self.out, "agreement"), GROUPS),
-            "the trees of students for LightGBM alone": join(self.out, "export"),
-        }
+
+class DistillSummary(Stage):
+    """Gather the figures of all methods, and measure their cost."""
+
+    stage: ClassVar = "distill"
+    record: ClassVar = storage.HIDDEN_RUN
+    """Not that of the job, which has the same `out`."""
+    evaluation: OutputUrl
+    agreement: OutputUrl
+    models: dict[str, BundleUrl]
+    test: Split
+    seed: int
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Gather and measure, and commit the report."""
+        costs = _measure_costs(self.models, self.test)
+        found = gather_distillation(self.evaluation, self.agreement, costs, seed=self.seed)
+        commit_report(self.out, found, document(found, _links(self.out)), made_by=origin)
+
+
+def _links(out: str) -> dict[str, str]:
+    return {
+        "the evaluation, with all metrics": join(out, "evaluation", REPORT),
+        "the agreement of every group": join(out, "agreement", GROUPS),
+        "the trees of students for LightGBM alone": join(out, "export"),
+    }
 
 
 def _measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:

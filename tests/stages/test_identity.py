@@ -57,8 +57,6 @@ NEED_OTHERS = {
     "CatBoostConfig.label_gain",
     "DLCMConfig.feature",
     "DLCMConfig.initial_rank",
-    "DistillJob.data",
-    "DistillJob.scores",
     "Dimension.high",
     "Dimension.integer",
     "Dimension.log",
@@ -115,14 +113,12 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         made(EvaluateJob, f"found-{i}", evaluate={"models": {"a": url}, **measured}) for i, url in enumerate(trees)
     ]
     files = [str(path) for path in sorted(Path(synthetic_dataset).parent.glob("log/**/*.parquet"))[:2]]
-    bundles = dict.fromkeys(
-        ("bundle", "bundles", "folds", "models", "pretrained", "start", "embeddings", "teacher"), trees
-    )
+    bundles = dict.fromkeys(("bundle", "bundles", "folds", "models", "pretrained", "start", "embeddings"), trees)
     texts = {
         **bundles,
         "initial": trees,
         **dict.fromkeys(("data", "statistics", "judged"), data),
-        **dict.fromkeys(("evaluation", "evaluations", "test", "url"), found),
+        **dict.fromkeys(("evaluation", "evaluations", "agreement", "test", "url"), found),
         **dict.fromkeys(("periods", "period"), ("2026-W01", "2026-W02")),
         "clicks": found,
         "scores": scores,
@@ -142,7 +138,6 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         "AgreementJob": {"models": {"a": trees[0]}},
         "PrepareConfig": {"inputs": files[0]},
         "RefitJob": {"bundle": trees[0], "also": {"data": data[0], "periods": "2026-W04"}},
-        "DistillJob": {"teacher": trees[0]},
         "InterleaveJob": {"models": {"a": trees[0], "b": trees[1]}},
     }
     return Values(texts, COMPLETE | complete)
