@@ -106,6 +106,14 @@ class PipelineJob(Config):
 
     @model_validator(mode="before")
     @classmethod
+    def _has_no_pipeline(cls, values: Any) -> Any:
+        """Refuse old configs of jobs.crossval."""
+        if isinstance(values, Mapping) and "pipeline" in values:
+            raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_preset_for_all(cls, values: Any) -> Any:
         """Give methods without a preset that of the comparison."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):

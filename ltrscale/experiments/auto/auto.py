@@ -34,7 +34,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.page import Board, BoardRow, document
 from ltrscale.experiments.auto.plan import (
-    METHODS,
+    KNOWN_METHODS,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -177,7 +177,7 @@ class _Auto:
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
-        _, *others = (name for name in METHODS if name != STUDENT)  # whose turn comes later
+        _, *others = (name for name in KNOWN_METHODS if name != STUDENT)  # whose turn comes later
         for name in (TREES, _HALF, *others):
             self.try_first(name)
         while (entry := self.next()) is not None:
@@ -322,7 +322,7 @@ class _Auto:
     def means(self) -> dict[str, str]:
         """The first model of each method, and the mean of its models if there are several."""
         rankers: dict[str, str] = {}
-        for name in METHODS:
+        for name in KNOWN_METHODS:
             members = {entry.name: entry.url for entry in self.record.done(name)}
             rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
@@ -394,7 +394,7 @@ class _Auto:
         entries = self.record.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
-        if name in METHODS:
+        if name in KNOWN_METHODS:
             minutes, says = entries[0].minutes, entries[0].says
         return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=self.validated(url), url=url)
 

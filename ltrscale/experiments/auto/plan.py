@@ -133,7 +133,7 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
 
     `teacher` is the network that a planned student learns from.
     """
-    known = METHODS[name]
+    known = KNOWN_METHODS[name]
     return known.plan(_Room(sizes, known.share * budget, speed, teacher))
 
 
@@ -242,7 +242,7 @@ def _tabm(room: _Room) -> Planned:
     network = {**finetune["network"], "encoder": encoder, "numbers": {"kind": "ple", "bins": 16}}
     optimizer = {**finetune["optimizer"], "learning_rate": 1e-3}
     finetune = {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}
-    return _network(room, {"kind": "neural", "finetune": finetune}, slower=METHODS[TABM].slower)
+    return _network(room, {"kind": "neural", "finetune": finetune}, slower=KNOWN_METHODS[TABM].slower)
 
 
 def _network(room: _Room, settings: Mapping[str, Any], *, slower: float = 1.0) -> Planned:
@@ -269,7 +269,7 @@ class _Known:
     """Time relative to the network, in training and scoring (2026-11-26)."""
 
 
-METHODS = {
+KNOWN_METHODS = {
     TREES: _Known(_trees, 0.1),
     TUNED: _Known(_tuned, 0.2, again=True),
     LINEAR: _Known(_linear, 0.04),

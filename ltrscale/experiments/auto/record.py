@@ -15,7 +15,7 @@ from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.experiments.auto.plan import (
     IN_CONTEXT,
-    METHODS,
+    KNOWN_METHODS,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -184,7 +184,7 @@ class Forecast:
     @property
     def left(self) -> float:
         """Minutes for further models, their refit and their test."""
-        done = {name: self.record.done(name) for name in METHODS}
+        done = {name: self.record.done(name) for name in KNOWN_METHODS}
         tested = sum(len(entries) * self.test_minutes(name) for name, entries in done.items())
         refitted = sum(len(entries) * self._again_minutes(name) for name, entries in done.items() if entries)
         # in-context rankers score slowly, and their plan includes that
@@ -207,7 +207,7 @@ class Forecast:
 
     def more(self) -> str | None:
         """The method to train one more model of: the one with the fewest; None if none fits."""
-        counts = {name: len(self.record.done(name)) for name, known in METHODS.items() if known.again}
+        counts = {name: len(self.record.done(name)) for name, known in KNOWN_METHODS.items() if known.again}
         counts = counts if any(counts.values()) else {TREES: len(self.record.done(TREES))}
         failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
         fits = [
@@ -231,7 +231,7 @@ class Forecast:
 
     def test_minutes(self, name: str) -> float:
         """Minutes to score the test split with a model, once for all rankers that contain it."""
-        slower = METHODS[name].slower if name in METHODS else 1.0
+        slower = KNOWN_METHODS[name].slower if name in KNOWN_METHODS else 1.0
         return slower * self.sizes.tested / (SCORED * self.speed.networks) / 60
 
     @cached_property

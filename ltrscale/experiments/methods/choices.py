@@ -17,7 +17,7 @@ from ltrscale.experiments.methods.composed import (
     SelfTrainedMethod,
     StackMethod,
     TunedMethod,
-    check_members,
+    check_stacked,
     train_stacked,
 )
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod
@@ -78,7 +78,7 @@ class StackJob(Config):
             raise ValueError("members and bundles are both empty; name at least one")
         if shared := self.members.keys() & self.bundles.keys():
             raise ValueError(f"bundles.{min(shared)} has the name of a member; choose another")
-        check_members("members", self.members, self.members)
+        check_stacked("members", self.members, self.members)
         check_methods(self.members, self.workers, where="members")
         return self
 

@@ -275,7 +275,7 @@ class StackMethod(AnyMethod):
         return self.members
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
-        check_members(f"{where}.members", self.members, methods)
+        check_stacked(f"{where}.members", self.members, methods)
 
     def with_threads(self, threads: int) -> Self:
         return self.replace(stack=self.stack.replace(gbdt=limited(self.stack.gbdt, threads)))
@@ -292,7 +292,7 @@ def _what_is(name: str, methods: Mapping[str, AnyMethod]) -> str:
     return f"{name!r} is {f'of kind {kind_of(type(methods[name]))}' if name in methods else 'unknown'}"
 
 
-def check_members(where: str, names: Iterable[str], methods: Mapping[str, AnyMethod]) -> None:
+def check_stacked(where: str, names: Iterable[str], methods: Mapping[str, AnyMethod]) -> None:
     """Raise a ValueError, starting with `where`, unless a stack may have these members."""
     for name in names:
         if name not in methods or not methods[name].can_be_member:
