@@ -11,9 +11,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.auto.auto import AutoConfig
+    from ltrscale.experiments.auto.auto import AutoJob
 
-    return AutoConfig, AutoConfig.run
+    return AutoJob, AutoJob.run
 
 
 _KEYS = """

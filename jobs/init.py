@@ -9,9 +9,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.first.init import InitConfig, init
+    from ltrscale.experiments.first.init import InitJob
 
-    return InitConfig, init
+    return InitJob, InitJob.run
 
 
 COMMAND = Command("init", _job, __doc__, flags="out", argument="file")

@@ -13,9 +13,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.pipeline import PipelineConfig
+    from ltrscale.experiments.pipeline import PipelineJob
 
-    return PipelineConfig, PipelineConfig.run
+    return PipelineJob, PipelineJob.run
 
 
 _KEYS = """

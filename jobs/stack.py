@@ -13,7 +13,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.methods.composed import StackJob
+    from ltrscale.experiments.methods.choices import StackJob
 
     return StackJob, StackJob.run
 

@@ -11,9 +11,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.study import StudyConfig
+    from ltrscale.experiments.study import StudyJob
 
-    return StudyConfig, StudyConfig.run
+    return StudyJob, StudyJob.run
 
 
 _KEYS = """

@@ -11,7 +11,7 @@ import ray
 
 from ltrscale import config as configs
 from ltrscale.config import validate
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.tuning.tune import TuneJob
@@ -34,7 +34,7 @@ SMALL = [
 
 def main(url: str) -> None:
     """Run all three below a URL."""
-    configs.load(PipelineConfig, str(CONFIGS / "start" / "demo.yaml"), [f"out={url}/pipeline", *SMALL]).run()
+    configs.load(PipelineJob, str(CONFIGS / "start" / "demo.yaml"), [f"out={url}/pipeline", *SMALL]).run()
     data = f"{url}/pipeline/data"
     weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
     job = {

@@ -27,8 +27,8 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.experiments.auto.auto import AutoConfig
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.auto.auto import AutoJob
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.training.combine import FeatureJob
@@ -185,7 +185,7 @@ def test_an_unknown_key_is_shown_as_typed(overrides: list[str], said: str) -> No
 
 
 OF_CHOICES: list[tuple[type[configs.Config], str, list[str]]] = [
-    (AutoConfig, "budget=-1", ["budget: Input should be 'quick', 'good' or 'best'", "budget: Input should be greater"]),
+    (AutoJob, "budget=-1", ["budget: Input should be 'quick', 'good' or 'best'", "budget: Input should be greater"]),
     (GBDTJob, "gbdt.kind=lightgmb", ["gbdt: kind 'lightgmb' is unknown; did you mean 'lightgbm'?"]),
     (
         GBDTJob,
@@ -219,7 +219,7 @@ def test_a_wrong_choice_is_shown_without_the_words_of_the_library_that_checks(
 def test_an_unknown_key_of_a_method_is_shown_as_typed() -> None:
     methods = "methods={gbdt: {kind: gbdt, gbdt: {num_leafs: 8}}, net: {kind: neural, finetune: {head: {layer: 1}}}}"
     splits = "splits={train: {}, validation: {}, test: {}}"
-    message = refused(configs.load, PipelineConfig, (), ["out=x", "data=d", splits, methods])
+    message = refused(configs.load, PipelineJob, (), ["out=x", "data=d", splits, methods])
     assert "methods.gbdt.gbdt.num_leafs: unknown key; did you mean 'methods.gbdt.gbdt.num_leaves'?" in message
     assert "methods.net.finetune.head.layer: unknown key; did you mean 'methods.net.finetune.head.layers'?" in message
 
@@ -277,7 +277,7 @@ def test_lists_that_teach_no_order_are_named_before_anything_is_trained(
     tested = {name: {"periods": week} for name, week in zip(("train", "validation", "test"), "abc", strict=True)}
     rest = {"data": data, "splits": tested, "evaluate": {"baseline": None}}
     pipeline = {"out": str(tmp_path / "p"), "methods": methods, **rest}
-    messages.append(refused(PipelineConfig.model_validate(pipeline).run))
+    messages.append(refused(PipelineJob.model_validate(pipeline).run))
     assert not (tmp_path / "p" / "seed-0").exists()
     frame = pd.DataFrame(rows, columns=header).astype({"price": float, "sold": int})
     messages.append(refused(partial(Ranker("neural").fit, frame, query=query, label="sold", features=["price"])))
@@ -299,7 +299,7 @@ def test_labels_that_are_all_zero_end_a_pipeline_before_training(
         "methods": {name: methods[name]},
         "evaluate": {"baseline": None},
     }
-    message = refused(PipelineConfig.run, PipelineConfig.model_validate(config))
+    message = refused(PipelineJob.run, PipelineJob.model_validate(config))
     assert message.startswith(f"{zero}: all labels of its 20 labelled groups are 0")
     assert not (out / "seed-0").exists()
 

@@ -15,7 +15,7 @@ from shopping_log import shopping_log
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.models.choices import NetworkConfig
@@ -43,7 +43,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configs that `jobs.init` writes for a log."""
     folder = tmp_path_factory.mktemp("shop")
     shopping_log(400).to_csv(folder / "shop.csv", index=False)
-    init(InitConfig(file=str(folder / "shop.csv"), out=str(folder / "shop")))
+    InitJob(file=str(folder / "shop.csv"), out=str(folder / "shop")).run()
     return folder / "shop"
 
 

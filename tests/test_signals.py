@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale.errors import Stopped
-from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.signals import ending_by, ending_on_signal, stop_on_signal
 
@@ -48,7 +48,7 @@ def test_a_signal_is_no_end_of_the_time_though_that_is_up_too() -> None:
 
 
 def looked_at(folder: Path) -> None:
-    init(InitConfig(file="log.csv", out=str(folder / "out")))
+    InitJob(file="log.csv", out=str(folder / "out")).run()
 
 
 def prepared(folder: Path) -> None:

@@ -40,8 +40,9 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.experiments.auto.auto import AutoConfig
+from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
@@ -178,7 +179,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         arguments = self._arguments()
         method = arguments.as_method()
-        if method.pretraining() is None:
+        if method.encoder(self.method, {}) is None:
             raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
         table, columns = frames.rows_as_table(X, None, group, columns)
         out = self._folder("pretrain")
@@ -186,7 +187,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         documents = Split(data=(storage.join(out, "data"),))
         # pretraining reads only the training split
         run = _run(arguments, method, Splits(train=documents, validation=documents), out)
-        run.pretrained(self.method)
+        pretrained(run, self.method)
         self._encoders, self._pretrained_on = run, columns
         return self
 
@@ -227,7 +228,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
             # a run resumes with the same rows and seed; other rows or seeds start a new one
             place = storage.join(out, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
-            made = AutoConfig(out=place, data=data, splits=splits, **of).train()
+            made = AutoJob(out=place, data=data, splits=splits, **of).train()
         else:
             made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
         names = frames.in_order_of(table, columns, bundles.load(made).features)

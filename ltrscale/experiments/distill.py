@@ -13,12 +13,13 @@ Each output is a stage, skipped if it is up to date.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Config, is_current, made_by
+from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import check_teaches, select
@@ -35,7 +36,7 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
 from ltrscale.processor import cpu_seconds
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports.findings import REPORT, commit_report, print_report
 from ltrscale.runtime.launch import cluster_for
@@ -43,7 +44,7 @@ from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import bundle_hashes, check_unseen, content_of, scored_by
+from ltrscale.stages.stage import BundleUrl, Origin, OutputUrl, Stage, check_unseen, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
@@ -152,8 +153,15 @@ class DistillJob(Config):
             for name in (name for name, student in self.students.items() if student.exported):
                 out = join(self.out, "export", name)
                 ExportJob(out=out, bundle=models[name], data=self.data, periods=periods).run()
-            report = self._report(models)
-        print_report(self.out, document(report, self._links()))
+            DistillSummary(
+                out=self.out,
+                evaluation=join(self.out, "evaluation"),
+                agreement=join(self.out, "agreement"),
+                models=({TEACHER: self.teacher} if self.teacher else {}) | models,
+                test=self._splits.test,
+                seed=self.evaluate.seed,
+            ).run()
+        print_report(self.out, document(Distillation.read(self.out), _links(self.out)))
 
     @cached_property
     def _splits(self) -> SplitsWithTest:
@@ -202,14 +210,16 @@ class DistillJob(Config):
     def _student(self, name: str) -> str:
         out = join(self.out, "students", name)
         train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
-        self.students[name].job(out, self._splits.replace(train=train.model_dump()), self.workers).run()
+        self.students[name].job(out, self._splits.replace(train=train), self.workers).run()
         return out
 
     def _compare(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on labelled test groups; compare their rankings with the teacher's on all of them."""
         baseline = TEACHER if self.direct is None else DIRECT
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": baseline, "as_shown": False}
-        config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
+        settings = self.evaluate.replace(baseline=baseline, as_shown=False)
+        config = EvaluateConfig(
+            **settings.model_dump(), models=dict(models), scores={TEACHER: self._scores}, splits=self._splits
+        )
         EvaluateJob(out=join(self.out, "evaluation"), evaluate=config).run(show=False)
         AgreementJob(
             out=join(self.out, "agreement"),
@@ -219,35 +229,36 @@ class DistillJob(Config):
             **self.evaluate.model_dump(include={"resamples", "seed", "docs_per_batch"}),
         ).run()
 
-    def _report(self, models: Mapping[str, str]) -> Distillation:
-        """Commit the report, or read it if it is up to date."""
-        measured = ({TEACHER: self.teacher} if self.teacher else {}) | dict(models)
-        evaluation, agreement = (join(self.out, name) for name in ("evaluation", "agreement"))
-        of_figures = {"evaluation": content_of(evaluation), "agreement": content_of(agreement)}
-        identity = {"seed": self.evaluate.seed}
-        origin = made_by("distill", identity, bundle_hashes(measured.values()) | of_figures)
-        if is_current(self.out, origin):
-            log.info("distill: %s is up to date", self.out)
-            return Distillation.read(self.out)
-        costs = measure_costs(measured, self._splits.test)
-        comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
-        commit_report(self.out, comparison, document(comparison, self._links()), made_by=origin)
-        return comparison
 
-    def _links(self) -> dict[str, str]:
-        return {
-            "the evaluation, with all metrics": join(join(self.out, "evaluation"), REPORT),
-            "the agreement of every group": join(join(self.out, "agreement"), GROUPS),
-            "the trees of students for LightGBM alone": join(self.out, "export"),
-        }
+class DistillSummary(Stage):
+    """Gather the figures of all methods, and measure their cost."""
+
+    stage: ClassVar = "distill"
+    record: ClassVar = storage.HIDDEN_RUN
+    """Not that of the job, which has the same `out`."""
+    evaluation: OutputUrl
+    agreement: OutputUrl
+    models: dict[str, BundleUrl]
+    test: Split
+    seed: int
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Gather and measure, and commit the report."""
+        costs = _measure_costs(self.models, self.test)
+        found = gather_distillation(self.evaluation, self.agreement, costs, seed=self.seed)
+        commit_report(self.out, found, document(found, _links(self.out)), made_by=origin)
 
 
-def measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:
-    """Size and speed of each method's bundle; all score the same documents, in turns, on one thread.
+def _links(out: str) -> dict[str, str]:
+    return {
+        "the evaluation, with all metrics": join(out, "evaluation", REPORT),
+        "the agreement of every group": join(out, "agreement", GROUPS),
+        "the trees of students for LightGBM alone": join(out, "export"),
+    }
 
-    Raises:
-        InputError: a bundle is missing, or its features differ from the data's.
-    """
+
+def _measure_costs(models: Mapping[str, str], test: Split) -> dict[str, ServingCost]:
+    """Size and speed of each method's bundle; all score the same documents, in turns, on one thread."""
     bundles = {name: load(url) for name, url in models.items()}
     selection = with_tokens_of(select(test, labelled=False), bundles.values())
     groups = next(iterate(selection, docs_per_batch=_TIMED_DOCUMENTS))

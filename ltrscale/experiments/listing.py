@@ -40,11 +40,7 @@ class RunsJob(Config):
 
 @dataclass(frozen=True)
 class ListedRun:
-    """The record of one run.
-
-    `metrics` are the last values by name, including those in the output itself; `seconds` is the time from the last
-    start to the last record.
-    """
+    """The record of one run: last metrics by name, and seconds from the last start to the last record."""
 
     out: str
     stage: str

@@ -50,9 +50,6 @@ FOLD = "{fold}"
 """Placeholder for the fold's name in a pipeline's texts."""
 _SUMMARY = "summary"
 
-FoldName = MethodName
-"""Also a directory's name, by the same rule."""
-
 
 class LearnFrom(Config):
     """Labels for some methods to learn, other than those that all are tested on."""
@@ -64,13 +61,13 @@ class LearnFrom(Config):
     """Their training and validation groups; splits that name no data set read this one."""
 
 
-class PipelineConfig(Config):
+class PipelineJob(Config):
     """A comparison of methods on one data set."""
 
     out: str
     """Directory for everything: `data/`, `matched/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
     `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""
-    folds: tuple[FoldName, ...] = ()
+    folds: tuple[MethodName, ...] = ()
     """Names of a collection's folds, such as [Fold1, Fold2, Fold3, Fold4, Fold5]: all is done for each of them, with
     its name in place of `{fold}` in every text, and a summary compares over all."""
     synthetic: SyntheticLogConfig | None = None
@@ -183,13 +180,13 @@ class PipelineConfig(Config):
         for out in summaries:
             print_report(out, document(Crossval.read(out)))
 
-    def for_fold(self, fold: str) -> "PipelineConfig":
+    def for_fold(self, fold: str) -> "PipelineJob":
         """The pipeline of one fold."""
         values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
-        return validate(PipelineConfig, {**values, "out": join(self.out, fold)}, f"fold {fold}")
+        return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
 
     def _summarised(self, column: LabelColumn) -> str:
-        name = evaluation_on(column)
+        name = _evaluation_on(column)
         out = join(self.out, name.replace("evaluation", _SUMMARY))
         evaluations = {fold: join(self.out, fold, name) for fold in self.folds}
         FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
@@ -226,7 +223,7 @@ def _with_fold(value: Any, fold: str) -> Any:
             return value
 
 
-def _run(config: PipelineConfig) -> None:
+def _run(config: PipelineJob) -> None:
     data = config.data or join(config.out, "data")
     if config.prepare is not None:
         PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
@@ -251,7 +248,7 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
     return out
 
 
-def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]) -> None:
+def _compare(config: PipelineJob, data: str, learn_from: Mapping[str, Splits]) -> None:
     """Train every method with every seed on a data set, and evaluate."""
     splits = with_relative_named(config.splits.on(data), "splits")
     learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
@@ -259,7 +256,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     if splits.test is not None:
         correction_of(config.evaluate, select(splits.test, labelled=True))  # raise before training
     for source in learn_from.values():
-        _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
+        _check_splits(source.replace(test=splits.test), ())
     _check_features(splits, config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     encoders: SeedRun | None = None
@@ -276,9 +273,9 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
         log.info("splits.test is left out: nothing is evaluated")
     else:
         for column in config.evaluate_on:
-            tested = SplitsWithTest.from_splits(splits.replace(test={**splits.test.model_dump(), "labels": column}))
+            tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
             evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
-            EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+            EvaluateJob(out=join(config.out, _evaluation_on(column)), evaluate=evaluation).run()
     if config.refit is not None:
         test_too = splits.test if config.refit.test else None
         for name in config.refit.methods:
@@ -286,11 +283,11 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     _log_next(config, data, {name: urls[0] for name, urls in models.items()})
 
 
-def _final(config: PipelineConfig, name: str) -> str:
+def _final(config: PipelineJob, name: str) -> str:
     return join(config.out, "final", name)
 
 
-def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> None:
+def _log_next(config: PipelineJob, data: str, bundles: Mapping[str, str]) -> None:
     """Log the bundles of the first seed, and the next commands for the best one on validation."""
     folder = join(config.out, f"seed-{config.seeds[0]}")
     log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
@@ -307,10 +304,10 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
         log.info("next, to learn from the validation groups too: %s", refit)
         chosen = _final(config, best)
     if config.splits.test is not None:
-        evaluation = join(config.out, evaluation_on(config.evaluate_on[0]))
+        evaluation = join(config.out, _evaluation_on(config.evaluate_on[0]))
         page = command("report", evaluation=evaluation, out=join(config.out, "page"))
         log.info("next, a page of HTML to look at: %s", page)
-    if rank := rank_command(chosen, data, join(config.out, "ranked")):
+    if rank := _rank_command(chosen, data, join(config.out, "ranked")):
         log.info("next, to rank the newest period: %s", rank)
     log.info(
         "next, to rank a file of raw rows, such as a new one: %s",
@@ -326,7 +323,7 @@ def _validated(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def evaluation_on(column: LabelColumn) -> str:
+def _evaluation_on(column: LabelColumn) -> str:
     """Directory name, below the pipeline's, of the evaluation on these labels."""
     return "evaluation" if column == "labels" else f"evaluation-{column}"
 
@@ -373,7 +370,7 @@ def predict_command(bundle: str, data: str, out: str) -> str:
     return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
 
 
-def rank_command(bundle: str, data: str, out: str) -> str | None:
+def _rank_command(bundle: str, data: str, out: str) -> str | None:
     """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
     if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
         return None

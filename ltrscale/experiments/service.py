@@ -1,5 +1,6 @@
-"""The model in service: one file that names it, and immutable copies.
+"""The records of jobs.weekly: the model in service, with its immutable copies, and each week.
 
+OUT/weeks/PERIOD/week.json      inputs and outcome of a week
 OUT/service.json      the bundle to serve and its hash, and earlier ones; replaced atomically
 OUT/service/HASH/     a copy of each bundle and each export, named by the hash of its content
           /HASH.version  the version of such a bundle in the registry
@@ -8,14 +9,19 @@ A bundle is copied before the file names it, and the copy stays while the file n
 find the complete bundle that was judged. `ltrscale.bundle.load` checks such a directory against its name.
 """
 
-import json
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle.contents import hash_of
-from ltrscale.config import Strict, StrictT, validate
+from ltrscale.bundle import load
+from ltrscale.bundle.contents import Provenance, hash_of
+from ltrscale.config import Strict, digest, validate
+from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.progress import log
 from ltrscale.serving.register import RegisterJob, Registry, put_alias
 from ltrscale.storage import join
@@ -64,47 +70,17 @@ class InService(Served):
 
     @classmethod
     def read(cls, out: str) -> Self | None:
-        """The model in service, or None.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """The model in service, or None; an `InputError` if the file is damaged."""
         return read_record(cls, join(out, SERVICE), _DAMAGED.format(copies=join(out, _COPIES)))
 
     def check(self) -> None:
-        """Check that the copies are unchanged.
-
-        Raises:
-            InputError: a file was changed or is missing.
-        """
+        """Raise an `InputError` if a file of the copies was changed or is missing."""
         try:
             _check_copies(self)
         except UnavailableError:  # unavailable storage says nothing about the copies
             raise
         except InputError as error:
             raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
-
-
-def read_record(cls: type[StrictT], url: str, remedy: str) -> StrictT | None:
-    """The record in a JSON file; None if there is no file.
-
-    Raises:
-        InputError: the file is invalid; the message ends with the remedy.
-    """
-    data = storage.read_if_there(url)
-    if data is None:
-        return None
-    try:
-        return validate(cls, json.loads(data), url)
-    except (ValueError, RecursionError) as error:  # json raises RecursionError for deep nesting
-        raise InputError(f"{url}: not JSON ({error}); {remedy}") from error
-    except InputError as error:
-        raise InputError(f"{error}; {remedy}") from error
-
-
-def record_bytes(value: Strict) -> bytes:
-    """A record as JSON for `read_record`."""
-    return (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode()
 
 
 def copied(url: str, out: str) -> str:
@@ -155,11 +131,7 @@ def _is_whole(served: Served) -> bool:
 def put_into_service(
     out: str, bundle: str, period: str, *, export: str | None = None, version: str | None = None
 ) -> None:
-    """Put the copies of a bundle and its export into service; the current model becomes the newest earlier one.
-
-    Raises:
-        InputError: another run put a model into service meanwhile.
-    """
+    """Put the copies of a bundle and its export into service; the current model becomes the newest earlier one."""
     before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
     earlier: tuple[Served, ...] = ()
     if current is not None:
@@ -232,3 +204,96 @@ def forget(out: str) -> None:
 
 def _name(place: str) -> str:
     return place.rstrip("/").rpartition("/")[2]
+
+
+_WEEKS, _WEEK = "weeks", "week.json"
+_WEEK_DAMAGED = "delete it, and leave inputs out where its period has joined the data set: the week is judged anew"
+
+
+class Week(Strict):
+    """A week of `jobs.weekly`: its inputs, which a resumed week keeps, and its outcome."""
+
+    period: str
+    content: str
+    """Hash of the new period's groups."""
+    settings: str
+    """Hash of the settings."""
+    production: str
+    """The bundle in service at its start."""
+    before: SplitsWithTest
+    """The periods by name without the new ones, as reference for drift."""
+    splits: SplitsWithTest
+    """The periods by name with the new ones; the candidate learns from these, and `test` judges it."""
+    outcome: Literal["under way", "in service", "refused"] = "under way"
+    reasons: tuple[str, ...] = Field(())
+    """Reasons for a refusal."""
+    bundle: str | None = None
+    """The bundle that went into service, now or when judged with other settings."""
+
+    @classmethod
+    def read(cls, out: str, period: str) -> Self | None:
+        """The record of a period, or None; an `InputError` if the file is damaged."""
+        return read_record(cls, join(folder_of(out, period), _WEEK), _WEEK_DAMAGED)
+
+    def write(self, out: str) -> None:
+        """Replace the record."""
+        storage.write_bytes(join(folder_of(out, self.period), _WEEK), record_bytes(self))
+
+    @property
+    def candidate(self) -> str:
+        """The candidate's directory below the week's; it depends on rows, settings and production."""
+        return join("candidates", digest([self.content, self.settings, self.production])[:12])
+
+
+def folder_of(out: str, period: str) -> str:
+    """The directory of a week."""
+    return join(out, _WEEKS, period)
+
+
+def check_new(
+    new: Dataset, periods: list[str], data: str, all_periods: list[str], *, joins: bool, is_begun: bool
+) -> None:
+    """Check that new periods can join the data set, or did in an earlier run, and can be judged.
+
+    `joins` says whether the rows differ from those of `data`, and `is_begun` whether a week with these rows has begun.
+
+    Raises:
+        InputError: the data set has later periods, or other rows of the new ones; or the newest has no labels.
+    """
+    others, present = ([p for p in all_periods if (p in periods) == is_taken] for is_taken in (False, True))
+    if others and others[-1] > periods[0]:
+        raise InputError(
+            f"{new.url}: the rows are of {in_few_words(periods)}, and {data} has {others[-1]!r} already; add "
+            "earlier periods with jobs.prepare (prepare.add), which judges nothing"
+        )
+    if joins and present and not is_begun:
+        remedy = (
+            "leave inputs out to judge the newest period as it is there; to replace its rows, delete the data set, "
+            "prepare it from all rows, and leave inputs out"
+        )
+        if present != periods:
+            remedy = "leave its rows out of the inputs"
+        raise InputError(
+            f"{new.url}: {data} has {in_few_words(present)} already, and a period is not replaced; {remedy}"
+        )
+    if not new.manifest.files.in_periods(periods[-1:]).counts().labelled:
+        raise InputError(
+            f"{new.url}: {periods[-1]} has no labels, by which models are judged; run this again once it has some"
+        )
+
+
+def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
+    """The test periods after the last one that a bundle was trained or selected on; an `InputError` if none."""
+    test, origin = splits.test, validate(Provenance, load(production).made_by, production)
+    named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
+    learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods
+    if not learnt:  # for example, a model trained on tables in memory
+        log.warning("weekly: %s names none of these periods as learnt from; it is taken to have seen none", production)
+    last = max(learnt, default="")
+    newer = [period for period in test.periods or () if period > last]
+    if not newer:
+        raise InputError(
+            f"splits.test: {production} has learnt from {last!r}, so that no test period is left to judge it on; give "
+            "the rows of a newer period"
+        )
+    return test.replace(periods=newer)

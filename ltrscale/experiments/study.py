@@ -14,8 +14,9 @@ Encoders, models and measurements are stages. Those that are up to date are skip
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -30,27 +31,37 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, check_methods, is_pretrained, with_foundations
+from ltrscale.experiments.methods.base import (
+    AnyMethod,
+    MethodName,
+    SeedRun,
+    check_methods,
+    is_pretrained,
+    with_foundations,
+)
 from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
+from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.study_models import (
+    MOST_STUDY_DRAWS,
     Cell,
     GridConfig,
-    Spent,
-    StudyParts,
+    Measurement,
     StudySummary,
-    shared_encoders,
+    TestGroups,
 )
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE
 from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import dataset_hashes
 from ltrscale.stages.tasks import Costs, Task, TaskWorkers, TaskWorkersConfig, run_all
 from ltrscale.storage import join
 
 _REPORT_S = 60.0
 
 
-class StudyConfig(Config):
+class StudyJob(Config):
     """Methods at several numbers of labelled groups."""
 
     out: str
@@ -106,8 +117,7 @@ class StudyConfig(Config):
         """Check that a method has the same pretrainings in all parts of the grid with the same number of labels."""
         asked: dict[tuple[int | float, str], int | None] = {}
         for part in self.grid:
-            names = with_foundations(part.methods or tuple(self.methods), self.methods)
-            for number, name in itertools.product(part.labelled, names):
+            for number, name in itertools.product(part.labelled, self._names(part)):
                 before = asked.setdefault((number, name), part.pretrainings)
                 if before != part.pretrainings and is_pretrained(name, self.methods):
                     raise ValueError(
@@ -130,9 +140,9 @@ class StudyConfig(Config):
                 names = ", ".join(trained)
                 raise ValueError(f"{key} {other!r} is not among the methods of the grid, {names}; or set null")
         for name, control in self.controls.items():
-            if self.methods[name].about(self.methods).family not in ("pretrained", "mixed"):
+            if self._family(name) not in ("pretrained", "mixed"):
                 raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
-            if control == name or self.methods[control].about(self.methods).family == "pretrained":
+            if control == name or self._family(control) == "pretrained":
                 raise ValueError(
                     f"control {control!r} of {name!r} is pretrained; name a method that is not, or set null"
                 )
@@ -140,7 +150,14 @@ class StudyConfig(Config):
     @property
     def trained(self) -> tuple[str, ...]:
         """The methods of the grid, each after the methods that it is built on."""
-        return with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
+        return tuple(dict.fromkeys(name for part in self.grid for name in self._names(part)))
+
+    def _names(self, part: GridConfig) -> tuple[str, ...]:
+        """The methods of a part of the grid, each after the methods that it is built on."""
+        return with_foundations(part.methods or tuple(self.methods), self.methods)
+
+    def _family(self, name: str) -> str:
+        return self.methods[name].about(self.methods).family
 
     @property
     def controls(self) -> dict[str, str]:
@@ -150,8 +167,7 @@ class StudyConfig(Config):
         trained = self.trained
         if isinstance(self.control, dict):
             return {name: control for name, control in self.control.items() if name in trained}
-        pretrained = (name for name in trained if self.methods[name].about(self.methods).family == "pretrained")
-        return dict.fromkeys(pretrained, self.control)
+        return dict.fromkeys((name for name in trained if self._family(name) == "pretrained"), self.control)
 
     def sized(self, labelled: int | float) -> SplitsWithTest:
         """The splits with a number of training labels, and the validation labels that go with it."""
@@ -178,18 +194,16 @@ class StudyConfig(Config):
         cells = {
             Cell(labelled=number, draw=draw, pretraining=pretraining, method=name)
             for part in self.grid
-            for number, draw in itertools.product(part.labelled, range(part.draws))
-            for name in with_foundations(part.methods or tuple(self.methods), self.methods)
+            for number, draw, name in itertools.product(part.labelled, range(part.draws), self._names(part))
             for pretraining in self._crossed(name, part)
         }
         order = {name: i for i, name in enumerate(with_foundations(tuple(self.methods), self.methods))}
         return sorted(cells, key=lambda cell: (cell.draw, cell.pretraining or 0, cell.labelled, order[cell.method]))
 
-    def _crossed(self, method: str, part: GridConfig) -> Sequence[int | None]:
+    def _crossed(self, method: str, part: GridConfig) -> Iterable[int | None]:
         """The pretrainings that a part of the grid crosses with a method's draws."""
-        if part.pretrainings is None or not is_pretrained(method, self.methods):
-            return [None]
-        return range(part.pretrainings)
+        crosses = part.pretrainings is not None and is_pretrained(method, self.methods)
+        return range(part.pretrainings or 0) if crosses else [None]
 
     def run(self) -> None:
         """Pretrain, train and measure every model, and report; skips what is up to date.
@@ -201,16 +215,14 @@ class StudyConfig(Config):
                 end.
             Stopped: the process was asked to stop; the same command resumes.
         """
-        study = self
-        if self.data is not None:
-            study = self.replace(splits=self.splits.on(self.data).model_dump())
+        study = self if self.data is None else self.replace(splits=self.splits.on(self.data))
         with recorded(self.out, study, "study"), one_view() as view:
             study = with_relative_named(study)
             check_splits(study.splits)
             for sized in map(study.sized, study.numbers):
                 for split in (sized.train, sized.validation):
                     select(split, labelled=True)
-            failed = _run(study, study.parts(view))
+            failed = _run(study, view)
         if storage.read_manifest(summary := join(self.out, "summary")) is not None:
             print_report(summary, document(Study.read(summary)))
         if failed:
@@ -220,16 +232,64 @@ class StudyConfig(Config):
                 "all, and the same command tries them again"
             )
 
-    def parts(self, view: Mapping[str, Dataset]) -> StudyParts:
-        """The parts of the study for every process, with the data sets as they were at its start."""
-        methods, threads = shared_encoders(self.methods), self.workers.threads
-        return StudyParts(self.out, methods, self.splits, self.evaluate, threads, view)
+    @cached_property
+    def shared(self) -> dict[str, AnyMethod]:
+        """The methods; those with the same pretraining share an encoder."""
+        return sharing_encoders(self.methods)
+
+    def encoder(self, name: str, seed: int) -> str:
+        """The directory of the pretraining of a method."""
+        return join(self.out, "pretrained", f"seed-{seed}", name)
+
+    def _encoders(self, seed: int) -> SeedRun:
+        """The run that pretrains with a seed, for all other runs."""
+        return SeedRun(self.shared, self.splits, seed, ONE, join(self.out, "pretrained", f"seed-{seed}"))
+
+    def _run_of(self, cell: Cell) -> SeedRun:
+        """The run of a model; initial weights and data order also differ between draws."""
+        methods = {name: method.with_threads(self.workers.threads) for name, method in self.shared.items()}
+        out, splits = join(self.out, replace(cell, pretraining=None).run), self.sized(cell.labelled).drawn(cell.draw)
+        own = SeedRun(methods, splits, cell.draw, ONE, out, encoders=self._encoders(cell.encoder_seed))
+        if cell.pretraining is None:
+            return own
+        seed = MOST_STUDY_DRAWS * cell.pretraining + cell.draw
+        return replace(own, seed=seed, out=join(self.out, cell.run), unpretrained=own)
+
+    # what the tasks of other processes do, with the data sets as they were at the start of the study
+
+    def _describe_test(self, view: Mapping[str, Dataset]) -> None:
+        with one_view(view):
+            TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate).run()
+
+    def _pretrain(self, view: Mapping[str, Dataset], name: str, seed: int) -> None:
+        run = self._encoders(seed)
+        with one_view(view):
+            identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
+            with timed(self.encoder(name, seed), identity):
+                pretrained(run, name)
+
+    def _train(self, view: Mapping[str, Dataset], cell: Cell) -> None:
+        """Train a model, and measure it."""
+        run, folder = self._run_of(cell), join(self.out, cell.folder)
+        with one_view(view):
+            splits = (run.splits.train, run.splits.validation)
+            settings = [run.methods[cell.method], *splits]
+            identity = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
+            with timed(folder, identity):
+                bundle = run.model(cell.method)
+            Measurement(
+                out=join(folder, "measured"),
+                bundle=bundle,
+                splits=self.splits,
+                evaluate=self.evaluate,
+                threads=self.workers.threads,
+            ).run()
 
 
-def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
+def _tasks(study: StudyJob, view: Mapping[str, Dataset]) -> list[Task]:
     """The tasks of the study; each draw starts with its pretrainings, which take longest."""
-    methods = parts.methods
-    test = Task("test groups", parts.describe_test)
+    methods = study.shared
+    test = Task("test groups", functools.partial(study._describe_test, view))
     tasks = {test.name: test}
     for _, of_draw in itertools.groupby(study.cells, key=lambda cell: cell.draw):
         models: dict[str, Task] = {}
@@ -237,11 +297,11 @@ def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
             needs = [test.name, *(_foundation(cell, name, methods).folder for name in methods[cell.method].built_on())]
             if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
                 name, seed = f"pretraining of {encoder}, seed {cell.encoder_seed}", cell.encoder_seed
-                pretrain, folder = functools.partial(parts.pretrain, encoder, seed), parts.encoder(encoder, seed)
+                pretrain, folder = functools.partial(study._pretrain, view, encoder, seed), study.encoder(encoder, seed)
                 tasks[name] = Task(name, pretrain, kind=f"pretraining of {encoder}", folder=folder)
                 needs.append(name)
-            train, size = functools.partial(parts.train, cell, study.sized(cell.labelled)), float(cell.labelled)
-            folder = parts.place(cell.folder)
+            train, size = functools.partial(study._train, view, cell), float(cell.labelled)
+            folder = join(study.out, cell.folder)
             models[cell.folder] = Task(cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=folder)
         tasks |= models
     return [*tasks.values()]
@@ -253,9 +313,9 @@ def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell
     return replace(cell, method=name, pretraining=pretraining)
 
 
-def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
+def _run(study: StudyJob, view: Mapping[str, Dataset]) -> dict[str, str]:
     """Run all tasks, and write the report from time to time; returns the failures."""
-    tasks = _tasks(study, parts)
+    tasks = _tasks(study, view)
     done: set[str] = set()
     failed: dict[str, str] = {}
     costs, share = Costs(tasks), 0.0
@@ -274,33 +334,29 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
             advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
-                _summarise(study, parts, done, failed)
+                _summarise(study, done, failed)
                 reported = time.monotonic()
 
         run_all(tasks, study.workers, ended)
     log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
-    _summarise(study, parts, done, failed)
+    _summarise(study, done, failed)
     return failed
 
 
-def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
+def _summarise(study: StudyJob, done: set[str], failed: Mapping[str, str]) -> None:
     """Write the report of the models measured so far."""
     cells = study.cells
     models = []
     for cell in (cell for cell in cells if cell.folder in done):
-        spent = Spent.read(parts.place(cell.folder)) or Spent(of="")
-        url = parts.place(cell.folder, "measured")
+        spent = Spent.read(join(study.out, cell.folder)) or Spent(of="")
+        url = join(study.out, cell.folder, "measured")
         costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
         models.append(Model(**asdict(cell) | costs | {"labelled": str(cell.labelled), "url": url}))
     if not models:
         return
     design = Design(
         labelled={str(n): float(n) if isinstance(n, int) else None for n in study.numbers},
-        methods={
-            name: study.methods[name].about(study.methods)
-            for name in study.methods
-            if name in {c.method for c in cells}
-        },
+        methods={name: study.methods[name].about(study.methods) for name in study.methods if name in study.trained},
         baseline=study.evaluate.baseline,
         controls=study.controls,
         counts=study.counts,
@@ -312,17 +368,18 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
         planned=len(cells),
         failed=dict(failed),
         pretraining={
-            name: _pretraining_cost(study, parts, encoder)
-            for name in parts.methods
-            if (encoder := parts.methods[name].encoder(name, parts.methods))
+            name: _pretraining_cost(study, encoder)
+            for name in study.shared
+            if (encoder := study.shared[name].encoder(name, study.shared))
         },
     )
-    StudySummary(out=parts.place("summary"), test=parts.place("test"), design=design, models=tuple(models)).run()
+    out, test = join(study.out, "summary"), join(study.out, "test")
+    StudySummary(out=out, test=test, design=design, models=tuple(models)).run()
 
 
-def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:
+def _pretraining_cost(study: StudyJob, name: str) -> Cost:
     seeds = {cell.encoder_seed for cell in study.cells}
-    folders = [parts.encoder(name, seed) for seed in seeds]
+    folders = [study.encoder(name, seed) for seed in seeds]
     records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
     seconds = sum(each.seconds for each in records)
     if not seconds:

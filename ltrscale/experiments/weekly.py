@@ -33,18 +33,21 @@ from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
+from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
     InService,
+    Week,
+    check_new,
     copied,
+    folder_of,
     forget,
     put_into_service,
     registered,
     take_back,
+    unseen_periods,
 )
-from ltrscale.experiments.week import Week, check_new, folder_of, unseen_periods
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
@@ -101,9 +104,9 @@ class WeeklyJob(Config):
     """Read and measure in parallel on a Ray cluster; the results are the same."""
 
     @cached_property
-    def pipeline_config(self) -> PipelineConfig:
+    def pipeline_config(self) -> PipelineJob:
         """The pipeline; an `InputError` if it lacks the method, or changes the data set before training."""
-        config = load(PipelineConfig, self.pipeline)
+        config = load(PipelineJob, self.pipeline)
         if self.method not in config.methods:
             hint = suggestion(self.method, config.methods, "its methods are")
             raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {hint}")
@@ -122,7 +125,7 @@ class WeeklyJob(Config):
         return self.pipeline_config.data or join(self.pipeline_config.out, "data")
 
     @property
-    def settings(self) -> str:
+    def settings_hash(self) -> str:
         """Hash of all that determines a week's outcome, besides its rows and the model in service."""
         of_pipeline = self.pipeline_config.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
         return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), of_pipeline])
@@ -130,7 +133,7 @@ class WeeklyJob(Config):
     @property
     def evaluate(self) -> EvaluateSettings:
         """The pipeline's settings without its baseline; the model in service is the baseline."""
-        return EvaluateSettings.model_validate({**self.pipeline_config.evaluate.model_dump(), "baseline": None})
+        return self.pipeline_config.evaluate.replace(baseline=None)
 
     def reading(self, *, add: bool) -> PrepareConfig:
         """The `prepare` settings that made the data set, applied to the new rows."""
@@ -152,9 +155,7 @@ class WeeklyJob(Config):
         """The splits with the existing periods, by name."""
         splits = self.splits.on(self.data)
         by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
-        return SplitsWithTest.from_splits(
-            splits.replace(**{name: split.model_dump() for name, split in by_name.items()})
-        )
+        return SplitsWithTest.from_splits(splits.replace(**by_name))
 
     def run(self) -> None:
         """Do the remaining work of a week; with `dry_run` only print it.
@@ -184,7 +185,7 @@ def _run(job: WeeklyJob) -> Week:
     new = _arrived(job)
     earlier = Week.read(job.out, new.manifest.periods[-1])
     content = new.manifest.hash_of(_new_periods(job, new))
-    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
+    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings_hash):
         earlier = _begin_week(job, new, content, earlier)
     elif earlier.outcome != "under way":
         message = "weekly: %s is done: %s; other rows or settings would be judged anew; what serves: %s"
@@ -233,7 +234,7 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
     week = Week(
         period=periods[-1],
         content=content,
-        settings=job.settings,
+        settings=job.settings_hash,
         production=production,
         bundle=earlier.bundle if earlier is not None else None,
         **splits,
@@ -299,7 +300,7 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         out=join(folder, "gate"),
         production=week.production,
         candidate=bundle,
-        splits=week.splits.replace(test=test.model_dump()),
+        splits=week.splits.replace(test=test),
         evaluate=job.evaluate,
         bounds=job.bounds,
         drift=job.drift,
@@ -335,9 +336,9 @@ def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     """The bounds on drift that the new periods break, as seen by the model in service."""
     test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
-    splits = week.before.replace(test=test.model_dump())
-    settings = {**job.evaluate.model_dump(), "slice_by": ("period",), "slices": {}}
-    config = EvaluateConfig(**settings, models={PRODUCTION: (week.production,)}, splits=splits)
+    splits = week.before.replace(test=test)
+    settings = job.evaluate.replace(slice_by=("period",), slices={})
+    config = EvaluateConfig(**settings.model_dump(), models={PRODUCTION: (week.production,)}, splits=splits)
     _, decay = measured_weeks(out, config, job.drift, ray=job.ray)
     return [check.reason for check in drift_checks(decay.drift, job.bounds, PRODUCTION) if not check.holds]
 

@@ -216,10 +216,10 @@ def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
                 f"{path}: has {sizes.positions} positions, and network.encoder.max_tokens is {encoder.max_tokens}; "
                 "lower it"
             )
-        encoder, vocabulary = encoder.replace(bert=sizes.model_dump()), vocabulary.replace(size=rows)
+        encoder, vocabulary = encoder.replace(bert=sizes), vocabulary.replace(size=rows)
     if encoder.vocabulary not in (None, vocabulary):
         raise InputError("network.encoder.vocabulary is not that of the data; leave it empty")
-    return network.replace(encoder=encoder.replace(vocabulary=vocabulary.model_dump()).model_dump())
+    return network.replace(encoder=encoder.replace(vocabulary=vocabulary))
 
 
 def _vocabulary(selection: Selection) -> TokenNumbers:

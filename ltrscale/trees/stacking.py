@@ -151,7 +151,7 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
 def _folds_of(config: StackConfig, train: Split) -> list[Selection]:
     """The folds of the labelled training groups that the trees learn from."""
     folds = (config.fold(number, train, held_out=True) for number in range(config.folds))
-    return [learnt(train.replace(fold=fold.model_dump()), config.gbdt) for fold in folds]
+    return [learnt(train.replace(fold=fold), config.gbdt) for fold in folds]
 
 
 def _out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:

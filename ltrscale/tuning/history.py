@@ -75,8 +75,7 @@ class History:
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin a history, or check that the existing one belongs to this search.
 
-        The identity is plain data: the space, and all else that a trial's value depends on besides its parameters. Only
-        the values of the space's keys may change. An `InputError` names the first other difference.
+        Only the values of the space's keys may change; an `InputError` names the first other difference.
         """
         url = join(self.url, _SEARCH)
         stored = json.loads(json.dumps(identity))  # tuples become lists, as in the file
@@ -283,10 +282,7 @@ class SearchOutcome:
 
 
 def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
-    """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
-
-    `commands` are shell commands that train again with the best settings.
-    """
+    """Write the table, the report with `commands` that train again, Optuna's journal, and pictures."""
     written = {TABLE: _table(outcome).encode(), JOURNAL: _journal(out, outcome), **files(document(outcome, commands))}
     for name, content in written.items():
         storage.write_bytes(join(out, name), content)

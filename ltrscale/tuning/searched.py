@@ -2,6 +2,7 @@
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Self, TypeVar
@@ -37,9 +38,9 @@ class _SearchedJob(Config):
     """Workers of each trial; they share each step of a network, or the training groups of trees."""
 
     @property
+    @abstractmethod
     def metric(self) -> str:
         """The metric that compares trials: one of the bundle that the last stage commits."""
-        raise NotImplementedError
 
     @property
     def judges_on_the_way(self) -> bool:
@@ -60,17 +61,17 @@ class _SearchedJob(Config):
         """The splits that a trial reads."""
         return self.splits.train, self.splits.validation
 
+    @abstractmethod
     def with_seed(self, seed: int) -> Self:
-        """The job with another seed of its last stage."""
-        raise NotImplementedError
+        """The job with another seed."""
 
+    @abstractmethod
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stages that a trial runs in a directory, in order."""
-        raise NotImplementedError
 
-    def step_of(self, record: Mapping[str, Any]) -> int | None:
+    def step_of(self, record: Mapping[str, Any]) -> int | None:  # noqa: ARG002
         """The step of a record, as ASHA counts steps; None for a record without the metric."""
-        raise NotImplementedError
+        return None
 
     def run(self, folder: str, report: ReportValue) -> float:
         """Run or resume the stage in a directory; returns the metric."""
@@ -156,18 +157,18 @@ class PretrainSearch(_SearchedJob):
         return f"validation_{self.finetune.validation_metric}"
 
     @property
-    def documents(self) -> Split:
+    def split(self) -> Split:
         """The split whose documents are for pretraining."""
         return self.train or self.splits.train
 
     def result(self) -> Config:
-        return configs.result_of(self.replace(train=self.documents))
+        return configs.result_of(self.replace(train=self.split))
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "train": _named(self.documents)}
+        return {**super().identity(), "train": _named(self.split)}
 
     def reads(self) -> Iterable[Split]:
-        return self.documents, *super().reads()
+        return self.split, *super().reads()
 
     @property
     def judges_on_the_way(self) -> bool:
@@ -179,7 +180,7 @@ class PretrainSearch(_SearchedJob):
     def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
         pretrained, finetuned = join(out, "pretrained"), join(out, "finetuned")
         return (
-            PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
+            PretrainJob(out=pretrained, train=self.split, pretrain=self.pretrain, workers=self.workers),
             FinetuneJob(
                 out=finetuned, pretrained=pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
             ),

@@ -16,7 +16,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -25,7 +26,7 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Operational, recordable
 from ltrscale.data.dataset.disjoint import check_splits
-from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, called, log, progress
@@ -119,7 +120,7 @@ class TuneJob(SearchConfig, Stage):
             InputError: `out` holds a search with other settings, other keys or other data, or all trials failed.
             Stopped: the search was asked to stop.
         """
-        history, identity = History(self.out, self.space), history_of(self)
+        history, identity = History(self.out, self.space), self.history_identity()
         before = history.identity()
         if before is not None and "data" in before and (changed := difference(before["data"], identity["data"])):
             raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
@@ -129,17 +130,9 @@ class TuneJob(SearchConfig, Stage):
             config = self.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0})
             cpus = _STARTER_CPUS + workers.most * (workers.cpus + 1)
         with one_view() as view, stop_on_signal() as stopping:
-            run_search(
-                config,
-                functools.partial(run_trial, self.job, self.space, view=view),
-                history,
-                given=given_params(self.job, self.space),
-                same=functools.partial(_same, self),
-                report=report,
-                stopping=stopping,
-                cluster_cpus=math.ceil(self.concurrent * cpus),
-            )
-        write_found(self, history)
+            search = self._search(config, history, view)
+            search.run(report, stopping=stopping, cluster_cpus=math.ceil(self.concurrent * cpus))
+        self.write_found()
 
     def best_here(self, number: int = 1) -> list[Searched]:
         """Run the remaining trials one by one in this process; returns at most `number` jobs, best first.
@@ -152,59 +145,54 @@ class TuneJob(SearchConfig, Stage):
         """
         self.check()
         with holding(self.out), one_view() as view:
-            history, identity = History(self.out, self.space), history_of(self)
+            history, identity = History(self.out, self.space), self.history_identity()
             if history.is_of_another(identity):
                 log.info("tune: %s holds another search, which starts anew", self.out)
                 history.remove(RUN_FILES)
             history.open(identity)
-            trials = search_here(
-                self,
-                functools.partial(run_trial, self.job, self.space, view=view),
-                history,
-                given=given_params(self.job, self.space),
-                same=functools.partial(_same, self),
-            )
+            trials = self._search(self, history, view).run_here()
         return [with_params(self.job, self.space, trial.params)[0] for trial in trials_by_value(trials)[:number]]
 
+    def history_identity(self) -> dict[str, Any]:
+        """All that a trial's value depends on besides its parameters."""
+        return recordable({**self.identity(), "inputs": self.inputs(), "data": contents_of_read(self.job.reads())})
 
-def history_of(config: TuneJob) -> dict[str, Any]:
-    """The identity of the history: all that a trial's value depends on besides its parameters."""
-    return recordable({**config.identity(), "inputs": config.inputs(), "data": contents_of_read(config.job.reads())})
+    def _search(self, config: SearchConfig, history: History, view: Mapping[str, Dataset]) -> "Search":
+        trial = functools.partial(run_trial, self.job, self.space, view=view)
+        return Search(config, trial, history, given_params(self.job, self.space), self._same)
 
-
-def _same(config: TuneJob, params: Params) -> str:
-    """A text that is equal for parameters that give the same settings."""
-    try:
-        return configs.digest(with_params(config.job, config.space, params)[0].result())
-    except InputError:  # the trial itself will fail with this error
-        return configs.digest(params)
-
-
-def write_found(config: TuneJob, history: History) -> None:
-    """Write table, report, pictures and the best settings."""
-    storage.check_lease(config.out)
-    everything = History(history.url).trials()
-    trials, commands = lying_in(config.space, everything), []
-    if (leader := best(trials)) is not None:
-        job, _ = with_params(config.job, config.space, leader.params)
-        for name, stage in job.jobs(config.out).items():
-            url = join(config.out, name)
-            storage.write_bytes(url, configs.dump(stage).encode())
-            commands.append(f"{called(stage.stage)} --config {shlex.quote(url)}")
-
-    def used(trial: Trial, key: str) -> bool:
+    def _same(self, params: Params) -> str:
+        """A text that is equal for parameters that give the same settings."""
         try:
-            return key in with_params(config.job, config.space, trial.params)[1]
-        except InputError:
-            return True
+            return configs.digest(with_params(self.job, self.space, params)[0].result())
+        except InputError:  # the trial itself will fail with this error
+            return configs.digest(params)
 
-    outcome = SearchOutcome(config.space, trials, config.job.metric, used, len(everything) - len(trials))
-    write_results(config.out, outcome, commands=commands)
-    if leader is not None:
-        log.info(
-            "best of %d trials: trial %d, %s %.4f: %s",
-            len(trials), leader.number, config.job.metric, leader.result.value, join(config.out, REPORT),
-        )  # fmt: skip
+    def write_found(self) -> None:
+        """Write table, report, pictures and the best settings."""
+        storage.check_lease(self.out)
+        everything = History(self.out).trials()
+        trials, commands = lying_in(self.space, everything), []
+        if (leader := best(trials)) is not None:
+            job, _ = with_params(self.job, self.space, leader.params)
+            for name, stage in job.jobs(self.out).items():
+                url = join(self.out, name)
+                storage.write_bytes(url, configs.dump(stage).encode())
+                commands.append(f"{called(stage.stage)} --config {shlex.quote(url)}")
+
+        def used(trial: Trial, key: str) -> bool:
+            try:
+                return key in with_params(self.job, self.space, trial.params)[1]
+            except InputError:
+                return True
+
+        outcome = SearchOutcome(self.space, trials, self.job.metric, used, len(everything) - len(trials))
+        write_results(self.out, outcome, commands=commands)
+        if leader is not None:
+            log.info(
+                "best of %d trials: trial %d, %s %.4f: %s",
+                len(trials), leader.number, self.job.metric, leader.result.value, join(self.out, REPORT),
+            )  # fmt: skip
 
 
 TrialFunction = Callable[[Params, str, ReportValue], float]
@@ -214,120 +202,100 @@ Params are empty for the config as given. The function is pickled.
 """
 
 
-def run_search(
-    config: SearchConfig,
-    trial: TrialFunction,
-    history: History,
-    *,
-    given: Params | None,
-    same: Callable[[Params], str],
-    report: Report,
-    stopping: Callable[[], bool] = lambda: False,
-    cluster_cpus: int = 1,
-) -> None:
-    """Run trials until `config.trials` have ended, or every setting of the space has been tried.
+@dataclass(frozen=True)
+class Search:
+    """The trials of a search."""
 
-    Args:
-        config: the space, and the number of trials.
-        trial: does the work of one trial.
-        history: opened for this search.
-        given: parameters of the config as given, if the space contains it.
-        same: maps parameters to a text that is equal for equal settings, which are tried only once.
-        report: receives a record of each trial that ends.
-        stopping: whether to end the search early.
-        cluster_cpus: minimum logical CPUs of a cluster that this call starts.
+    config: SearchConfig
+    trial: TrialFunction
+    history: History
+    """Opened for this search."""
+    given: Params | None
+    """Parameters of the config as given, if the space contains it."""
+    same: Callable[[Params], str]
+    """Maps parameters to a text that is equal for equal settings, which are tried only once."""
 
-    Raises:
-        Stopped: the search was asked to stop; the same call resumes it.
-        InputError: all trials have failed.
-    """
-    if len(ended(history.trials())) < config.trials:
-        with ray_cluster(cluster_cpus):
-            _run(config, trial, history, given, same, report, stopping)
-        if stopping():
-            raise Stopped("asked to stop; the same command resumes the trials that have not ended")
-    check_any_complete(history)
+    def run(self, report: Report, *, stopping: Callable[[], bool] = lambda: False, cluster_cpus: int = 1) -> None:
+        """Run trials until `config.trials` have ended, or every setting of the space has been tried.
 
+        `report` receives a record of each trial that ends; a cluster that this call starts has `cluster_cpus` at least.
 
-def search_here(
-    config: SearchConfig, trial: TrialFunction, history: History, *, given: Params | None, same: Callable[[Params], str]
-) -> list[Trial]:
-    """Run the trials of a search one by one in this process; returns all.
+        Raises:
+            Stopped: the search was asked to stop; the same call resumes it.
+            InputError: all trials have failed.
+        """
+        if len(ended(self.history.trials())) < self.config.trials:
+            with ray_cluster(cluster_cpus):
+                self._run_under_tune(report, stopping)
+            if stopping():
+                raise Stopped("asked to stop; the same command resumes the trials that have not ended")
+        self.check_any_complete()
 
-    Arguments and proposals are those of `run_search` with one trial at a time. ASHA and the resources of the config do
-    not apply.
+    def run_here(self) -> list[Trial]:
+        """Run the trials one by one in this process; returns all. ASHA and resources do not apply.
 
-    Raises:
-        InputError: all trials have failed.
-        Stopped: a trial was asked to stop; the same call resumes it.
-    """
-    _set_up_tune()
-    from ltrscale.tuning.under_tune import Proposals
+        Raises:
+            InputError: all trials have failed.
+            Stopped: a trial was asked to stop; the same call resumes it.
+        """
+        _set_up_tune()
+        from ltrscale.tuning.under_tune import Proposals
 
-    past_trials = history.trials()
-    proposals = Proposals(config, history, past_trials, given=given, same=same)
-    for name in map(str, range(config.trials - len(ended(past_trials)))):
-        proposal = proposals.suggest(name)
+        past_trials = self.history.trials()
+        proposals = Proposals(self.config, self.history, past_trials, given=self.given, same=self.same)
+        for name in map(str, range(self.config.trials - len(ended(past_trials)))):
+            proposal = proposals.suggest(name)
+            if proposals.exhausted:
+                break
+            number = proposal["number"]
+            result = attempt(self.trial, proposal["params"], self.history.folder(number), None)
+            self.history.end(number, result)
+            proposals.on_trial_complete(name)
+        self.check_any_complete()
+        return self.history.trials()
+
+    def check_any_complete(self) -> None:
+        """Raise an `InputError` with the most common reason if all trials have failed."""
+        results = [trial.result for trial in ended(self.history.trials())]
+        reasons = [result.reason for result in results if result.state == "failed"]
+        if results and len(reasons) == len(results):
+            common = max(reasons, key=reasons.count)
+            raise InputError(
+                f"{self.history.url}: all {len(results)} trials failed, {reasons.count(common)} of them with: {common}"
+            )
+
+    def _run_under_tune(self, report: Report, stopping: Callable[[], bool]) -> None:
+        _set_up_tune()
+        ray_internals.keep_keys_out_of_trials()
+        from ray import tune  # after the environment is set, and only in processes that search
+
+        from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
+
+        config, history, past = self.config, self.history, self.history.trials()
+        remaining = config.trials - len(ended(past))
+        proposals = Proposals(config, history, past, given=self.given, same=self.same)
+        with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
+            tuner = tune.Tuner(
+                tune.with_resources(_trainable(config, self.trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
+                tune_config=tune.TuneConfig(
+                    search_alg=proposals,
+                    scheduler=Asha(config.asha, past) if config.asha else None,
+                    num_samples=remaining,
+                    max_concurrent_trials=config.concurrent,
+                    reuse_actors=True,  # starting a process takes longer than a short trial
+                ),
+                run_config=tune.RunConfig(
+                    name="tune",
+                    storage_path=str(scratch),
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=_RESTARTS),
+                    callbacks=[Scribe(history, config, past, report=report, advance=advance, stopping=stopping)],
+                    stop=EndsOnRequest(stopping),
+                ),
+            )
+            tuner.fit()
         if proposals.exhausted:
-            break
-        number = proposal["number"]
-        history.end(number, attempt(trial, proposal["params"], history.folder(number), None))
-        proposals.on_trial_complete(name)
-    check_any_complete(history)
-    return history.trials()
-
-
-def check_any_complete(history: History) -> None:
-    """Raise an `InputError` with the most common reason if all trials have failed."""
-    results = [trial.result for trial in ended(history.trials())]
-    reasons = [result.reason for result in results if result.state == "failed"]
-    if results and len(reasons) == len(results):
-        common = max(reasons, key=reasons.count)
-        raise InputError(
-            f"{history.url}: all {len(results)} trials failed, {reasons.count(common)} of them with: {common}"
-        )
-
-
-def _run(
-    config: SearchConfig,
-    trial: TrialFunction,
-    history: History,
-    given: Params | None,
-    same: Callable[[Params], str],
-    report: Report,
-    stopping: Callable[[], bool],
-) -> None:
-    _set_up_tune()
-    ray_internals.keep_keys_out_of_trials()
-    from ray import tune  # after the environment is set, and only in processes that search
-
-    from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
-
-    past_trials = history.trials()
-    remaining = config.trials - len(ended(past_trials))
-    proposals = Proposals(config, history, past_trials, given=given, same=same)
-    with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
-        tuner = tune.Tuner(
-            tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
-            tune_config=tune.TuneConfig(
-                search_alg=proposals,
-                scheduler=Asha(config.asha, past_trials) if config.asha else None,
-                num_samples=remaining,
-                max_concurrent_trials=config.concurrent,
-                reuse_actors=True,  # starting a process takes longer than a short trial
-            ),
-            run_config=tune.RunConfig(
-                name="tune",
-                storage_path=str(scratch),
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=_RESTARTS),
-                callbacks=[Scribe(history, config, past_trials, report=report, advance=advance, stopping=stopping)],
-                stop=EndsOnRequest(stopping),
-            ),
-        )
-        tuner.fit()
-    if proposals.exhausted:
-        log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)
+            log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)
 
 
 def _set_up_tune() -> None:

@@ -43,10 +43,7 @@ class _Unsaved:
 
 
 class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
-    """Proposes trials: first those that began but have not ended, or in a new search the config as given.
-
-    An Optuna study in memory then proposes parameters, and receives the value of each trial.
-    """
+    """Proposes trials: first those that have not ended, or in a new search the config as given; then Optuna's."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.folds import Crossval
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ranking.choices import MetricConfig
 
 FOLDS = ("Fold1", "Fold2", "Fold3")
@@ -58,8 +58,8 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def config(folder: Path, **changes: Any) -> PipelineConfig:
-    return validate(PipelineConfig, {**settings(folder), **changes}, "folds")
+def config(folder: Path, **changes: Any) -> PipelineJob:
+    return validate(PipelineJob, {**settings(folder), **changes}, "folds")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
@@ -114,11 +114,11 @@ def test_a_search_may_decide_what_to_leave_out(synthetic_dataset: str) -> None:
     assert made.splits == job.splits.leaving_out(LEFT_OUT)
 
 
-def pipeline(data: str, out: Path, methods: dict[str, Any]) -> PipelineConfig:
+def pipeline(data: str, out: Path, methods: dict[str, Any]) -> PipelineJob:
     evaluate = {"baseline": None, "resamples": 100}
     where = {name: {"periods": periods} for name, periods in PERIODS.items()}
     values = {"out": str(out), "data": data, "splits": where, "methods": methods, "evaluate": evaluate}
-    return validate(PipelineConfig, values, "test")
+    return validate(PipelineJob, values, "test")
 
 
 @pytest.mark.slow

@@ -15,16 +15,16 @@ from written_directories import written_directories
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def small(out: Path, *changes: str) -> PipelineConfig:
+def small(out: Path, *changes: str) -> PipelineJob:
     """A small version of the shipped quick start."""
     stages = ("simclr_rank", "simsiam")
     return configs.load(
-        PipelineConfig,
+        PipelineJob,
         str(ROOT / "jobs" / "configs" / "start" / "demo.yaml"),
         [
             f"out={out}",
@@ -83,7 +83,7 @@ def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tm
     }
     weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 
-    def comparison(data: str, out: Path) -> PipelineConfig:
+    def comparison(data: str, out: Path) -> PipelineJob:
         values = {
             "out": str(out),
             "data": data,
@@ -91,7 +91,7 @@ def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tm
             "methods": methods,
             "evaluate": {"baseline": None, "resamples": 100},
         }
-        return configs.validate(PipelineConfig, values, "test")
+        return configs.validate(PipelineJob, values, "test")
 
     assert len(written_directories(comparison(data, tmp_path / "out"))) == 10
     for url in (data, elsewhere):
@@ -158,7 +158,7 @@ def test_labels_to_test_on_that_are_missing_are_named_before_training(tmp_path: 
     assert not (tmp_path / "out" / "seed-0").exists()
 
 
-def pipeline(**changes: object) -> PipelineConfig:
+def pipeline(**changes: object) -> PipelineJob:
     """A config that tests only validate."""
     values: dict[str, object] = {
         "out": "runs/x",
@@ -166,7 +166,7 @@ def pipeline(**changes: object) -> PipelineConfig:
         "splits": {name: {"periods": name} for name in ("train", "validation", "test")},
         "methods": {"gbdt": {"kind": "gbdt"}},
     }
-    return configs.validate(PipelineConfig, {**values, **changes}, "test")
+    return configs.validate(PipelineJob, {**values, **changes}, "test")
 
 
 @pytest.mark.parametrize("changes", [{"data": None}, {"prepare": {"source": {"kind": "letor"}}}])
@@ -244,7 +244,7 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
         "evaluate": {"baseline": "tuned", "resamples": 200},
         "evaluate_on": ["labels", "relevance"],
     }
-    config = configs.validate(PipelineConfig, values, "test")
+    config = configs.validate(PipelineJob, values, "test")
     written = written_directories(config)
     assert written == [
         "data-log", "data", "relabelled", "seed-0/tuned/pretrained", "seed-0/probed/model",
@@ -295,7 +295,7 @@ def test_a_network_learns_clicks_then_labels_and_a_stack_reads_both(tmp_path: Pa
         },
         "evaluate": {"baseline": "clicked", "resamples": 200},
     }
-    config = configs.validate(PipelineConfig, values, "test")
+    config = configs.validate(PipelineJob, values, "test")
     written = written_directories(config)
     assert written == [
         "data-log", "data", "learn-from/clicks", "seed-0/clicked/model", "seed-0/judged/model",

@@ -17,7 +17,7 @@ from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod, SemiMethod
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -67,7 +67,9 @@ def test_finetuning_is_the_papers_and_keeps_what_the_code_keeps(preset: str, kin
     }  # fmt: skip
     contrastive = issubclass(PRETEXTS[kind], Contrastive)
     assert finetune.projector_layers == int(preset == "hou24" and contrastive)
-    finetune.check_start(made.projector_layers())  # the projector has the layers that are kept
+    finetune.check_start(
+        made.pretrain and made.pretrain.method.projector_layers
+    )  # the projector has the layers that are kept
     assert neural(**made.model_dump()) == made
 
 
@@ -119,7 +121,7 @@ def test_without_a_preset_nothing_changes() -> None:
     assert GBDTMethod().gbdt == LightGBMConfig()
 
 
-def comparison(methods: dict[str, Any], **values: Any) -> PipelineConfig:
+def comparison(methods: dict[str, Any], **values: Any) -> PipelineJob:
     weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
     given = {
         "out": "out",
@@ -128,7 +130,7 @@ def comparison(methods: dict[str, Any], **values: Any) -> PipelineConfig:
         "methods": methods,
         "evaluate": {"baseline": None, "resamples": 100},
     }
-    return configs.validate(PipelineConfig, given | values, "comparison")
+    return configs.validate(PipelineJob, given | values, "comparison")
 
 
 METHODS: dict[str, Any] = {
@@ -189,7 +191,7 @@ def test_a_comparison_under_one_preset_runs(synthetic_dataset: str, tmp_path: Pa
 
 def shipped(*names: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The methods of a paper's config, and of those that are laid over it."""
-    return configs.load(PipelineConfig, [str(CONFIGS / f"{name}.yaml") for name in names], overrides).methods
+    return configs.load(PipelineJob, [str(CONFIGS / f"{name}.yaml") for name in names], overrides).methods
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitJob, _Learned
 from ltrscale.training import ranking
 from ltrscale.training.finetune import FinetuneJob
@@ -153,7 +153,7 @@ def test_a_stopped_refit_goes_on(synthetic_dataset: str, tmp_path: Path) -> None
     assert steps == sorted(set(steps))
 
 
-def pipeline(data: str, out: Path, *changes: str) -> PipelineConfig:
+def pipeline(data: str, out: Path, *changes: str) -> PipelineJob:
     values = {
         "out": str(out),
         "data": data,
@@ -170,7 +170,7 @@ def pipeline(data: str, out: Path, *changes: str) -> PipelineConfig:
         },
         "evaluate": {"resamples": 100},
     }
-    return configs.load(PipelineConfig, str(write(out, values)), changes)
+    return configs.load(PipelineJob, str(write(out, values)), changes)
 
 
 def write(out: Path, values: dict[str, Any]) -> Path:

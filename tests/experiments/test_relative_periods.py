@@ -17,7 +17,7 @@ from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.progress import Report
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import Origin
@@ -146,7 +146,7 @@ def test_a_pipeline_finds_them_once(data: str, tmp_path: Path, caplog: pytest.Lo
         "evaluate": {"baseline": None, "resamples": 100},
     }
     with caplog.at_level("INFO", logger="ltrscale"):
-        PipelineConfig.model_validate(values).run()
+        PipelineJob.model_validate(values).run()
     log = (tmp_path / "models" / "run" / "log.txt").read_text()
     assert f"splits.train.periods: all but last 2 of {data}: 2026-W01, 2026-W02" in log
     assert f"splits.test.periods: last 1 of {data}: 2026-W04" in log

@@ -19,8 +19,7 @@ import pytest
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.experiments.service import InService, copied, forget, put_into_service, take_back
-from ltrscale.experiments.week import Week
+from ltrscale.experiments.service import InService, Week, copied, forget, put_into_service, take_back
 from ltrscale.stages.runs import holding
 
 LOOKS = 4_000

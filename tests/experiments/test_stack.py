@@ -13,8 +13,8 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.verdict import importances_of
-from ltrscale.experiments.methods.composed import StackJob
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.methods.choices import StackJob
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.stages.stage import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -120,7 +120,7 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     }
     for split in values["splits"].values():  # type: ignore[attr-defined]
         del split["data"]
-    config = configs.validate(PipelineConfig, values, "pipeline")
+    config = configs.validate(PipelineJob, values, "pipeline")
     written = written_directories(config)
     models = [f"seed-0/{name}/model" for name in ("gbdt", "semi", "mean", "stack", "more")]
     folds = [f"seed-0/folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("semi", "mean")]
@@ -160,7 +160,7 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
         ({"bundles": {"trees": "x"}}, "bundles.trees has the name of a member"),
         ({"members": {"a": {"kind": "combined", "parts": ["b", "c"]}}}, "members.a.parts: 'b' is not a neural method"),
         ({"workers": 2}, "members.network has 1 streams for 2 workers"),
-        ({"members": {"a": {"kind": "stack", "members": ["b"]}}}, "members.a: .*'stack'"),
+        ({"members": {"a": {"kind": "stack", "members": ["b"]}}}, "members: 'a' is of kind stack; name another"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -171,6 +171,6 @@ def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], message: st
 def test_a_stack_in_a_pipeline_is_made_of_other_methods() -> None:
     methods = {"gbdt": GBDT, "stack": {"kind": "stack", "members": ["gbdt", "stack"]}}
     values = {"out": "x", "data": "x", "splits": {n: {} for n in ("train", "validation", "test")}, "methods": methods}
-    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is unknown, a stack or of kind feature"):
-        configs.validate(PipelineConfig, values, "pipeline")
-    assert isinstance(configs.validate(PipelineConfig, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)
+    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is of kind stack; name another method"):
+        configs.validate(PipelineJob, values, "pipeline")
+    assert isinstance(configs.validate(PipelineJob, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)

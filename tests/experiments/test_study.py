@@ -22,8 +22,9 @@ from ltrscale.config import validate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.experiments.study import StudyConfig
-from ltrscale.experiments.study_models import Spent, shared_encoders
+from ltrscale.experiments.methods.neural import sharing_encoders
+from ltrscale.experiments.records import Spent
+from ltrscale.experiments.study import StudyJob
 from ltrscale.stages.runs import heard_by
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"
@@ -41,7 +42,7 @@ GRID = [{"labelled": [8, 30], "draws": 2}]
 SPACE = {"finetune.optimizer.learning_rate": {"choices": [1e-3, 1e-2]}}
 
 
-def study(data: str, out: Path, **changes: Any) -> StudyConfig:
+def study(data: str, out: Path, **changes: Any) -> StudyJob:
     values: dict[str, Any] = {
         "out": str(out),
         "data": data,
@@ -57,7 +58,7 @@ def study(data: str, out: Path, **changes: Any) -> StudyConfig:
         "workers": 0,
         **changes,
     }
-    return validate(StudyConfig, values, "test")
+    return validate(StudyJob, values, "test")
 
 
 def names(written: list[str]) -> set[str]:
@@ -315,7 +316,7 @@ def test_a_control_is_that_of_all_pretrained_methods_or_of_those_that_are_named(
 def test_controls_are_set_and_laid_over_on_the_command_line() -> None:
     def controls(*overrides: str, over: str = "") -> dict[str, str]:
         names = ["study-news.yaml", *filter(None, [over])]
-        return load_config(StudyConfig, [str(CONFIGS / name) for name in names], overrides).controls
+        return load_config(StudyJob, [str(CONFIGS / name) for name in names], overrides).controls
 
     of_news = controls()
     assert {of_news["simsiam"], of_news["heads"], of_news["simclr_rank_student"]} == {
@@ -431,7 +432,7 @@ def test_a_method_has_as_many_pretrainings_in_all_parts_of_the_grid() -> None:
 
 def test_methods_with_equal_pretraining_share_it() -> None:
     config = study("nowhere", Path("nowhere"))
-    shared = json.loads(json.dumps({n: m.model_dump(mode="json") for n, m in shared_encoders(config.methods).items()}))
+    shared = json.loads(json.dumps({n: m.model_dump(mode="json") for n, m in sharing_encoders(config.methods).items()}))
     assert shared["probed"]["pretrained_as"] == "simclr"
     assert shared["probed"]["pretrain"] is None
     assert shared["probed"]["finetune"] == config.methods["probed"].model_dump(mode="json")["finetune"]

@@ -23,9 +23,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
 from ltrscale.experiments.first.pipeline import weekly_text
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.service import InService
-from ltrscale.experiments.week import Week
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving.register import ALIAS
@@ -256,7 +255,7 @@ def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_ne
 ) -> None:
     caplog.set_level("INFO", "ltrscale")
     (place / "weekly.yaml").write_text(weekly_text(str(place), "week"))
-    load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]).run()
+    load(PipelineJob, str(place / "pipeline.yaml"), ["methods.three=null"]).run()
     first = next_commands(place, caplog)
     assert [words[0] for words in first] == ["refit", "report", "score", "predict", "weekly"]
     for words in first:
@@ -335,7 +334,7 @@ def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> N
 @pytest.mark.slow
 def test_what_serves_outlives_the_bundle_that_it_was_copied_from(place: Path) -> None:
     """A pipeline that runs again replaces its own bundle, ungated, and the next one has learnt from later periods."""
-    pipeline = load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"])
+    pipeline = load(PipelineJob, str(place / "pipeline.yaml"), ["methods.three=null"])
     pipeline.run()
     settings = {"production": f"{place}/models/seed-0/trees/model", "bounds": {"refuse": "unproven"}}
     with pytest.raises(Refused):

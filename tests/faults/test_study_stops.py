@@ -13,7 +13,7 @@ import pytest
 import yaml
 from faulty_pretraining import committed_steps
 
-from ltrscale.experiments.study_models import Spent
+from ltrscale.experiments.records import Spent
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200

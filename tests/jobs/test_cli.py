@@ -21,12 +21,12 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.experiments.auto.auto import AutoConfig
+from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods.composed import StackJob
+from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.methods.trees import GBDTMethod
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import console, log
@@ -93,7 +93,7 @@ def test_printed_config_is_a_config(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     path = tmp_path / "printed.yaml"
     path.write_text(done.stdout)
-    assert configs.load(PipelineConfig, str(path)).seeds == (3,)
+    assert configs.load(PipelineJob, str(path)).seeds == (3,)
 
 
 def test_flags_are_short_for_keys(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     below = LAID_OVER.get(path.stem)
     urls = [str(path), *([str(path.with_stem(below))] if below else [])]
     kinds = {
-        "auto": AutoConfig,
+        "auto": AutoJob,
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": MatchJob,
@@ -127,14 +127,14 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "score": ScoreJob,
         "predict": PredictJob,
         "stack": StackJob,
-        "study": StudyConfig,
+        "study": StudyJob,
         "gate": GateJob,
         "weekly": WeeklyJob,
         "evaluate": EvaluateJob,
         "clicks": ClicksJob,
         "simulate": PortalLog,
     }
-    assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
+    assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineJob), urls[::-1])
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "jobs" / "configs").iterdir()), ids=lambda folder: folder.name)
@@ -150,12 +150,12 @@ def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
     done = run_here("pipeline", "--config", one, "--config", two, "--set", "seeds=[3]", "--print-config")
     assert done.returncode == 0, done.stderr
     (tmp_path / "printed.yaml").write_text(done.stdout)
-    plain = configs.load(PipelineConfig, str(ROOT / one))
+    plain = configs.load(PipelineJob, str(ROOT / one))
     gbdt = plain.methods["gbdt"]
     assert isinstance(gbdt, GBDTMethod)
     methods = {**plain.methods, "gbdt": gbdt.replace(gbdt=gbdt.gbdt.replace(num_leaves=5))}
     expected = plain.model_copy(update={"out": "elsewhere", "methods": methods, "seeds": (3,)})
-    assert configs.load(PipelineConfig, str(tmp_path / "printed.yaml")) == expected
+    assert configs.load(PipelineJob, str(tmp_path / "printed.yaml")) == expected
 
 
 def ends_well(_: object) -> None:

@@ -195,7 +195,7 @@ from ltrscale.config import digest
 from ltrscale.errors import InputError
 from ltrscale.tuning.history import History
 from ltrscale.tuning.space import SearchConfig
-from ltrscale.tuning.tune import run_search
+from ltrscale.tuning.tune import Search
 from tuning_trials import slow
 
 history = History(sys.argv[1])
@@ -211,7 +211,7 @@ def kill():
 if sys.argv[2] == "killed":
     threading.Thread(target=kill, daemon=True).start()
 try:
-    run_search(config, slow, history, given={"x": 1}, same=digest, report=lambda _: None)
+    Search(config, slow, history, {"x": 1}, digest).run(lambda _: None)
 except InputError as error:
     print(error)
 """

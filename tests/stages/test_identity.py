@@ -118,7 +118,7 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         **bundles,
         "initial": trees,
         **dict.fromkeys(("data", "statistics", "judged"), data),
-        **dict.fromkeys(("evaluation", "evaluations", "test", "url"), found),
+        **dict.fromkeys(("evaluation", "evaluations", "agreement", "test", "url"), found),
         **dict.fromkeys(("periods", "period"), ("2026-W01", "2026-W02")),
         "clicks": found,
         "scores": scores,

@@ -20,8 +20,8 @@ from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.study import StudyJob
 from ltrscale.progress import Report, log
 from ltrscale.stages import runs
 from ltrscale.stages.stage import Origin, Stage
@@ -141,9 +141,9 @@ COMPARED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("job", "cls", "settings"),
     [
-        ("pipeline", PipelineConfig, COMPARED),
-        ("pipeline", PipelineConfig, {**COMPARED, "folds": ["a", "b"], "data": "{fold}"}),
-        ("study", StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
+        ("pipeline", PipelineJob, COMPARED),
+        ("pipeline", PipelineJob, {**COMPARED, "folds": ["a", "b"], "data": "{fold}"}),
+        ("study", StudyJob, {**COMPARED, "grid": [{"labelled": [8]}]}),
         (
             "distill",
             DistillJob,

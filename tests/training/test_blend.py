@@ -153,7 +153,7 @@ def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
         values.append(metric_named("ndcg@5").values_on(found_N, groups))
     assert made.metrics["validation_ndcg@5"] == pytest.approx(torch.cat(values).double().nanmean().item())
     other: dict[str, AnyMethod] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
-    with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is unknown or a blend"):
+    with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is of kind blend; name another method"):
         check_methods(other, ONE)
 
 

@@ -22,8 +22,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.folds import Crossval
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.study import StudyJob
 from ltrscale.scoring.score import ScoreJob
 
 SPLITS = {
@@ -44,10 +44,10 @@ def feature(synthetic_dataset: str) -> str:
     return min((abs(s.missing - twentieth), f.name) for f, s in pairs if f.kind == "numeric" and s.missing)[1]
 
 
-def pipeline(data: str, out: Path, methods: dict[str, Any], **changes: Any) -> PipelineConfig:
+def pipeline(data: str, out: Path, methods: dict[str, Any], **changes: Any) -> PipelineJob:
     evaluate = {"baseline": "by_value", "resamples": 100}
     values = {"out": str(out), "data": data, "splits": SPLITS, "methods": methods, "evaluate": evaluate, **changes}
-    return validate(PipelineConfig, values, "test")
+    return validate(PipelineJob, values, "test")
 
 
 @pytest.mark.parametrize("ascending", [False, True])
@@ -144,7 +144,7 @@ def test_a_study_has_its_line(synthetic_dataset: str, feature: str, tmp_path: Pa
         "evaluate": {"baseline": "by_value"},
         "workers": 0,
     }
-    validate(StudyConfig, values, "test").run()
+    validate(StudyJob, values, "test").run()
     found = Study.read(str(tmp_path / "summary"))
     points = [found.find("by_value", number) for number in ("20", "40")]
     means = {point.estimates["all"]["ndcg@5"].mean for point in points if point is not None}
@@ -174,7 +174,7 @@ def test_a_comparison_on_folds_has_it(tmp_path: Path) -> None:
         "methods": methods,
         "evaluate": {"baseline": "second", "resamples": 100},
     }
-    validate(PipelineConfig, values, "test").run()
+    validate(PipelineJob, values, "test").run()
     first, second = Crossval.read(str(tmp_path / "out" / "summary")).methods
     assert first.folds["ndcg@5"].mean == 1, "labels are a threshold of the first feature"
     assert second.folds["ndcg@5"].mean < 0.9
@@ -200,11 +200,8 @@ def test_an_unknown_feature_is_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (
-            {"kind": "stack", "members": ["by_value"]},
-            "other.members: 'by_value' is unknown, a stack or of kind feature",
-        ),
-        ({"kind": "self_trained", "of": "by_value"}, "other.of: 'by_value' is unknown, a stack, self-trained or of"),
+        ({"kind": "stack", "members": ["by_value"]}, "other.members: 'by_value' is of kind feature; name another"),
+        ({"kind": "self_trained", "of": "by_value"}, "other.of: 'by_value' is of kind feature; name another method"),
         ({"kind": "ensemble", "of": "by_value"}, "'by_value' is not a neural method"),
     ],
 )

@@ -22,7 +22,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.tuning.history import History, Result, Trial, ended
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
-from ltrscale.tuning.tune import TrialFunction, _Curve, attempt, check_any_complete, run_search
+from ltrscale.tuning.tune import Search, TrialFunction, _Curve, attempt
 from ltrscale.tuning.under_tune import Asha, Proposals
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
@@ -35,15 +35,9 @@ def search_of(**values: Any) -> SearchConfig:
 
 def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
     """Run a search of one trial at a time without Ray Tune."""
-    proposals = Proposals(config, history, history.trials(), given={"x": 1, "c": "a"}, same=configs.digest)
-    left = config.trials - len(ended(history.trials()))
-    for asked in range(min(left, most)):
-        proposal = proposals.suggest(f"id-{asked}")
-        if not isinstance(proposal, dict):
-            return
-        number = proposal["number"]
-        history.end(number, attempt(trial, proposal["params"], history.folder(number), None))
-        proposals.on_trial_complete(f"id-{asked}", {})
+    Search(
+        config.replace(trials=min(config.trials, most)), trial, history, {"x": 1, "c": "a"}, configs.digest
+    ).run_here()
 
 
 def records(url: str) -> dict[str, Any]:
@@ -229,14 +223,15 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
 
 def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
+    search = Search(search_of(), tuning_trials.parabola, history, None, configs.digest)
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
         history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
-        check_any_complete(history)
+        search.check_any_complete()
     history.begin(Trial(number=3, params={}))
     history.end(3, Result(state="complete", value=1))
-    check_any_complete(history)
+    search.check_any_complete()
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +251,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
         history = History(str(tmp_path))
-        run_search(search_of(**values), trial, history, given=given, same=configs.digest, report=lambda _: None)
+        Search(search_of(**values), trial, history, given, configs.digest).run(lambda _: None)
         return history.trials()
 
     return search
@@ -315,12 +310,14 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_search_that_is_asked_to_stop_goes_on_later_with_more_trials_if_so_wanted(tmp_path: Path) -> None:
     history = History(str(tmp_path))
-    settings = {"given": {"x": 1}, "same": configs.digest, "report": lambda _: None}
-    short, longer = (search_of(space=LEVELS, trials=trials) for trials in (4, 5))
+    short, longer = (
+        Search(search_of(space=LEVELS, trials=trials), tuning_trials.slow, history, {"x": 1}, configs.digest)
+        for trials in (4, 5)
+    )
     with pytest.raises(Stopped):
-        run_search(short, tuning_trials.slow, history, **settings, stopping=lambda: history.result(0) is not None)
+        short.run(lambda _: None, stopping=lambda: history.result(0) is not None)
     trials = history.trials()
     assert len(ended(trials)) < 4
-    run_search(longer, tuning_trials.slow, history, **settings)
+    longer.run(lambda _: None)
     assert [trial.result.state for trial in ended(history.trials())] == ["complete"] * 5
     assert history.trials()[0] == trials[0]

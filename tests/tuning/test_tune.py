@@ -30,7 +30,7 @@ from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import History, Result, Trial
 from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
 from ltrscale.tuning.space import Dimension
-from ltrscale.tuning.tune import TuneJob, history_of, write_found
+from ltrscale.tuning.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
@@ -239,7 +239,7 @@ def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
 
 
 def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: TuneJob) -> None:
-    write_found(ended, History(ended.out))
+    ended.write_found()
     out = Path(ended.out)
     report = (out / "report.md").read_text()
     assert "5 trials: 3 complete, 1 stopped, 1 failed" in report
@@ -261,7 +261,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
 def test_a_search_of_another_space_goes_on_with_the_ended_trials_that_lie_there(
     ended: TuneJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    History(ended.out).open(history_of(ended))
+    History(ended.out).open(ended.history_identity())
     space = {**ended.space, "gbdt.num_leaves": validate(Dimension, {"choices": [4, 9, 30, 60]}, "test")}
     with caplog.at_level(logging.INFO, "ltrscale"):
         ended.replace(space=space, trials=4).run()  # four have ended, so that nothing is left to run
@@ -280,7 +280,7 @@ def test_optuna_and_its_dashboard_open_the_trials_of_a_search(ended: TuneJob) ->
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    write_found(ended, History(ended.out))
+    ended.write_found()
     place = JournalStorage(JournalFileBackend(str(Path(ended.out) / "optuna.journal")))
     (name,) = optuna.get_all_study_names(place)
     study = optuna.load_study(study_name=name, storage=place)
@@ -317,7 +317,7 @@ def test_a_search_on_other_data_is_not_continued(synthetic_dataset: str, tmp_pat
     data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
     job = {"gbdt": GBDT, "finetune": {"kind": "finetune"}, "pretrain": pretraining()}[kind]
     config = search(SPACES[kind], data=data, out=out, job=job)  # type: ignore[arg-type]
-    History(out).open(history_of(config))
+    History(out).open(config.history_identity())
     for period in ("2026-W01b", "2026-W09"):  # the first is in the range of the training split
         add_period(data, period, like="2026-W02")
     start = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
@@ -326,7 +326,7 @@ def test_a_search_on_other_data_is_not_continued(synthetic_dataset: str, tmp_pat
     assert str(error.value) == f"{start} with it, or remove its history with --fresh"
     job_of = config.job.model_dump(mode="json")
     job_of["splits"]["train"]["periods"] = ["2026-W01", "2026-W02"]
-    History(out).open(history_of(config.replace(job=job_of)))
+    History(out).open(config.replace(job=job_of).history_identity())
 
 
 def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset
     settings = {"trials": 3, "asha": {"grace": 1, "reduction": 2}, "job": job}
     config = search(space, data=synthetic_dataset, out=str(tmp_path / "nested"), **settings)
     history = History(config.out)
-    history.open(history_of(config))
+    history.open(config.history_identity())
     for number, rate in enumerate((1e-3, 1e-7, 3e-3)):
         history.begin(Trial(number=number, params={"finetune.optimizer.learning_rate": rate}))
     history.end(0, Result(state="complete", value=0.44, curve=((1, 0.44),)))

@@ -34,8 +34,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.page import Board, BoardRow, document
 from ltrscale.experiments.auto.plan import (
-    ALL_METHODS,
-    FIRST,
+    KNOWN_METHODS,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -43,13 +42,13 @@ from ltrscale.experiments.auto.plan import (
     TREES,
     TUNED,
     AutoSizes,
-    Forecast,
     Planned,
 )
-from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
+from ltrscale.experiments.auto.record import AutoRecord, Entry, Forecast, RecordKeeper
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.processor import cores
 from ltrscale.progress import log
@@ -71,7 +70,7 @@ _LATEST = 1.03
 """A refit must end by this share of the budget."""
 
 
-class AutoConfig(Config):
+class AutoJob(Config):
     """The best ranker of a data set, in a budget of minutes."""
 
     out: str
@@ -143,13 +142,13 @@ class AutoConfig(Config):
 class _Auto:
     """A run and its record."""
 
-    config: AutoConfig
+    config: AutoJob
     splits: Splits
     kept: RecordKeeper
     sizes: AutoSizes
 
     @classmethod
-    def begun(cls, config: AutoConfig, splits: Splits, began: float) -> Self:
+    def begun(cls, config: AutoJob, splits: Splits, began: float) -> Self:
         """Continue from the record of an earlier process, or start a new one."""
         everything = select(splits.train, labelled=False)
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
@@ -178,7 +177,8 @@ class _Auto:
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
-        for name in (TREES, _HALF, *FIRST[1:]):
+        _, *others = (name for name in KNOWN_METHODS if name != STUDENT)  # whose turn comes later
+        for name in (TREES, _HALF, *others):
             self.try_first(name)
         while (entry := self.next()) is not None:
             self.train(entry)
@@ -235,7 +235,7 @@ class _Auto:
         """Decide the settings of the first model of a method, and train it."""
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
         if (entry := next(known, None)) is None:
-            entry = self.decided(name, self.forecast.first(TREES if name == _HALF else name))
+            entry = self.decided(name, self.forecast.first(_alike(name)))
         self.train(entry)
 
     def decided(self, name: str, plan: Planned) -> Entry:
@@ -278,24 +278,25 @@ class _Auto:
         """Train a begun model, within the time left."""
         if entry.state != "begun":
             return
+
+        def noted(**outcome: Any) -> Entry:
+            spent = Spent.read(self.place(entry))
+            return self.kept.note(entry.replace(minutes=spent.seconds / 60 if spent else 0.0, **outcome))
+
         try:
-            with self.kept.training(entry) as so_far:
-                limit = time.monotonic() + max(0.0, self.forecast.left) * 60
-                url = _in_time(limit, lambda: self.model(entry))
+            limit = time.monotonic() + max(0.0, self.forecast.left) * 60
+            url = _in_time(limit, lambda: self.model(entry))
         except InputError as error:
             if entry.method == TREES or isinstance(error, UnavailableError):
                 raise
             log.warning("auto: no %s: %s", entry.name, error)  # half of few labels may have no relevant document
-            self.kept.note(so_far().replace(state="left out", says=str(error)))
+            noted(state="left out", says=str(error))
             return
-        except BaseException:
-            self.kept.note(so_far())
-            raise
         if url is None:
             log.info("auto: %s was not ready in time", entry.name)
-            self.kept.note(so_far().replace(state="late", says="not ready in time"))
+            noted(state="late", says="not ready in time")
             return
-        self.kept.note(ready := so_far().replace(state="done", url=url))
+        ready = noted(state="done", url=url)
         metric = metric_label(self.config.evaluate.primary)
         log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
 
@@ -303,10 +304,16 @@ class _Auto:
         adapter: TypeAdapter[Method] = TypeAdapter(Method)
         methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
-        if entry.method == _HALF:
-            splits = run.splits.replace(train=_halved(run.splits.train).model_dump())
-            return replace(run, splits=splits, out=run.place("half")).model(TREES)
-        return run.repeated(entry.method, entry.number + 1)[-1]
+        with timed(self.place(entry), self.record.methods[_alike(entry.method)]):
+            if entry.method == _HALF:
+                splits = run.splits.replace(train=_halved(run.splits.train))
+                return replace(run, splits=splits, out=run.place("half")).model(TREES)
+            return run.repeated(entry.method, entry.number + 1)[-1]
+
+    def place(self, entry: Entry) -> str:
+        """The directory of a model."""
+        below = ["half"] if entry.method == _HALF else ["runs", str(entry.number)] if entry.number else []
+        return join(self.config.out, "models", *below, _alike(entry.method))
 
     @property
     def learnt(self) -> Splits:
@@ -315,7 +322,7 @@ class _Auto:
     def means(self) -> dict[str, str]:
         """The first model of each method, and the mean of its models if there are several."""
         rankers: dict[str, str] = {}
-        for name in ALL_METHODS:
+        for name in KNOWN_METHODS:
             members = {entry.name: entry.url for entry in self.record.done(name)}
             rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
@@ -331,9 +338,9 @@ class _Auto:
 
     def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
-        settings = {**self.config.evaluate.model_dump(), "baseline": baseline, "splits": splits.model_dump()}
         models = {name: (url,) for name, url in rankers.items()}
-        evaluation = EvaluateConfig.model_validate({**settings, "models": models})
+        settings = self.config.evaluate.replace(baseline=baseline).model_dump()
+        evaluation = EvaluateConfig(**settings, models=models, splits=splits)
         EvaluateJob(out=join(self.config.out, _EVALUATION), evaluate=evaluation).run()
 
     def refit(self, blend: str) -> str | None:
@@ -387,7 +394,7 @@ class _Auto:
         entries = self.record.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
-        if name in ALL_METHODS:
+        if name in KNOWN_METHODS:
             minutes, says = entries[0].minutes, entries[0].says
         return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=self.validated(url), url=url)
 
@@ -395,6 +402,11 @@ class _Auto:
         """A bundle's validation metric that chooses; None for `in_context` at cut-offs other than 5 and 10."""
         value = bundle.load(url).metrics.get(f"validation_{self.config.evaluate.primary}")
         return round(float(value), 6) if isinstance(value, int | float) else None
+
+
+def _alike(name: str) -> str:
+    """The method with the same settings."""
+    return TREES if name == _HALF else name
 
 
 def _in_time(limit: float, work: Callable[[], str]) -> str | None:

@@ -1,17 +1,16 @@
 """How a budget of minutes is spent: methods with their settings, as a pure function of the sizes and the minutes.
 
 Rates are those measured for `jobs.init` (`FINETUNED`, `PRETRAINED`, `BOOSTED`), times the machine's speed, which the
-first models show. What fits into the remaining minutes is a pure function of the record so far.
+first models show.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import yaml
 
-from ltrscale.experiments.auto.record import AutoRecord
 from ltrscale.experiments.first.pipeline import (
     BOOSTED,
     FINETUNED,
@@ -29,22 +28,6 @@ from ltrscale.training.in_context import InContextConfig
 
 TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
 SCRATCH, TABM, PRETRAINED_NETWORK, STUDENT = "scratch", "tabm", "pretrained", "student"
-FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, TABM, PRETRAINED_NETWORK)
-"""The methods, in the order of their first models."""
-ALL_METHODS = (*FIRST, STUDENT)
-MORE_OF = (TUNED, SCRATCH, TABM, PRETRAINED_NETWORK)
-"""Methods with further models of other seeds."""
-SHARES = {
-    TREES: 0.1,
-    TUNED: 0.2,
-    LINEAR: 0.04,
-    IN_CONTEXT: 0.06,
-    SCRATCH: 0.08,
-    TABM: 0.12,
-    PRETRAINED_NETWORK: 0.25,
-    STUDENT: 0.12,
-}
-"""Maximum share of the budget for each first model; the rest is for further models, blend, test and refit."""
 MOST_EPOCHS, MOST_TRIALS = 64, 100
 """Limits of pretraining and search: more did not help in docs/results/study-news.md."""
 _FEWEST_TRIALS = 3
@@ -55,8 +38,6 @@ _START_MINUTES, _RAY_START_MINUTES = 0.03, 0.3
 _READ_LISTS, _READ = 300, 1.2e6
 """Labelled lists above which training beats an in-context ranker, and the feature values, over all samples, that such a
 ranker scores per second on one core (2026-11-26)."""
-SLOWER = {TABM: 5.0}
-"""Time relative to the other network, in training and scoring (2026-11-26)."""
 TEACHERS = 3
 """Number of networks that teach a student by their mean."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -116,120 +97,111 @@ class Planned(NamedTuple):
     why: str
 
 
+@dataclass(frozen=True)
+class _Room:
+    """The minutes for the first model of a method, and what it learns from."""
+
+    sizes: AutoSizes
+    share: float
+    """Minutes."""
+    speed: Speed
+    teacher: str
+
+    @cached_property
+    def first(self) -> FirstSizes:
+        return first_sizes(self.sizes.log, cores=self.sizes.cores, models=1)
+
+    @cached_property
+    def methods(self) -> dict[str, dict[str, Any]]:
+        return _methods(self.first, self.sizes)
+
+    @property
+    def tree(self) -> float:
+        """Minutes of a tree."""
+        log = self.sizes.log
+        return log.informative * log.features / (BOOSTED * self.sizes.cores * self.speed.trees) / 60
+
+    @property
+    def epoch(self) -> float:
+        """Minutes of an epoch of finetuning, with its validation."""
+        log, rate = self.sizes.log, FINETUNED[self.first.docs_per_batch] * self.speed.networks
+        return epoch_minutes(log.informative, rate, log.features) + self.sizes.judged / SCORED / 60
+
+
 def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: str = SCRATCH) -> Planned:
-    """The settings that keep the first model of a method within its share of the budget.
+    """The settings that keep the first model of a method within its share of the budget in minutes.
 
-    Args:
-        name: the method.
-        sizes: of the log and the machine.
-        budget: minutes.
-        speed: of the machine.
-        teacher: the teacher network, if a student is planned.
-
-    Raises:
-        ValueError: there is no such method.
-
-    Example:
-        >>> log = LogSize(documents=550_000, informative=195_000, features=13)
-        >>> sizes = AutoSizes(
-        ...     log, lists=5_000, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1
-        ... )
-        >>> for budget in (5, 60):
-        ...     print(planned("pretrained", sizes, budget, Speed()).why)
-        1 epoch of pretraining, 1.1 minutes
-        16 epochs of pretraining, 14.8 minutes
+    `teacher` is the network that a planned student learns from.
     """
-    log, share = sizes.log, SHARES[name] * budget
-    first = first_sizes(log, cores=sizes.cores, models=1)
-    methods = _methods(first, sizes)
-    tree = log.informative * log.features / (BOOSTED * sizes.cores * speed.trees) / 60
-    epoch = epoch_minutes(log.informative, FINETUNED[first.docs_per_batch] * speed.networks, log.features)
-    epoch += sizes.judged / SCORED / 60
-    match name:
-        case "trees":
-            number = min(STUDIED["trees"], max(50, int((share - _START_MINUTES) / (tree or 1e-9))))
-            trees = _methods(first._replace(trees=number), sizes)[TREES]
-            trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8}
-            return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
-        case "trees_tuned":
-            trial = STUDIED["trees"] * tree + _START_MINUTES
-            trials = min(MOST_TRIALS, int(share / trial))
-            if trials < _FEWEST_TRIALS:
-                return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
-            settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
-            return Planned(settings, trials * trial, f"{trials} trials")
-        case "linear":
-            return _network(_linear(methods[SCRATCH]), share, epoch, sizes.start)
-        case "in_context":
-            return _in_context(sizes, share, speed)
-        case "scratch":
-            return _network(methods[SCRATCH], share, epoch, sizes.start)
-        case "tabm":
-            return _network(_tabm(methods[SCRATCH]), share, SLOWER[TABM] * epoch, sizes.start)
-        case "pretrained":
-            rate = PRETRAINED[first.pretraining_docs_per_batch] * speed.networks
-            return _pretrained(methods[PRETRAINED_NETWORK], sizes, share, epoch, rate)
-        case "student":
-            return _student(teacher, sizes, share, epoch, speed)
-    raise ValueError(f"{name} is no method of jobs.auto")
+    known = KNOWN_METHODS[name]
+    return known.plan(_Room(sizes, known.share * budget, speed, teacher))
 
 
-def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The settings of a method, with NDCG at a cut-off to choose trees, epochs and trials.
-
-    Example:
-        >>> chosen_at(10, {"kind": "neural", "finetune": {"epochs": 20}})
-        {'kind': 'neural', 'finetune': {'epochs': 20, 'validation_metric': 'ndcg@10'}}
-    """
-    metric = {"validation_metric": f"ndcg@{cutoff}"}
-    by: dict[str, dict[str, Any]] = {"gbdt": {"stop_on": cutoff}, "finetune": metric, "student": metric}
-    return settings and {key: {**value, **by[key]} if key in by else value for key, value in settings.items()}
+def _trees(room: _Room) -> Planned:
+    """Trees with samples of rows and features, so that other seeds give other models."""
+    tree = room.tree
+    number = min(STUDIED["trees"], max(50, int((room.share - _START_MINUTES) / (tree or 1e-9))))
+    trees = _methods(room.first._replace(trees=number), room.sizes)[TREES]
+    trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8}
+    return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
 
 
-def _pretrained(settings: Mapping[str, Any], sizes: AutoSizes, share: float, epoch: float, rate: float) -> Planned:
-    """A network with the epochs of pretraining that fit beside finetuning; `rate` is in documents a second."""
-    log = sizes.log
+def _tuned(room: _Room) -> Planned:
+    """Trees with the settings that a search finds."""
+    trial = STUDIED["trees"] * room.tree + _START_MINUTES
+    trials = min(MOST_TRIALS, int(room.share / trial))
+    if trials < _FEWEST_TRIALS:
+        return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
+    settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
+    return Planned(settings, trials * trial, f"{trials} trials")
+
+
+def _pretrained(room: _Room) -> Planned:
+    """A network with the epochs of pretraining that fit beside finetuning."""
+    log, start, settings = room.sizes.log, room.sizes.start, room.methods[PRETRAINED_NETWORK]
     if log.documents < _PAYS_FROM * log.informative:
         known = log.informative / max(log.documents, 1)
         return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(settings, share / 3, epoch, sizes.start)
+    finetuned = _network(replace(room, share=room.share / 3), settings)
     if finetuned.settings is None:
         return finetuned
+    rate = PRETRAINED[room.first.pretraining_docs_per_batch] * room.speed.networks
     pretraining = epoch_minutes(log.documents, rate, log.features)
-    epochs = min(MOST_EPOCHS, int((share - finetuned.minutes - sizes.start) / pretraining))
+    epochs = min(MOST_EPOCHS, int((room.share - finetuned.minutes - start) / pretraining))
     if epochs < 1:
         return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
     pretrained = {**finetuned.settings, "pretrain": {**settings["pretrain"], "epochs": epochs}}
-    minutes = epochs * pretraining + finetuned.minutes + sizes.start
+    minutes = epochs * pretraining + finetuned.minutes + start
     plural = "" if epochs == 1 else "s"
     return Planned(pretrained, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
 
 
-def _in_context(sizes: AutoSizes, share: float, speed: Speed) -> Planned:
+def _in_context(room: _Room) -> Planned:
     """An in-context ranker, for few labels (docs/results/in-context.md); its time is that of scoring."""
+    sizes = room.sizes
     if sizes.numbers == 0:
         return Planned(None, 0.0, "no feature is a number")
     if sizes.lists > _READ_LISTS:
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
     values = (2 * sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
-    minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
-    if minutes > share:
+    minutes = _START_MINUTES + values / (_READ * room.speed.networks) / 60
+    if minutes > room.share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
     return Planned({"kind": "in_context"}, minutes, f"{sizes.lists} lists to read")
 
 
-def _student(teacher: str, sizes: AutoSizes, share: float, epoch: float, speed: Speed) -> Planned:
+def _student(room: _Room) -> Planned:
     """The student of several trained networks, finetuned with their settings."""
-    documents = min(sizes.log.documents, _TAUGHT_DOCUMENTS)
+    sizes, documents = room.sizes, min(room.sizes.log.documents, _TAUGHT_DOCUMENTS)
     few, many = _STUDENT_EPOCHS
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
-    taught = epochs * epoch_minutes(documents, FINETUNED[1024] * speed.networks, sizes.log.features)
-    minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / SCORED / 60 + 2 * sizes.start
-    if minutes > share:
+    taught = epochs * epoch_minutes(documents, FINETUNED[1024] * room.speed.networks, sizes.log.features)
+    minutes = taught + STUDIED["finetuning"] * room.epoch + TEACHERS * documents / SCORED / 60 + 2 * sizes.start
+    if minutes > room.share:
         return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
     settings = {
         "kind": "self_trained",
-        "of": teacher,
+        "of": room.teacher,
         "runs": TEACHERS,
         "groups": _TAUGHT_LISTS if sizes.log.documents > documents else None,
         "student": {
@@ -238,7 +210,7 @@ def _student(teacher: str, sizes: AutoSizes, share: float, epoch: float, speed: 
             "stream": _dealt({"docs_per_batch": batch}, sizes),
         },
     }
-    return Planned(settings, minutes, f"of {TEACHERS} networks {teacher}")
+    return Planned(settings, minutes, f"of {TEACHERS} networks {room.teacher}")
 
 
 def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
@@ -255,127 +227,56 @@ def _dealt(stream: Mapping[str, Any], sizes: AutoSizes) -> dict[str, Any]:
     return {**stream, "docs_per_batch": max(stream["docs_per_batch"], least), "streams": sizes.workers}
 
 
-def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _linear(room: _Room) -> Planned:
     """A linear ranker, trained like the network but in larger steps; good with few labels (docs/auto.md)."""
-    finetune = settings["finetune"]
+    finetune = room.methods[SCRATCH]["finetune"]
     network = {**finetune["network"], "encoder": {"kind": "identity"}}
     fast = {**finetune["optimizer"], "learning_rate": 1e-2}
-    return {**settings, "finetune": {**finetune, "network": network, "optimizer": fast}}
+    return _network(room, {"kind": "neural", "finetune": {**finetune, "network": network, "optimizer": fast}})
 
 
-def _tabm(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _tabm(room: _Room) -> Planned:
     """TabM on piecewise-linear numbers (docs/results/encoders.md); no noise, as it would move values between bins."""
-    finetune = settings["finetune"]
+    finetune = room.methods[SCRATCH]["finetune"]
     encoder = {"kind": "tabm", "members": 8, "hidden": [128] * 3}
     network = {**finetune["network"], "encoder": encoder, "numbers": {"kind": "ple", "bins": 16}}
     optimizer = {**finetune["optimizer"], "learning_rate": 1e-3}
-    return {**settings, "finetune": {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}}
+    finetune = {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}
+    return _network(room, {"kind": "neural", "finetune": finetune}, slower=KNOWN_METHODS[TABM].slower)
 
 
-def _network(settings: Mapping[str, Any], share: float, epoch: float, start: float) -> Planned:
-    """A network with the epochs of finetuning that fit into a share of the budget; `start` is its start-up minutes."""
-    epochs = min(STUDIED["finetuning"], int((share - start) / epoch))
+def _network(room: _Room, settings: Mapping[str, Any], *, slower: float = 1.0) -> Planned:
+    """A network with the epochs of finetuning that fit into its share of the budget."""
+    epoch, start = slower * room.epoch, room.sizes.start
+    epochs = min(STUDIED["finetuning"], int((room.share - start) / epoch))
     if epochs < 2:
-        return Planned(
-            None, 0.0, f"two epochs take {start + 2 * epoch:.1f} minutes with their start, which the budget has not"
-        )
+        takes = start + 2 * epoch
+        return Planned(None, 0.0, f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
     finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4)}
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
 
 
-MOST_MODELS = 10
-"""Maximum number of models of a method."""
-_RESERVED, _LEAST_RESERVED = 0.1, 0.1
-"""Share of the budget for blend, test and leaderboard, and further minutes."""
-_REFIT = 1.2
-"""Time of a refit relative to training, because it reads validation too."""
-
-
 @dataclass(frozen=True)
-class Forecast:
-    """The minutes that models will take, and those that remain."""
+class _Known:
+    """What is known of a method."""
 
-    record: AutoRecord
-    """Models so far, and the budget."""
-    sizes: AutoSizes
-    spent: float
-    """Minutes so far, over all processes."""
-    refits: bool
-    """Whether the ranker's models will be refitted."""
-    cutoff: int
-    """Cut-off of the NDCG that chooses."""
+    plan: Callable[[_Room], Planned]
+    share: float
+    """Maximum share of the budget for its first model; the rest is for further models, blend, test and refit."""
+    again: bool = False
+    """Whether it has further models of other seeds."""
+    slower: float = 1.0
+    """Time relative to the network, in training and scoring (2026-11-26)."""
 
-    @property
-    def left(self) -> float:
-        """Minutes for further models, their refit and their test."""
-        done = {name: self.record.done(name) for name in ALL_METHODS}
-        tested = sum(len(entries) * self.test_minutes(name) for name, entries in done.items())
-        refitted = sum(len(entries) * self._again_minutes(name) for name, entries in done.items() if entries)
-        # in-context rankers score slowly, and their plan includes that
-        slow = sum(max(0.0, entry.foretold - entry.minutes) for entry in done[IN_CONTEXT])
-        rest = (self._with_refit - 1) * refitted + tested + slow
-        return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
-    def first(self, name: str, teacher: str = SCRATCH) -> Planned:
-        """The plan of a method's first model for its share of the budget, or less if less time is left."""
-        plan, tested = self._planned(name, self.record.budget, teacher), self.test_minutes(name)
-        takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
-        return plan if takes <= left else self._planned(name, self.record.budget * left / takes, teacher)
-
-    def takes(self, name: str, plan: Planned) -> float:
-        """Minutes of a first model, its refit (without search and pretraining) and its test."""
-        if plan.settings is None:
-            return 0.0
-        again = self._without_start(name, plan.minutes, plan.settings)
-        return plan.minutes + (self._with_refit - 1) * again + self.test_minutes(name)
-
-    def more(self) -> str | None:
-        """The method to train one more model of: the one with the fewest; None if none fits."""
-        counts = {name: len(self.record.done(name)) for name in MORE_OF}
-        counts = counts if any(counts.values()) else {TREES: len(self.record.done(TREES))}
-        failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
-        fits = [
-            name
-            for name, count in counts.items()
-            if 0 < count < MOST_MODELS
-            and name not in failed
-            and self._with_refit * self._again_minutes(name) + self.test_minutes(name) < self.left
-        ]
-        return min(fits, key=lambda name: counts[name], default=None)
-
-    @property
-    def _with_refit(self) -> float:
-        """Factor from minutes of training to minutes with refit."""
-        return 1 + _REFIT if self.refits else 1.0
-
-    def _again_minutes(self, name: str) -> float:
-        """Minutes of one more model of a method, without search or pretraining."""
-        first, *others = (entry.minutes for entry in self.record.done(name))
-        return max(others) if others else self._without_start(name, first, self.record.methods[name])
-
-    def test_minutes(self, name: str) -> float:
-        """Minutes to score the test split with a model, once for all rankers that contain it."""
-        return SLOWER.get(name, 1.0) * self.sizes.tested / (SCORED * self.speed.networks) / 60
-
-    @cached_property
-    def speed(self) -> Speed:
-        """The speed of this machine, from the models so far."""
-        speed = Speed()
-        for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
-            for entry in self.record.done(method)[:1]:
-                if entry.foretold:  # at most 1: a short time may be early stopping
-                    speed = speed._replace(**{kind: min(1.0, entry.foretold / max(entry.minutes, 1e-9))})
-        return speed
-
-    def _planned(self, name: str, budget: float, teacher: str) -> Planned:
-        """The plan of a method's first model for its share of a budget, on this machine."""
-        plan = planned(name, self.sizes, budget, self.speed, teacher=teacher)
-        return plan._replace(settings=chosen_at(self.cutoff, plan.settings))
-
-    def _without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
-        """Minutes of a method's first model without its search, pretraining or teachers."""
-        if name == TUNED:
-            return 2 * minutes / int(settings["trials"])
-        if name in (PRETRAINED_NETWORK, STUDENT):
-            return min(minutes, max((entry.minutes for entry in self.record.done(SCRATCH)), default=minutes))
-        return minutes
+KNOWN_METHODS = {
+    TREES: _Known(_trees, 0.1),
+    TUNED: _Known(_tuned, 0.2, again=True),
+    LINEAR: _Known(_linear, 0.04),
+    IN_CONTEXT: _Known(_in_context, 0.06),
+    SCRATCH: _Known(lambda room: _network(room, room.methods[SCRATCH]), 0.08, again=True),
+    TABM: _Known(_tabm, 0.12, again=True, slower=5.0),
+    PRETRAINED_NETWORK: _Known(_pretrained, 0.25, again=True),
+    STUDENT: _Known(_student, 0.12),
+}
+"""The methods, in the order of their first models; a student has its turn later."""

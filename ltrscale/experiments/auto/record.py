@@ -1,10 +1,11 @@
-"""The time-dependent decisions of a run of `jobs.auto`, and their results."""
+"""The time-dependent decisions of a run of `jobs.auto`, their results, and what fits into the remaining minutes."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -12,6 +13,21 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Strict
 from ltrscale.errors import InputError
+from ltrscale.experiments.auto.plan import (
+    IN_CONTEXT,
+    KNOWN_METHODS,
+    PRETRAINED_NETWORK,
+    SCRATCH,
+    STUDENT,
+    TREES,
+    TUNED,
+    AutoSizes,
+    Planned,
+    Speed,
+    planned,
+)
+from ltrscale.experiments.first.pipeline import SCORED
+from ltrscale.experiments.records import read_record, record_bytes
 
 _BEAT_S = 5.0
 """Interval of saving the time; a killed process loses at most this."""
@@ -55,30 +71,22 @@ class AutoRecord(Strict):
     """Minutes spent when the ranker was complete."""
 
     @classmethod
-    def read(cls, url: str) -> Self:
-        """The record of an earlier process; an `InputError` if the file is not one."""
-        try:
-            return cls.model_validate_json(storage.read_bytes(url))
-        except ValueError as error:
-            raise InputError(f"{url}: not a record ({error}); remove it, and the same command begins anew") from error
-
-    @classmethod
     def resumed(cls, url: str, of: str, budget: float) -> Self:
         """The record of an earlier process, without models left out for another budget; or an empty one.
 
         Raises:
             InputError: the earlier process had other data, another seed or another metric.
         """
-        if not storage.exists(url):
+        record = read_record(cls, url, "remove it, and the same command begins anew")
+        if record is None:
             return cls(of=of, budget=budget)
-        record = cls.read(url)
         if record.of != of:
             raise InputError(
                 f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
             )
         if record.budget == budget:
             return record
-        kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
+        kept = tuple(entry for entry in record.entries if entry.state in ("begun", "done"))
         return record.replace(budget=budget, entries=kept, refitted=None, ended=None)
 
     def done(self, method: str) -> list[Entry]:
@@ -89,22 +97,18 @@ class AutoRecord(Strict):
         """The record with an entry added or updated."""
         entries = {(known.method, known.number): known for known in self.entries}
         entries[entry.method, entry.number] = entry
-        return self.replace(entries=tuple(each.model_dump() for each in entries.values()))
+        return self.replace(entries=tuple(entries.values()))
 
 
 @dataclass
 class RecordKeeper:
-    """Keeps the record in its file, with the time spent.
-
-    A process may be killed in the middle of a long training. So while `beating`, a thread writes the time regularly.
-    """
+    """Keeps the record in its file, with the time spent, which a thread writes regularly while `beating`."""
 
     url: str
     record: AutoRecord
     """Starts with the minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
     """Start of this process, by `time.monotonic()`."""
-    _training: Callable[[], Entry] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -120,7 +124,7 @@ class RecordKeeper:
         with self._lock:
             storage.check_lease(self.url)
             self.record = self.record.replace(**decided, minutes=self.spent)
-            storage.write_bytes(self.url, (self.record.model_dump_json(indent=1) + "\n").encode())
+            storage.write_bytes(self.url, record_bytes(self.record))
 
     def note(self, entry: Entry) -> Entry:
         """Write the record with an entry added or updated."""
@@ -128,28 +132,6 @@ class RecordKeeper:
             self.record = self.record.noted(entry)
             self.keep()
         return entry
-
-    def beat(self) -> None:
-        """Write the time so far, and that of the model in training."""
-        with self._lock:
-            if self._training is not None:
-                self.record = self.record.noted(self._training())
-            self.keep()
-
-    @contextmanager
-    def training(self, entry: Entry) -> Iterator[Callable[[], Entry]]:
-        """Add the time of the block to a model; yields a function that returns its entry with the time so far."""
-        began = time.monotonic()
-
-        def so_far() -> Entry:
-            return entry.replace(minutes=entry.minutes + (time.monotonic() - began) / 60)
-
-        self._training = so_far
-        try:
-            yield so_far
-        finally:
-            with self._lock:
-                self._training = None
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -159,7 +141,7 @@ class RecordKeeper:
         def beats() -> None:
             while not over.wait(_BEAT_S):
                 with suppress(InputError):  # the run's next write raises the same error, and ends it
-                    self.beat()
+                    self.keep()
 
         thread = threading.Thread(target=beats, name="record", daemon=True)
         thread.start()
@@ -168,3 +150,109 @@ class RecordKeeper:
         finally:
             over.set()
             thread.join()
+
+
+MOST_MODELS = 10
+"""Maximum number of models of a method."""
+_RESERVED, _LEAST_RESERVED = 0.1, 0.1
+"""Share of the budget for blend, test and leaderboard, and further minutes."""
+_REFIT = 1.2
+"""Time of a refit relative to training, because it reads validation too."""
+
+
+def _chosen_at(cutoff: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a method, with NDCG at a cut-off to choose trees, epochs and trials."""
+    metric = {"validation_metric": f"ndcg@{cutoff}"}
+    by: dict[str, dict[str, Any]] = {"gbdt": {"stop_on": cutoff}, "finetune": metric, "student": metric}
+    return {key: {**value, **by[key]} if key in by else value for key, value in settings.items()}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The minutes that models will take, and those that remain."""
+
+    record: AutoRecord
+    """Models so far, and the budget."""
+    sizes: AutoSizes
+    spent: float
+    """Minutes so far, over all processes."""
+    refits: bool
+    """Whether the ranker's models will be refitted."""
+    cutoff: int
+    """Cut-off of the NDCG that chooses."""
+
+    @property
+    def left(self) -> float:
+        """Minutes for further models, their refit and their test."""
+        done = {name: self.record.done(name) for name in KNOWN_METHODS}
+        tested = sum(len(entries) * self.test_minutes(name) for name, entries in done.items())
+        refitted = sum(len(entries) * self._again_minutes(name) for name, entries in done.items() if entries)
+        # in-context rankers score slowly, and their plan includes that
+        slow = sum(max(0.0, entry.foretold - entry.minutes) for entry in done[IN_CONTEXT])
+        rest = (self._with_refit - 1) * refitted + tested + slow
+        return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
+
+    def first(self, name: str, teacher: str = SCRATCH) -> Planned:
+        """The plan of a method's first model for its share of the budget, or less if less time is left."""
+        plan, tested = self._planned(name, self.record.budget, teacher), self.test_minutes(name)
+        takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
+        return plan if takes <= left else self._planned(name, self.record.budget * left / takes, teacher)
+
+    def takes(self, name: str, plan: Planned) -> float:
+        """Minutes of a first model, its refit (without search and pretraining) and its test."""
+        if plan.settings is None:
+            return 0.0
+        again = self._without_start(name, plan.minutes, plan.settings)
+        return plan.minutes + (self._with_refit - 1) * again + self.test_minutes(name)
+
+    def more(self) -> str | None:
+        """The method to train one more model of: the one with the fewest; None if none fits."""
+        counts = {name: len(self.record.done(name)) for name, known in KNOWN_METHODS.items() if known.again}
+        counts = counts if any(counts.values()) else {TREES: len(self.record.done(TREES))}
+        failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
+        fits = [
+            name
+            for name, count in counts.items()
+            if 0 < count < MOST_MODELS
+            and name not in failed
+            and self._with_refit * self._again_minutes(name) + self.test_minutes(name) < self.left
+        ]
+        return min(fits, key=lambda name: counts[name], default=None)
+
+    @property
+    def _with_refit(self) -> float:
+        """Factor from minutes of training to minutes with refit."""
+        return 1 + _REFIT if self.refits else 1.0
+
+    def _again_minutes(self, name: str) -> float:
+        """Minutes of one more model of a method, without search or pretraining."""
+        first, *others = (entry.minutes for entry in self.record.done(name))
+        return max(others) if others else self._without_start(name, first, self.record.methods[name])
+
+    def test_minutes(self, name: str) -> float:
+        """Minutes to score the test split with a model, once for all rankers that contain it."""
+        slower = KNOWN_METHODS[name].slower if name in KNOWN_METHODS else 1.0
+        return slower * self.sizes.tested / (SCORED * self.speed.networks) / 60
+
+    @cached_property
+    def speed(self) -> Speed:
+        """The speed of this machine, from the models so far."""
+        speed = Speed()
+        for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
+            for entry in self.record.done(method)[:1]:
+                if entry.foretold:  # at most 1: a short time may be early stopping
+                    speed = speed._replace(**{kind: min(1.0, entry.foretold / max(entry.minutes, 1e-9))})
+        return speed
+
+    def _planned(self, name: str, budget: float, teacher: str) -> Planned:
+        """The plan of a method's first model for its share of a budget, on this machine."""
+        plan = planned(name, self.sizes, budget, self.speed, teacher=teacher)
+        return plan._replace(settings=plan.settings and _chosen_at(self.cutoff, plan.settings))
+
+    def _without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
+        """Minutes of a method's first model without its search, pretraining or teachers."""
+        if name == TUNED:
+            return 2 * minutes / int(settings["trials"])
+        if name in (PRETRAINED_NETWORK, STUDENT):
+            return min(minutes, max((entry.minutes for entry in self.record.done(SCRATCH)), default=minutes))
+        return minutes

@@ -167,12 +167,7 @@ def _query_rows(file: str, url: str, laid: _Laid, named: Mapping[str, str | None
 
 
 def _one(name: str) -> str:
-    """The name of a list's single value; its role is guessed by this name.
-
-    Example:
-        >>> _one("product_ids"), _one("labels"), _one("class")
-        ('product_id', 'label', 'class')
-    """
+    """The name of a list's single value, such as product_id of product_ids; its role is guessed by this name."""
     return re.sub(r"(?<!s)s$", "", name)
 
 

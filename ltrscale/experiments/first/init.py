@@ -22,6 +22,7 @@ from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
 from ltrscale.experiments.first.prepare import (
     FEWEST_LISTS,
+    LogCounts,
     clicks_text,
     count_lists,
     prepare_lines,
@@ -29,8 +30,8 @@ from ltrscale.experiments.first.prepare import (
     summary,
 )
 from ltrscale.experiments.first.quoting import escaped, yaml_text
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
@@ -43,7 +44,7 @@ from ltrscale.progress import called, log, progress
 from ltrscale.ranking.single_feature import SingleFeature, single_features
 
 
-class InitConfig(Config):
+class InitJob(Config):
     """A log to look at."""
 
     file: str
@@ -66,67 +67,73 @@ class InitConfig(Config):
     """First rows that decide on types, of each file its share; the first million decides on uses, and all rows are
     counted."""
 
+    def run(self) -> None:
+        """Read a log; write prepare.yaml and, if it has labels and several periods, the configs of later commands.
 
-def init(config: InitConfig) -> None:
-    """Read a log; write prepare.yaml and, if it has labels and several periods, the configs of later commands.
-
-    Raises:
-        InputError: the log cannot be read, no column looks like the query's, configs already exist, or `out` is in the
-            log's directory.
-    """
-    out = _place(config)
-    for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
-        if storage.exists(path):  # it may have been edited
-            raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
-    urls = storage.list_files(config.file)
-    roles = {use: getattr(config, use) for use in ("query", "item", "label", "time", "positions")}
-    if not config.header and (lines := other_form(config.file, urls, out, roles)):
-        _write(out, {"prepare": yaml_text(lines)})
-        log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
-        _say_next("prepare", out)
-        return
-    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], config.header)
-    files = files_of(urls, dialect)
-    urls, columns = [*files], first_columns(files, dialect, config.rows)
-    _refuse_without_values(columns, roles, urls[0])
-    names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
-    sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
-    guessed = guess(columns, sample, roles, urls[0])
-    refuse_without_features(guessed, guessed.readable, urls[0])
-    in_roles = [
-        each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
-    ]
-    complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
-    counted = count_lists(guessed, complete)
-    asked = asked_of(guessed, complete, urls, dialect)
-    guessed = replace(guessed, asked={**guessed.asked, **asked})
-    notes: list[str] = []
-    texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
-    if guessed.label is not None and len(counted.periods) >= FEWEST_LISTS:
-        width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
-        width += sum(column.size for column in guessed.vectors)
-        runs, notes = first_runs(
-            out,
-            counted.unit,
-            counted.periods,
-            LogSize(counted.rows, counted.informative_rows, width),
-            score=engine_score([each.name for each in guessed.features]),
-            lists=counted.informative_queries,
-            moving=guessed.moving,
-        )
+        Raises:
+            InputError: the log cannot be read, no column looks like the query's, configs already exist, or `out` is in
+                the log's directory.
+        """
+        out = _place(self)
+        for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
+            if storage.exists(path):  # it may have been edited
+                raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
+        urls = storage.list_files(self.file)
+        roles = {use: getattr(self, use) for use in ("query", "item", "label", "time", "positions")}
+        if not self.header and (lines := other_form(self.file, urls, out, roles)):
+            _write(out, {"prepare": yaml_text(lines)})
+            log.info(
+                "init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits"
+            )
+            _say_next("prepare", out)
+            return
+        dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], self.header)
+        files = files_of(urls, dialect)
+        urls, columns = [*files], first_columns(files, dialect, self.rows)
+        _refuse_without_values(columns, roles, urls[0])
+        names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
+        sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
+        guessed = guess(columns, sample, roles, urls[0])
+        refuse_without_features(guessed, guessed.readable, urls[0])
+        in_roles = [
+            each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
+        ]
+        complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
+        counted = count_lists(guessed, complete)
+        asked = _asked_of(guessed, complete, urls, dialect)
+        guessed = replace(guessed, asked={**guessed.asked, **asked})
+        texts = {"prepare": yaml_text(prepare_lines(self.file, out, dialect, guessed, counted))}
+        runs, notes = _runs(out, guessed, counted)
         texts |= runs
-    if clicks := clicks_text(out, guessed):
-        texts["clicks"] = clicks
-    _write(out, texts)
-    for line in summary(guessed):
-        log.info("init: %s", escaped(line))
-    for reason in (*notes, *_why_less(guessed, counted.periods, columns)):
-        log.info("init: %s", reason)
-    for name in (each for each in _WRITES if each in texts and each not in _LATER):
-        _say_next(name, out)
+        if clicks := clicks_text(out, guessed):
+            texts["clicks"] = clicks
+        _write(out, texts)
+        for line in summary(guessed):
+            log.info("init: %s", escaped(line))
+        for reason in (*notes, *_why_less(guessed, counted.periods, columns)):
+            log.info("init: %s", reason)
+        for name in (each for each in _WRITES if each in texts and each not in _LATER):
+            _say_next(name, out)
 
 
-def _place(config: InitConfig) -> str:
+def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str], list[str]]:
+    """The configs of commands that train, and notes on them; none without labels or with too few periods."""
+    if guessed.label is None or len(counted.periods) < FEWEST_LISTS:
+        return {}, []
+    width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
+    width += sum(column.size for column in guessed.vectors)
+    return first_runs(
+        out,
+        counted.unit,
+        counted.periods,
+        LogSize(counted.rows, counted.informative_rows, width),
+        score=engine_score([each.name for each in guessed.features]),
+        lists=counted.informative_queries,
+        moving=guessed.moving,
+    )
+
+
+def _place(config: InitJob) -> str:
     """The directory of the configs; an `InputError` inside the log's, where configs would be read as rows."""
     stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
     out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
@@ -148,9 +155,9 @@ _LATER = ("study", "weekly")
 _WRITES: dict[str, type[Config]] = {
     "prepare": PrepareJob,
     "clicks": ClicksJob,
-    "pipeline": PipelineConfig,
+    "pipeline": PipelineJob,
     "weekly": WeeklyJob,
-    "study": StudyConfig,
+    "study": StudyJob,
 }
 
 
@@ -200,14 +207,8 @@ def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColum
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
 
 
-def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
-    """Questions about suspicious features, by name; empty without a label.
-
-    `log` has the query columns of all rows.
-
-    Reads a sample of whole lists. The first rows of a shuffled log would have only fragments of lists, and any order of
-    a short list is close to the best.
-    """
+def _asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
+    """Questions about suspicious features, by name, of a sample of whole lists; empty without a label."""
     features = [*guessed.features, *guessed.categorical]
     if guessed.label is None or not features:
         return {}

@@ -88,19 +88,8 @@ class FirstSizes(NamedTuple):
 def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSizes:
     """The settings that keep a first pipeline short, at most those of the news study.
 
-    Trees use all cores. Networks are assumed to use one, because small batches have little work for more.
-
-    Args:
-        size: size of the training data.
-        cores: cores of the machine.
-        models: networks to finetune; half as many models of trees are grown.
-
-    Example:
-        >>> sizes = first_sizes(LogSize(documents=550_000, informative=195_000, features=13))
-        >>> sizes.docs_per_batch, sizes.epochs, sizes.pretraining_docs_per_batch, sizes.pretraining_epochs
-        (1024, 36, 4096, 7)
-        >>> round(sizes.total), sizes.share
-        (11, 1.0)
+    Trees use all cores. Networks are assumed to use one, because small batches have little work for more. `models` is
+    the number of networks to finetune; half as many models of trees are grown.
     """
     batch = 256 if size.informative < SMALL else 1024
     large = 1024 if size.documents < SMALL else 4096
@@ -154,16 +143,9 @@ def first_runs(
 ) -> tuple[dict[str, str], list[str]]:
     """The texts of pipeline.yaml, weekly.yaml and, if there are enough lists, study.yaml; and notes on them.
 
-    The last periods test, the ones before validate.
-
-    Args:
-        out: directory of the configs.
-        unit: the unit of periods.
-        periods: the periods with labels.
-        size: size of all periods; it decides the settings, and in very large logs the number of training periods.
-        score: the feature that is a search engine's score, if there is one.
-        lists: the lists of all periods whose labels differ.
-        moving: features that differ from training, such as those of later files.
+    The last periods test, the ones before validate. `size` is that of all periods with labels, `lists` their number of
+    lists whose labels differ, `score` the feature that is a search engine's score, and `moving` are features that
+    differ from training, such as those of later files.
     """
     train, validation, test = divided(periods)
     all_periods, n = train, len(periods)
@@ -249,13 +231,7 @@ def period_range(names: Sequence[str]) -> str:
 
 
 def weekly_text(out: str, unit: str, moving: Sequence[str] = ()) -> str:
-    """The weekly.yaml for new periods of a unit such as `week`.
-
-    Args:
-        out: the directory of the configs.
-        unit: the unit of periods.
-        moving: features that differ from training, such as those of later files.
-    """
+    """The weekly.yaml for new periods of a unit such as `week`."""
     places = {"out": "weekly", "pipeline": "pipeline.yaml", "production": "models/seed-0/trees/model"}
     paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
     config = escaped(shlex.quote(storage.join(out, "weekly.yaml")))

@@ -104,12 +104,7 @@ def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
 
 
 def informative_lists(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether each list has different labels, by list number; -1 means no list, and NaN no label.
-
-    Example:
-        >>> informative_lists(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, np.nan])).tolist()
-        [False, True, False]
-    """
+    """Whether each list has different labels, by list number; -1 means no list, and NaN no label."""
     known_N = (lists_N >= 0) & ~np.isnan(labels_N)
     lists_M, labels_M = lists_N[known_N], labels_N[known_N]
     first_Q, apart_Q = np.zeros(int(lists_N.max()) + 1), np.zeros(int(lists_N.max()) + 1, np.bool_)

@@ -18,7 +18,6 @@ from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig
-from ltrscale.stages.stage import Settings
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
@@ -62,8 +61,6 @@ MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 class AnyMethod(Config):
     """A method of a pipeline; kinds override the defaults."""
 
-    is_network: ClassVar[bool] = False
-    """Whether the model is one network, which can start from an encoder or a ranker and be combined."""
     can_teach: ClassVar[bool] = True
     """Whether a self-trained method may learn its scores."""
     can_be_member: ClassVar[bool] = True
@@ -89,11 +86,7 @@ class AnyMethod(Config):
         return ()
 
     def check(self, where: str, name: str, methods: Mapping[str, "AnyMethod"]) -> None:
-        """Check that it, called `name`, builds on existing methods of the right kind.
-
-        Raises:
-            ValueError: it does not; the message starts with `where`, its place in the config.
-        """
+        """Raise a ValueError, starting with `where`, unless it builds on existing methods of the right kind."""
 
     def check_differs(self, where: str) -> None:
         """Raise a ValueError, starting with `where`, unless other seeds give other models."""
@@ -108,22 +101,6 @@ class AnyMethod(Config):
     def splits_in(self, run: "SeedRun") -> Splits:
         """The splits that it learns from."""
         return run.splits
-
-    def left_out(self, methods: Mapping[str, "AnyMethod"]) -> frozenset[str]:
-        """The features left out by it or by the method that it starts from."""
-        return frozenset()
-
-    def projector_layers(self) -> int | None:
-        """Hidden layers of the projector that it pretrains; None if it does not pretrain."""
-        return None
-
-    def pretraining(self) -> Settings | None:
-        """All settings that determine its pretrained encoder; None if it does not pretrain."""
-        return None
-
-    def starting_as(self, other: str) -> Self:
-        """The method starting from the encoder of another one with the same pretraining."""
-        return self
 
     def encoder(self, name: str, methods: Mapping[str, "AnyMethod"]) -> str | None:
         """The method whose pretrained encoder it starts from, which may be itself; None without one."""
@@ -146,10 +123,6 @@ class AnyMethod(Config):
     def train(self, run: "SeedRun", name: str, out: str) -> None:
         """Train with the seed and labelled groups of a run, and commit the bundle in `out`."""
 
-    def pretrained(self, run: "SeedRun", name: str) -> str | None:
-        """Pretrain the encoder that it starts from, if there is one; returns its bundle."""
-        return None
-
     def search_job(self, run: "SeedRun", name: str) -> Searched:
         """The job to search the settings of, if it is searchable."""
         raise NotImplementedError
@@ -163,16 +136,7 @@ class AnyMethod(Config):
         return False
 
     def train_student(self, student: Student, run: "SeedRun", name: str, scores: Splits, start: str, out: str) -> None:
-        """Train a student on scores, then on labels.
-
-        Args:
-            student: how the scores are learnt.
-            run: the run that trains.
-            name: name of this method.
-            scores: the splits with a teacher's scores as labels of the training groups.
-            start: directory of the model trained on scores.
-            out: directory of the model then trained on labels.
-        """
+        """Train a student in `start` on `scores`, a teacher's for the training groups, then in `out` on the labels."""
         raise NotImplementedError
 
 
@@ -255,11 +219,6 @@ class SeedRun:
         self.methods[name].train(self, name, out)
         return out
 
-    def pretrained(self, name: str) -> str | None:
-        if self.encoders is not None:
-            return self.encoders.pretrained(name)
-        return self.methods[name].pretrained(self, name)
-
     def place(self, *names: str) -> str:
         """A directory of the run."""
         return join(self.out, *names)
@@ -271,7 +230,7 @@ class SeedRun:
 
     def without(self, fold: Fold) -> "SeedRun":
         """The run on all labelled groups except those of a fold."""
-        splits = self.splits.replace(train={**self.splits.train.model_dump(), "fold": fold.model_dump()})
+        splits = self.splits.replace(train=self.splits.train.replace(fold=fold))
         out = self.place("folds", f"{fold.number}-of-{fold.of}")
         return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None, unpretrained=None)
 
@@ -293,16 +252,9 @@ def check_methods(
     where: str = "methods",
     learn_from: Collection[str] = (),
 ) -> None:
-    """Check that each method builds on existing methods of the right kind, and has labels and enough streams.
+    """Raise a ValueError unless each method builds on methods of the right kind, and has labels and enough streams.
 
-    Args:
-        methods: by name.
-        workers: of their neural stages.
-        where: the config's key, for errors.
-        learn_from: the names of labels besides those of the splits.
-
-    Raises:
-        ValueError: a method does not; the message names it.
+    `where` is the config's key, and `learn_from` has the names of labels besides those of the splits.
     """
     # foundations first, so that a method reports its own mistake
     for name in with_foundations(tuple(methods), methods):

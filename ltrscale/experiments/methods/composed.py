@@ -1,29 +1,24 @@
-"""Methods made of others: searches, means of runs, blends, combined networks, students, stacks (also as a job)."""
+"""Methods made of others: searches, means of runs, blends, combined networks, students, stacks."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ltrscale.config import Config
-from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.config import kind_of
 from ltrscale.data.dataset.labelled import Fold, fold_of
-from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits, with_periods_named
+from ltrscale.data.dataset.split import Split, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, NetworkStudent, SeedRun, Student, check_methods
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod, SemiMethod, limited
-from ltrscale.runtime.launch import cluster_for
-from ltrscale.runtime.workers import ONE, Workers
+from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, SeedRun, Student
+from ltrscale.experiments.methods.neural import network
+from ltrscale.experiments.methods.trees import limited
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
-from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember, check_ready
+from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 from ltrscale.tuning.searched import Searched
 from ltrscale.tuning.space import SamplerConfig, Space
 from ltrscale.tuning.tune import TuneJob
@@ -154,7 +149,7 @@ class BlendMethod(AnyMethod):
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         for member in self.members:
             if member not in methods or isinstance(methods[member], BlendMethod):
-                raise ValueError(f"{where}.members: {member!r} is unknown or a blend; name another method")
+                raise ValueError(f"{where}.members: {_what_is(member, methods)}; name another method")
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         families = {methods[member].about(methods).family for member in self.members}
@@ -177,9 +172,8 @@ class CombinedMethod(AnyMethod):
         return self.parts
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
-        if wrong := [part for part in self.parts if part not in methods or not methods[part].is_network]:
-            raise ValueError(f"{where}.parts: {wrong[0]!r} is not a neural method")
-        if len({methods[part].left_out(methods) for part in self.parts}) > 1:
+        networks = [network(f"{where}.parts", part, methods) for part in self.parts]
+        if len({each.left_out(methods) for each in networks}) > 1:
             raise ValueError(f"{where}.parts leave out different features; combine rankers of the same ones")
 
     def streams(self) -> Sequence[StreamConfig]:
@@ -202,7 +196,7 @@ class SelfTrainedMethod(AnyMethod):
 
     kind: Literal["self_trained"] = "self_trained"
     of: str
-    """Name of the method whose runs teach: any but stacks, self-trained methods and orders of a feature."""
+    """Name of the method whose runs teach: any but stacks, blends, self-trained methods and orders of a feature."""
     runs: int = Field(3, ge=1)
     """Total number of runs, as for an ensemble; the method's own run counts as the first."""
     groups: int | None = Field(None, ge=1)
@@ -223,9 +217,7 @@ class SelfTrainedMethod(AnyMethod):
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         if self.of not in methods or not methods[self.of].can_teach:
-            raise ValueError(
-                f"{where}.of: {self.of!r} is unknown, a stack, self-trained or of kind feature; name another method"
-            )
+            raise ValueError(f"{where}.of: {_what_is(self.of, methods)}; name another method")
         if self.runs > 1:
             methods[self.of].check_differs(f"{where}.runs")
         alike = methods.get(self._alike)
@@ -248,7 +240,7 @@ class SelfTrainedMethod(AnyMethod):
         method = run.methods[self._alike]
         labels = method.splits_in(run)
         scored = self._scored(run, name, labels.train)
-        scores = labels.replace(train={**scored.model_dump(), "leave_out": labels.train.leave_out})
+        scores = labels.replace(train=scored.replace(leave_out=labels.train.leave_out))
         method.train_student(self.student, run, self._alike, scores, run.place(name, "student"), out)
 
     def _scored(self, run: SeedRun, name: str, split: Split) -> Split:
@@ -268,19 +260,12 @@ class SelfTrainedMethod(AnyMethod):
         return self.student_as or self.of
 
 
-Member = Annotated[
-    GBDTMethod | SemiMethod | NeuralMethod | TunedMethod | CombinedMethod | EnsembleMethod | SelfTrainedMethod,
-    Field(discriminator="kind"),
-]
-"""The possible members of a stack."""
-
-
 class StackMethod(AnyMethod):
     """Trees over the scores of other methods of the same seed and over raw features."""
 
     kind: Literal["stack"] = "stack"
     members: tuple[str, ...] = Field(min_length=1)
-    """Names of methods other than stacks and orders of a feature; each is trained again for every fold."""
+    """Names of methods other than stacks, blends and orders of a feature; each is trained again for every fold."""
     stack: StackConfig = StackConfig()
 
     can_teach: ClassVar = False
@@ -290,14 +275,10 @@ class StackMethod(AnyMethod):
         return self.members
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
-        if wrong := [m for m in self.members if m not in methods or not methods[m].can_be_member]:
-            raise ValueError(
-                f"{where}.members: {wrong[0]!r} is unknown, a stack or of kind feature; name another method, or the "
-                "feature under stack.features"
-            )
+        check_stacked(f"{where}.members", self.members, methods)
 
     def with_threads(self, threads: int) -> Self:
-        return self.replace(stack={**self.stack.model_dump(), "gbdt": limited(self.stack.gbdt, threads)})
+        return self.replace(stack=self.stack.replace(gbdt=limited(self.stack.gbdt, threads)))
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         return MethodTraits(family="mixed")
@@ -306,15 +287,28 @@ class StackMethod(AnyMethod):
         train_stacked(run, self.members, {}, self.stack, out)
 
 
+def _what_is(name: str, methods: Mapping[str, AnyMethod]) -> str:
+    """The name of a method that cannot be built on, and its kind."""
+    return f"{name!r} is {f'of kind {kind_of(type(methods[name]))}' if name in methods else 'unknown'}"
+
+
+def check_stacked(where: str, names: Iterable[str], methods: Mapping[str, AnyMethod]) -> None:
+    """Raise a ValueError, starting with `where`, unless a stack may have these members."""
+    for name in names:
+        if name not in methods or not methods[name].can_be_member:
+            raise ValueError(
+                f"{where}: {_what_is(name, methods)}; name another method, or the feature under stack.features"
+            )
+
+
 def train_stacked(
     run: SeedRun, members: Sequence[str], ready: Mapping[str, str], settings: StackConfig, out: str
 ) -> None:
     """Train each member on all groups and once without each fold, then trees over their scores.
 
-    Members without a fold are in `folds/K-of-N/METHOD`; stacks with the same number of folds share them. The `ready`
-    bundles, by name, must not have seen labels of the training split.
+    The `ready` bundles, by name, must not have seen labels of the training split.
     """
-    settings = settings.replace(seed=run.seed, gbdt={**settings.gbdt.model_dump(), "seed": run.seed})
+    settings = settings.replace(seed=run.seed, gbdt=settings.gbdt.replace(seed=run.seed))
     folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
     of_members = {
         name: StackMember(
@@ -325,48 +319,3 @@ def train_stacked(
     }
     of_ready = {name: StackMember(bundle=url) for name, url in ready.items()}
     StackedJob(out=out, splits=run.splits, stack=settings, members=of_members | of_ready).run()
-
-
-TRAINING = "training"
-"""Folder below the job's `out` for training members."""
-
-
-class StackJob(Config):
-    """Train members, each once without every fold and once on all groups, and trees over their scores."""
-
-    out: str
-    """Directory of the bundle, which is complete; members are trained in `out/training`, which may be deleted."""
-    splits: Splits
-    """Training and validation; the test split is not read."""
-    members: dict[MethodName, Member] = Field(default_factory=dict)
-    """Methods whose scores the trees see."""
-    bundles: dict[MethodName, str] = Field(default_factory=dict)
-    """Bundles whose scores the trees see too; they must not have seen labels of the training split."""
-    stack: StackConfig = StackConfig()
-    seed: int = 0
-    """Replaces the seeds of members, folds and trees."""
-    workers: Workers = ONE
-    """Data-parallel workers of the neural members."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.members and not self.bundles:
-            raise ValueError("members and bundles are both empty; name at least one")
-        if shared := self.members.keys() & self.bundles.keys():
-            raise ValueError(f"bundles.{min(shared)} has the name of a member; choose another")
-        check_methods(self.members, self.workers, where="members")
-        return self
-
-    @one_view()
-    def run(self) -> None:
-        """Train members and stack, and commit the stack's bundle; skips stages that are up to date.
-
-        Raises:
-            InputError: as the stages; a ready bundle may have seen labels of the training split.
-        """
-        check_disjoint(self.splits)
-        for name, url in self.bundles.items():
-            check_ready(name, url, self.splits)
-        run = SeedRun(self.members, self.splits, self.seed, self.workers, join(self.out, TRAINING))
-        with cluster_for(self.workers):  # one cluster for all stages
-            train_stacked(run, tuple(self.members), self.bundles, self.stack, self.out)

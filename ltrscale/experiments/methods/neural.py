@@ -1,17 +1,16 @@
 """Networks as methods of a pipeline: one that is trained, and one that reads labelled groups as examples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from ltrscale.config import overlay, settings_of
+from ltrscale.config import digest, overlay, settings_of
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.stages.stage import Settings
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
@@ -34,8 +33,6 @@ class NeuralMethod(ReadingMethod):
     """Start from the ranker of this other method, such as one that has learnt clicks; `finetune.keep_head` keeps its
     head, too."""
     finetune: FinetuneConfig = FinetuneConfig()
-
-    is_network: ClassVar = True
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -87,10 +84,11 @@ class NeuralMethod(ReadingMethod):
             self._check_start(where, name, methods)
             return
         other = self if self.pretrained_as is None else methods.get(self.pretrained_as)
-        if other is None or (self.pretrained_as is not None and other.pretraining() is None):
+        pretrain = other.pretrain if isinstance(other, NeuralMethod) else None
+        if pretrain is None and self.pretrained_as is not None:
             raise ValueError(f"{where}.pretrained_as {self.pretrained_as!r} is not a method that pretrains")
         try:
-            self.finetune.check_start(other.projector_layers())
+            self.finetune.check_start(None if pretrain is None else pretrain.method.projector_layers)
         except ValueError as error:
             raise ValueError(f"{where}.{error}") from error
 
@@ -103,27 +101,15 @@ class NeuralMethod(ReadingMethod):
                     f"{where}.starts_from leads from {' to '.join(passed)} and back; let one start elsewhere"
                 )
             passed.append(other)
-            if other not in methods or not methods[other].is_network:
-                raise ValueError(f"{where}.starts_from: {other!r} is not a neural method")
-            foundations = methods[other].built_on()
+            foundations = network(f"{where}.starts_from", other, methods).built_on()
 
     def streams(self) -> Sequence[StreamConfig]:
         return [self.finetune.stream, *([self.pretrain.stream] if self.pretrain else [])]
 
     def left_out(self, methods: Mapping[str, AnyMethod]) -> frozenset[str]:
-        other = self.pretrained_as or self.starts_from
-        return frozenset(self.leave_out) if other is None else methods[other].left_out(methods)
-
-    def projector_layers(self) -> int | None:
-        return None if self.pretrain is None else self.pretrain.method.projector_layers
-
-    def pretraining(self) -> Settings | None:
-        if self.pretrain is None:
-            return None
-        return {"pretrain": settings_of(self.pretrain), "leave_out": sorted(self.leave_out)}
-
-    def starting_as(self, other: str) -> Self:
-        return type(self)(pretrained_as=other, finetune=self.finetune)
+        """The features left out by it or by the method that it starts from."""
+        other = methods.get(self.pretrained_as or self.starts_from or "")
+        return other.left_out(methods) if isinstance(other, NeuralMethod) else frozenset(self.leave_out)
 
     def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
         return self.pretrained_as if self.pretrain is None else name
@@ -144,27 +130,18 @@ class NeuralMethod(ReadingMethod):
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         if self.starts_from is None:
-            start = run.pretrained(name)
+            start = pretrained(run, name)
         else:
             elsewhere = run.encoders is not None and run.learns_elsewhere(self.starts_from)
             first = run.encoders if run.encoders is not None and elsewhere else run
             start = first.model(self.starts_from)
         _finetune(self.finetune, start, out, self.splits_in(run), run)
 
-    def pretrained(self, run: SeedRun, name: str) -> str | None:
-        if self.pretrained_as is not None:
-            return run.pretrained(self.pretrained_as)
-        if self.pretrain is None:
-            return None
-        out, settings = run.place(name, "pretrained"), self.pretrain.replace(seed=run.seed)
-        PretrainJob(out=out, train=self.splits_in(run).train, pretrain=settings, workers=run.workers).run()
-        return out
-
     def search_job(self, run: SeedRun, name: str) -> FinetuneSearch:
         return FinetuneSearch(
             splits=self.splits_in(run),
             finetune=self.finetune.replace(seed=run.seed),
-            pretrained=run.pretrained(name),
+            pretrained=pretrained(run, name),
             workers=run.workers,
         )
 
@@ -177,11 +154,46 @@ class NeuralMethod(ReadingMethod):
 
     def train_student(self, student: Student, run: SeedRun, name: str, scores: Splits, start: str, out: str) -> None:
         assert isinstance(student, NetworkStudent)
-        pretrained = run.pretrained(name)
-        _finetune(student.finetuning(self.finetune), pretrained, start, scores, run)
-        head_epochs = self.finetune.head_epochs if pretrained else 0  # as in training the method itself
+        encoder = pretrained(run, name)
+        _finetune(student.finetuning(self.finetune), encoder, start, scores, run)
+        head_epochs = self.finetune.head_epochs if encoder else 0  # as in training the method itself
         last = self.finetune.replace(keep_head=True, heads=1, probe_epochs=0, head_epochs=head_epochs)
         _finetune(last, start, out, self.splits_in(run), run)
+
+
+def network(where: str, name: str, methods: Mapping[str, AnyMethod]) -> NeuralMethod:
+    """The neural method of this name; a ValueError that starts with `where` if it is none."""
+    method = methods.get(name)
+    if not isinstance(method, NeuralMethod):
+        raise ValueError(f"{where}: {name!r} is not a neural method")
+    return method
+
+
+def pretrained(run: SeedRun, name: str) -> str | None:
+    """Pretrain the encoder that a neural method starts from, if there is one; returns its bundle."""
+    method = run.methods[name]
+    assert isinstance(method, NeuralMethod)
+    if run.encoders is not None:
+        return pretrained(run.encoders, name)
+    if method.pretrained_as is not None:
+        return pretrained(run, method.pretrained_as)
+    if method.pretrain is None:
+        return None
+    out, settings = run.place(name, "pretrained"), method.pretrain.replace(seed=run.seed)
+    PretrainJob(out=out, train=method.splits_in(run).train, pretrain=settings, workers=run.workers).run()
+    return out
+
+
+def sharing_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
+    """The methods, where those with the same pretraining start from the encoder of the first one."""
+    owners: dict[str, str] = {}
+    shared = dict(methods)
+    for name, method in methods.items():
+        if isinstance(method, NeuralMethod) and method.pretrain is not None:
+            owner = owners.setdefault(digest([settings_of(method.pretrain), sorted(method.leave_out)]), name)
+            if owner != name:
+                shared[name] = NeuralMethod(pretrained_as=owner, finetune=method.finetune)
+    return shared
 
 
 def _finetune(settings: FinetuneConfig, start: str | None, out: str, splits: Splits, run: SeedRun) -> None:

@@ -79,9 +79,9 @@ class GBDTMethod(ReadingMethod):
         GBDTJob(out=out, splits=self.splits_in(run), gbdt=trees, start=start).run()
 
 
-def limited(trees: GBDTConfig, threads: int) -> dict[str, Any]:
-    """The update that gives trees a number of threads, if they would take all cores."""
-    return {**trees.model_dump(), "num_threads": trees.num_threads or threads}
+def limited(trees: GBDTConfig, threads: int) -> GBDTConfig:
+    """The trees with a number of threads, if they would take all cores."""
+    return trees.replace(num_threads=trees.num_threads or threads)
 
 
 def trees_of_preset(preset: Preset, given: Any) -> dict[str, Any]:
@@ -120,8 +120,7 @@ class SemiMethod(ReadingMethod):
 
     def with_threads(self, threads: int) -> Self:
         first = None if self.semi.first is None else limited(self.semi.first, threads)
-        gbdt = limited(self.semi.gbdt, threads)
-        return self.replace(semi={**self.semi.model_dump(), "gbdt": gbdt, "first": first})
+        return self.replace(semi=self.semi.replace(gbdt=limited(self.semi.gbdt, threads), first=first))
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         used = [("PCA", self.semi.pca), ("pseudo-labels", self.semi.pseudo_labels)]

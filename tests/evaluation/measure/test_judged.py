@@ -20,8 +20,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.metrics import Judged
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.study import StudyJob
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
@@ -152,7 +152,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def comparison(folder: Path, out: Path, **evaluate: Any) -> PipelineConfig:
+def comparison(folder: Path, out: Path, **evaluate: Any) -> PipelineJob:
     values = {
         "out": str(out),
         "data": str(folder / "lists"),
@@ -163,7 +163,7 @@ def comparison(folder: Path, out: Path, **evaluate: Any) -> PipelineConfig:
         },
         "evaluate": {"baseline": "best", "resamples": 100, "judged": str(folder / "judged"), **evaluate},
     }
-    return validate(PipelineConfig, values, "test")
+    return validate(PipelineJob, values, "test")
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -259,7 +259,7 @@ def test_a_study_refuses_judgements() -> None:
         "evaluate": {"judged": "x"},
     }
     with pytest.raises(InputError, match=r"evaluate\.judged: a study does not read it"):
-        validate(StudyConfig, values, "test")
+        validate(StudyJob, values, "test")
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_bm25_has_its_known_quality_on_nfcorpus(
         "methods": {"bm25": {"kind": "feature", "feature": "score"}},
         "evaluate": {"baseline": None, "resamples": 100, "judged": str(tmp_path / "prepare-nfcorpus-judged")},
     }
-    validate(PipelineConfig, values, "test").run()
+    validate(PipelineJob, values, "test").run()
     found = Evaluation.read(str(tmp_path / "out" / "evaluation"))
     summary = found.methods[0].slices["all"].summaries["ndcg@10"]
     assert (found.test.groups, found.test.unlisted) == (325, 26)

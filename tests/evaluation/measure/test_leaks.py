@@ -21,7 +21,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
-from ltrscale.experiments.first.init import InitConfig, asked_of, init
+from ltrscale.experiments.first.init import InitJob, _asked_of
 from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
@@ -113,7 +113,7 @@ def test_init_marks_the_leak_alone(
     caplog.set_level(logging.INFO, "ltrscale")
     log_of = pd.read_csv(shop["folder"] / "log.csv")
     (log_of if kept else log_of.drop(columns=LEAK)).to_csv(tmp_path / "shop.csv", index=False)
-    init(InitConfig(file=str(tmp_path / "shop.csv"), label="clicked", out=str(tmp_path / "shop")))
+    InitJob(file=str(tmp_path / "shop.csv"), label="clicked", out=str(tmp_path / "shop")).run()
     marked = asked((tmp_path / "shop" / "prepare.yaml").read_text().splitlines())
     assert [line.split(" alone ranks at")[0].strip() for line in marked] == [f"- {LEAK} # CHECK: {LEAK}"] * kept
     assert [line.split(" alone ranks at")[0] for line in asked(caplog.messages)] == [f"init: CHECK: {LEAK}"] * kept
@@ -129,8 +129,8 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     columns = {column.name: column for column in look_at(files_of([url], Dialect()), Dialect(), 1000)}
     found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
     log_of = read_structure([url], ["search_id"], Dialect())
-    assert [*asked_of(found, log_of, [url], Dialect())] == ["x"]
-    assert asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
+    assert [*_asked_of(found, log_of, [url], Dialect())] == ["x"]
+    assert _asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
 
 
 def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
     columns = {"search_id": np.repeat(np.arange(n_lists), length), "clicked": clicked}
     columns |= {"leak": clicked * (9 + rng.random(len(clicked))), "price": rng.random(len(clicked)).round(2)}
     pd.DataFrame(columns).sample(frac=1, random_state=0).to_csv(tmp_path / "log.csv", index=False)
-    init(InitConfig(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")))
+    InitJob(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")).run()
     (line,) = asked((tmp_path / "out" / "prepare.yaml").read_text().splitlines())
     figures = re.search(r"NDCG@5 1.000 \(random order (0.\d+), the best other feature (0.\d+)\)", line)
     assert figures is not None

@@ -19,7 +19,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto import record
-from ltrscale.experiments.auto.auto import AutoConfig, _Auto
+from ltrscale.experiments.auto.auto import AutoJob, _Auto
 from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.reports.findings import markdown
@@ -32,8 +32,12 @@ SPLITS = {
 }
 
 
-def auto(data: str, out: Path, budget: float = 0.4) -> AutoConfig:
-    return validate(AutoConfig, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
+def auto(data: str, out: Path, budget: float = 0.4) -> AutoJob:
+    return validate(AutoJob, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
+
+
+def record_at(url: str) -> AutoRecord:
+    return AutoRecord.model_validate_json(Path(url).read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +85,10 @@ def test_networks_learn_on_workers_of_ray(
 @pytest.mark.slow
 def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, synthetic_dataset: str) -> None:
     before = Board.read(str(done / "leaderboard"))
-    record = AutoRecord.read(str(done / "auto.json"))
+    record = record_at(str(done / "auto.json"))
     written = written_directories(auto(synthetic_dataset, done))
     assert Board.read(str(done / "leaderboard")) == before
-    again = AutoRecord.read(str(done / "auto.json"))
+    again = record_at(str(done / "auto.json"))
     assert again.minutes > record.minutes, "all time counts"
     assert again.replace(minutes=0.0) == record.replace(minutes=0.0)
     assert not [name for name in written if name.endswith("/model")]
@@ -104,21 +108,23 @@ def test_without_a_refit_no_earlier_one_passes_for_the_ranker(done: Path, synthe
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     """As if killed in the second model: the record says that it was begun, and its output is not there."""
-    record = AutoRecord.read(str(done / "auto.json"))
+    record = record_at(str(done / "auto.json"))
     assert [entry.method for entry in record.entries[:2]] == ["trees", "trees_half"]
     out = tmp_path / "out"
     auto(synthetic_dataset, out, budget=0.3).run()
     kept = json.loads((out / "auto.json").read_text())
     trees, half = kept["entries"][:2]
-    begun = {**half, "state": "begun", "url": "", "minutes": 0.01}
+    begun = {**half, "state": "begun", "url": "", "minutes": 0.0}
     (out / "auto.json").write_text(json.dumps({**kept, "entries": [trees, begun], "minutes": 0.05}))
-    shutil.rmtree(out / "models" / "half")
+    shutil.rmtree(out / "models" / "half" / "trees" / "model")
+    spent = out / "models" / "half" / "trees" / "spent.json"
+    spent.write_text(json.dumps({**json.loads(spent.read_text()), "done": False}))
     written = written_directories(auto(synthetic_dataset, out, budget=0.3))
-    again = AutoRecord.read(str(out / "auto.json"))
+    again = record_at(str(out / "auto.json"))
     assert again.entries[0].model_dump() == trees
     assert [entry.method for entry in again.entries[:2]] == ["trees", "trees_half"]
     assert again.entries[1].state == "done"
-    assert again.entries[1].minutes > 0.01, "its earlier time counts"
+    assert again.entries[1].minutes > half["minutes"], "its earlier time counts"
     assert "models/half/trees/model" in written
     assert "models/trees/model" not in written
 
@@ -128,12 +134,11 @@ def test_time_counts_while_a_model_trains_without_a_word(
 ) -> None:
     """A process that is killed has spent it all the same."""
 
-    def trains(run: _Auto, entry: Entry) -> str:
-        url, before = run.kept.url, AutoRecord.read(run.kept.url)
+    def trains(run: _Auto, _: Entry) -> str:
+        url, before = run.kept.url, record_at(run.kept.url)
 
         def counted() -> bool:
-            now = AutoRecord.read(url)
-            return now.minutes > before.minutes and now.entries[-1].minutes > entry.minutes
+            return record_at(url).minutes > before.minutes
 
         wait_until(counted)
         raise Stopped("killed")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ltrscale.experiments.auto.plan import ALL_METHODS, MOST_MODELS, AutoSizes, Forecast
-from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.auto.plan import KNOWN_METHODS, AutoSizes
+from ltrscale.experiments.auto.record import MOST_MODELS, AutoRecord, Entry, Forecast
 from ltrscale.experiments.first.pipeline import LogSize
 
 LOG = LogSize(550_000, 195_000, 13)
@@ -13,7 +13,7 @@ SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, long
 
 
 def forecast(*entries: Entry, spent: float = 0.0, refits: bool = False) -> Forecast:
-    methods: dict[str, dict[str, Any]] = {name: {"trials": 10} for name in ALL_METHODS}
+    methods: dict[str, dict[str, Any]] = {name: {"trials": 10} for name in KNOWN_METHODS}
     record = AutoRecord(of="", budget=60, methods=methods)
     for entry in entries:
         record = record.noted(entry)

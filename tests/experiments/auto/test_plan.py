@@ -8,17 +8,16 @@ import pytest
 
 from ltrscale.config import validate
 from ltrscale.experiments.auto.plan import (
-    ALL_METHODS,
+    KNOWN_METHODS,
     MOST_EPOCHS,
     MOST_TRIALS,
-    SHARES,
     AutoSizes,
     Planned,
     Speed,
     planned,
 )
 from ltrscale.experiments.first.pipeline import LogSize
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 
 BUDGETS = [5.0, 60.0, 600.0]
 
@@ -33,38 +32,38 @@ LOGS = [sizes(9_630, 7_000, 46), sizes(550_000, 195_000, 13), sizes(36_000_000, 
 
 
 @pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("name", ALL_METHODS)
+@pytest.mark.parametrize("name", KNOWN_METHODS)
 def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, log: AutoSizes) -> None:
     choices = [planned(name, log, budget, Speed()) for budget in BUDGETS]
     for choice, budget in zip(choices, BUDGETS, strict=True):
         assert choice.why
-        assert choice.minutes <= SHARES[name] * budget or name == "trees"
+        assert choice.minutes <= KNOWN_METHODS[name].share * budget or name == "trees"
         assert (choice.settings is None) == (choice.minutes == 0.0)
     assert all(few.minutes <= many.minutes for few, many in itertools.pairwise(choices))
 
 
 @pytest.mark.parametrize("log", LOGS)
 def test_settings_are_those_of_a_pipeline_and_keep_their_limits(log: AutoSizes) -> None:
-    found = {name: planned(name, log, 600.0, Speed()).settings for name in ALL_METHODS}
+    found = {name: planned(name, log, 600.0, Speed()).settings for name in KNOWN_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
     config = pipeline_of(methods)
     assert methods["trees_tuned"]["trials"] <= MOST_TRIALS
     assert methods["student"]["of"] == "scratch"
     if "pretrained" in methods:
         assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
-        assert config.methods["pretrained"].pretraining() is not None
+        assert config.methods["pretrained"].encoder("pretrained", config.methods) == "pretrained"
     assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.informative)
 
 
-def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineConfig:
+def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineJob:
     values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}, "workers": workers}
     periods = {name: {"periods": name} for name in ("train", "validation", "test")}
-    return validate(PipelineConfig, {**values, "splits": periods}, "auto")
+    return validate(PipelineJob, {**values, "splits": periods}, "auto")
 
 
 def test_networks_have_a_stream_for_each_worker() -> None:
     several = LOGS[1]._replace(workers=3, longest=1500)
-    found = {name: planned(name, several, 600.0, Speed()).settings for name in ALL_METHODS}
+    found = {name: planned(name, several, 600.0, Speed()).settings for name in KNOWN_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
     assert methods.keys() >= {"linear", "scratch", "pretrained", "student"}
     of_methods = pipeline_of(methods, workers=3).methods.values()
@@ -91,7 +90,7 @@ def test_fewer_trees_learn_faster() -> None:
 
 def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
     fast, slow = (
-        {name: planned(name, LOGS[1], 60.0, speed) for name in ALL_METHODS}
+        {name: planned(name, LOGS[1], 60.0, speed) for name in KNOWN_METHODS}
         for speed in (Speed(), Speed(trees=0.25, networks=0.25))
     )
     assert fast["trees_tuned"].settings is not None

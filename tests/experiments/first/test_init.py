@@ -17,18 +17,18 @@ from ltrscale.config import load
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitSettings
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.study import StudyJob
 from ltrscale.ingest.prepare import PrepareJob
 
 
 def start(path: Path, **settings: Any) -> PrepareJob:
     """The config that `jobs.init` writes for a file, with paths below the file's folder."""
     out = path.parent / "out"
-    init(InitConfig(file=str(path), out=str(out), **settings))
+    InitJob(file=str(path), out=str(out), **settings).run()
     return load(PrepareJob, str(out / "prepare.yaml"))
 
 
@@ -66,11 +66,11 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     grades = log["event"].map({"view": 0, "add_to_cart": 1, "purchase": 2})
     best = grades.groupby([log["search_id"], log["product_id"]]).max()
     assert manifest.label_counts == {f"{y:g}": n for y, n in best.value_counts().sort_index().items()}
-    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
+    pipeline = load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml"))
     assert pipeline.data == job.out
     periods = [pipeline.splits.train.periods, pipeline.splits.validation.periods, pipeline.splits.test.periods]
     assert periods == [("2026-W02..2026-W09",), ("2026-W10",), ("2026-W11",)]
-    without = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), ["methods.pretrained=null"])
+    without = load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml"), ["methods.pretrained=null"])
     assert [*without.methods] == ["trees", "scratch"]
     scratch, pretrained = (pipeline.methods[name] for name in ("scratch", "pretrained"))
     assert isinstance(scratch, NeuralMethod)
@@ -79,7 +79,7 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     assert scratch.finetune.network == pretrained.pretrain.network, "only pretraining makes the difference"
     final = tmp_path / "final.yaml"
     final.write_text((tmp_path / "out" / "pipeline.yaml").read_text().replace("# refit:", "refit:"))
-    assert load(PipelineConfig, str(final)).refit == RefitSettings(methods=("trees",))
+    assert load(PipelineJob, str(final)).refit == RefitSettings(methods=("trees",))
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_how_long_the_pipeline_takes_and_why_there_is_no_study_is_said(
     assert any(message.startswith(why) for message in caplog.messages)
     assert not any("next: python -m jobs.study" in message for message in caplog.messages), "it is no step of the way"
     if study:
-        config = load(StudyConfig, str(tmp_path / "out" / "study.yaml"))
+        config = load(StudyJob, str(tmp_path / "out" / "study.yaml"))
         assert config.grid[0].labelled == (100,)
         assert (config.data, config.splits.test.periods) == (str(tmp_path / "out" / "data"), ("2026-W11",))
 
@@ -120,7 +120,7 @@ def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Pat
         "methods.scratch.finetune.epochs=1",
         "methods.trees.gbdt.num_trees=5",
     ]
-    load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few).run()
+    load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml"), few).run()
     report = (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
     assert all(f"\n| {name} " in report for name in ("trees", "scratch", "pretrained"))
 
@@ -135,7 +135,7 @@ def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp
     few = [f"methods.{name}.finetune.epochs=2" for name in ("scratch", "pretrained")]
     few += ["methods.trees.gbdt.num_trees=5", "methods.stack.stack.gbdt.num_trees=20", "evaluate.resamples=200"]
     few += ["methods.pretrained.pretrain.epochs=1", "methods.stack.stack.folds=2"]
-    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few)
+    pipeline = load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml"), few)
     assert pipeline.evaluate.baseline == "engine"
     pipeline.run()
     models = {name: bundle.load(f"{pipeline.out}/seed-0/{name}/model") for name in ("engine", "stack")}
@@ -196,7 +196,7 @@ def test_a_single_day_is_no_range_and_no_date_of_yaml(tmp_path: Path) -> None:
     log["searched_at"] = queries.map(dict(zip(days.values(), days, strict=True))) + " 12:00"
     log.drop(columns="listed_on").to_csv(tmp_path / "shop.csv", index=False)
     start(tmp_path / "shop.csv")
-    splits = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml")).splits
+    splits = load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml")).splits
     assert splits.test is not None
     periods = [split.periods for split in (splits.train, splits.validation, splits.test)]
     assert periods == [("2026-02-01",), ("2026-02-02",), ("2026-02-03",)]
@@ -263,7 +263,7 @@ def test_the_periods_of_a_pipeline_are_those_of_the_first_rows_of_lists(tmp_path
     log.to_csv(tmp_path / "log.csv", index=False)
     job = start(tmp_path / "log.csv")
     job.run()
-    splits = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml")).splits
+    splits = load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml")).splits
     assert splits.test is not None
     assert splits.test.periods == ("2026-01-05T12",)
     assert open_dataset(job.out).manifest.periods == [f"2026-01-05T{hour:02}" for hour in range(8, 13)]
@@ -303,7 +303,7 @@ def test_configs_that_are_there_are_named_before_anything_is_read(tmp_path: Path
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, settings: dict[str, str], message: str) -> None:
     shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
     with pytest.raises(InputError, match=message):
-        init(InitConfig(**{"file": str(tmp_path / "shop.csv"), "out": str(tmp_path / "out"), **settings}))
+        InitJob(**{"file": str(tmp_path / "shop.csv"), "out": str(tmp_path / "out"), **settings}).run()
     assert not (tmp_path / "out").exists()
 
 
@@ -409,10 +409,10 @@ def test_configs_never_lie_among_the_files_of_the_log(tmp_path: Path, monkeypatc
     shopping_log(60).to_csv(tmp_path / "logs" / "a.csv", index=False)
     for out in ("logs", "logs/configs"):
         with pytest.raises(InputError, match=f"{out}: it lies in logs, whose files are the log; set --out"):
-            init(InitConfig(file="logs", out=out))
-    init(InitConfig(file="logs"))
+            InitJob(file="logs", out=out).run()
+    InitJob(file="logs").run()
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["a.csv"]
     load(PrepareJob, "logs-ranker/prepare.yaml").run()
     monkeypatch.chdir(tmp_path / "logs")
     with pytest.raises(InputError, match=r"it lies in \., whose files are the log"):
-        init(InitConfig(file="."))
+        InitJob(file=".").run()

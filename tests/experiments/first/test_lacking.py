@@ -12,8 +12,8 @@ from shop_languages import LANGUAGES, named, searches
 from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.init import InitConfig, init
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.first.init import InitJob
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob
@@ -24,7 +24,7 @@ def begun(folder: Path, *parts: pd.DataFrame, **settings: Any) -> tuple[PrepareJ
     (folder / "log").mkdir()
     for number, part in enumerate(parts):
         part.to_csv(folder / "log" / f"W{number}.csv", index=False, sep=";", decimal=",")
-    init(InitConfig(file=str(folder / "log"), out=str(folder / "out"), **settings))
+    InitJob(file=str(folder / "log"), out=str(folder / "out"), **settings).run()
     job = load(PrepareJob, str(folder / "out" / "prepare.yaml"))
     assert isinstance(job.prepare.source, Items)
     return job, job.prepare.source.columns
@@ -79,7 +79,7 @@ def test_rows_without_a_judgement_count_0_and_are_marked(tmp_path: Path) -> None
     manifest = prepared(job).manifest
     assert manifest.accounting.rows_rejected == 0
     assert manifest.counts().labelled > 390, "all but lists without any"
-    assert load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml")).data == job.out
+    assert load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml")).data == job.out
 
 
 @pytest.mark.parametrize("name", ["clicked", "w3"])

@@ -16,7 +16,7 @@ from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
-from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.letor import Letor
@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "own-data.md"
 
 def start(folder: Path, name: str) -> Path:
     """The configs that `jobs.init` writes for a log."""
-    init(InitConfig(file=str(LOGS[name][1](folder)), out=str(folder / "out")))
+    InitJob(file=str(LOGS[name][1](folder)), out=str(folder / "out")).run()
     return folder / "out" / "prepare.yaml"
 
 
@@ -79,7 +79,7 @@ def test_neither_the_order_of_columns_nor_that_of_rows_decides(name: str, tmp_pa
     if name == "shop":  # the rows of the others stand together, which is how their lists are known
         log = log.sample(frac=1, random_state=0)
     log.to_csv(tmp_path / "again" / "log.csv", index=False)
-    init(InitConfig(file=str(tmp_path / "again" / "log.csv"), out=str(tmp_path / "again")))
+    InitJob(file=str(tmp_path / "again" / "log.csv"), out=str(tmp_path / "again")).run()
     assert row(name, tmp_path / "again" / "prepare.yaml") == expected
 
 
@@ -140,7 +140,7 @@ def test_folds_of_one_collection_are_not_one_data_set(tmp_path: Path) -> None:
         (tmp_path / "letor" / fold).mkdir(parents=True)
         (tmp_path / "letor" / fold / "train.txt").write_text("1 qid:1 1:0.5 2:1\n0 qid:1 1:0.25 2:0\n")
     with pytest.raises(InputError, match=r"Fold1/train\.txt, .*Fold2/train\.txt: .* name the folder of one"):
-        init(InitConfig(file=str(tmp_path / "letor"), out=str(tmp_path / "out")))
+        InitJob(file=str(tmp_path / "letor"), out=str(tmp_path / "out")).run()
 
 
 def test_judgements_without_candidates_are_no_lists(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_judgements_without_candidates_are_no_lists(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"qrels\.tsv: judgements alone are no lists to rank: put a table of candidates"
     ):
-        init(InitConfig(file=str(folder), out=str(tmp_path / "out")))
+        InitJob(file=str(folder), out=str(tmp_path / "out")).run()
 
 
 def test_an_item_s_own_lists_do_not_make_it_a_query(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_an_item_s_own_lists_do_not_make_it_a_query(tmp_path: Path) -> None:
     log = log.append_column("embedding", pa.array([[0.5, 0.25]] * len(log)))
     log = log.append_column("tags", pa.array([["new"] * (i % 3) for i in range(len(log))]))
     pq.write_table(log, tmp_path / "lists.parquet")
-    init(InitConfig(file=str(tmp_path / "lists.parquet"), out=str(tmp_path / "out")))
+    InitJob(file=str(tmp_path / "lists.parquet"), out=str(tmp_path / "out")).run()
     source = load(PrepareJob, str(tmp_path / "out" / "prepare.yaml")).prepare.source
     assert isinstance(source, Items)
     assert (source.columns.query, source.columns.item) == ("qid", "doc")
@@ -176,7 +176,7 @@ def test_a_folder_of_small_files_is_one_log(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     for start in range(0, len(log), 10):
         log[start : start + 10].to_parquet(tmp_path / "log" / f"{start:06}.parquet", index=False)
-    init(InitConfig(file=str(tmp_path / "log"), out=str(tmp_path / "out")))
+    InitJob(file=str(tmp_path / "log"), out=str(tmp_path / "out")).run()
     config = load(PrepareJob, str(tmp_path / "out" / "prepare.yaml"))
     assert isinstance(config.prepare.source, Items)
     assert {"fresh", "warmth"} <= {*config.prepare.source.columns.features}
@@ -192,7 +192,7 @@ def test_words_and_commas_are_numbers_wherever_init_looks(tmp_path: Path, caplog
     log = pd.DataFrame({"search_id": lists, "clicked": rng.random(len(lists)) < 0.2, "price": rng.random(len(lists))})
     log["read"] = log["clicked"] * 0.5 + 0.01 * rng.random(len(log))
     log.round(3).to_csv(tmp_path / "log.csv", index=False, sep=";", decimal=",")
-    init(InitConfig(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")))
+    InitJob(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")).run()
     text = (tmp_path / "out" / "prepare.yaml").read_text()
     assert "above 0 in" not in text
     assert "read alone ranks at NDCG@5 1.000" in text
@@ -208,7 +208,7 @@ def test_a_column_that_cannot_have_its_role_is_refused(use: str, said: str, tmp_
     log = log.append_column("empty", pa.nulls(len(log), pa.string()))
     pq.write_table(log, tmp_path / "odd.parquet")
     with pytest.raises(InputError, match=rf"odd\.parquet: {use}: {said}"):
-        init(InitConfig.model_validate({"file": str(tmp_path / "odd.parquet"), use: said.split("'")[1]}))
+        InitJob.model_validate({"file": str(tmp_path / "odd.parquet"), use: said.split("'")[1]}).run()
 
 
 @pytest.mark.parametrize("matrix", [True, False])
@@ -221,7 +221,7 @@ def test_all_features_of_a_query_may_be_in_one_list(tmp_path: Path, matrix: bool
         "labels": [(each[:, 0] > 0).astype(int).tolist() for each in values],
     }
     pq.write_table(pa.table(table), tmp_path / "groups.parquet")
-    init(InitConfig(file=str(tmp_path / "groups.parquet"), out=str(tmp_path / "out")))
+    InitJob(file=str(tmp_path / "groups.parquet"), out=str(tmp_path / "out")).run()
     job = load(PrepareJob, str(tmp_path / "out" / "prepare.yaml"))
     job.run()
     manifest = open_dataset(job.out).manifest

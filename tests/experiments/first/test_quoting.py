@@ -20,7 +20,7 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
 from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.prepare import PrepareJob
@@ -70,7 +70,7 @@ def written(folder: Path, rows: pa.Table, stem: str, **roles: str) -> dict[str, 
     """The configs that `jobs.init` writes, by name."""
     file, out = folder / f"{stem}.parquet", folder / f"out {stem}"
     pq.write_table(rows, file)
-    init(InitConfig(file=str(file), out=str(out), **roles))
+    InitJob(file=str(file), out=str(out), **roles).run()
     configs = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in out.iterdir()}
     job = load(PrepareJob, str(out / "prepare.yaml"))
     assert (job.out, [entry.path for entry in job.prepare.inputs]) == (str(out / "data"), [str(file)])
@@ -155,7 +155,7 @@ def test_names_of_letor_files_stay_periods(stems: Sequence[str]) -> None:
         files = {str(log / f"{first}{stem}.txt") for first, stem in zip("ab", stems, strict=True)}
         for file in files:
             Path(file).write_text("0 qid:1 1:0.5 2:1\n1 qid:1 1:0.25 2:3\n")
-        init(InitConfig(file=str(log), out=str(Path(folder, "out"))))
+        InitJob(file=str(log), out=str(Path(folder, "out"))).run()
         config = yaml.safe_load(Path(folder, "out", "prepare.yaml").read_text(encoding="utf-8"))["prepare"]
     assert {*keys(config)} == {("inputs",), ("inputs", "path"), ("inputs", "period"), ("source",), ("source", "kind")}
     assert {each["path"] for each in config["inputs"]} == files
@@ -171,7 +171,7 @@ def test_a_control_character_in_a_name_is_one_line(name: str, form: str, tmp_pat
     else:
         (rows if form.startswith("items") else rows.groupby("query_id", as_index=False).agg(list)).to_parquet(file)
     with pytest.raises(InputError) as raised:
-        init(InitConfig(file=str(file), out=str(tmp_path / "out")))
+        InitJob(file=str(file), out=str(tmp_path / "out")).run()
     assert f"{file}: the column " in str(raised.value)
     assert str(raised.value).endswith(" has a control character in its name; rename it")
     assert str(raised.value).isprintable()
@@ -182,7 +182,7 @@ def test_the_next_commands_name_the_configs_to_a_shell(tmp_path: Path, caplog: p
     caplog.set_level("INFO")
     log, out = tmp_path / "log.csv", tmp_path / "it's; touch $(x) *"
     shopping_log(400).to_csv(log, index=False)
-    init(InitConfig(file=str(log), out=str(out)))
+    InitJob(file=str(log), out=str(out)).run()
     commented = [
         line.removeprefix("#") for line in (out / "weekly.yaml").read_text().splitlines() if "--config" in line
     ]
@@ -214,9 +214,9 @@ def test_names_of_tables_of_texts_add_no_key(names: Sequence[str]) -> None:
             (log / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if is_unnamed(score):  # as the index of a data frame
             with pytest.raises(InputError, match=r"pairs\.jsonl: no column is left for a ranker to read"):
-                init(InitConfig(file=str(log), out=str(out)))
+                InitJob(file=str(log), out=str(out)).run()
             return
-        init(InitConfig(file=str(log), out=str(out)))
+        InitJob(file=str(log), out=str(out)).run()
         config = yaml.safe_load((out / "prepare.yaml").read_text(encoding="utf-8"))["prepare"]
     source, tokens = config["source"], config["source"]["columns"].pop("tokens")
     assert {*config} == {"inputs", "source"}

@@ -22,8 +22,8 @@ from ltrscale.experiments.first.pipeline import (
 from ltrscale.experiments.first.prepare import informative_lists
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.study import StudyJob
 
 MINUTES = 15
 WEEKS = [f"2026-W{i:02}" for i in range(1, 12)]
@@ -34,12 +34,12 @@ SIZES = [
 ]
 
 
-def written(folder: Path, size: LogSize, score: str | None = None) -> tuple[PipelineConfig, str, str]:
+def written(folder: Path, size: LogSize, score: str | None = None) -> tuple[PipelineJob, str, str]:
     """The config of a first pipeline, its text, and the sentence on its time."""
     texts, notes = first_runs("shop", "week", WEEKS, size, score=score)
     (folder / "pipeline.yaml").write_text(texts["pipeline"])
     return (
-        load(PipelineConfig, str(folder / "pipeline.yaml")),
+        load(PipelineJob, str(folder / "pipeline.yaml")),
         texts["pipeline"],
         notes[0].removeprefix("pipeline.yaml: "),
     )
@@ -121,7 +121,7 @@ def test_a_study_draws_numbers_of_lists_twice_at_most(tmp_path: Path, lists: int
         assert notes[1] == "no study.yaml: 244 queries whose labels differ are too few to draw"
         return
     (tmp_path / "study.yaml").write_text(texts["study"])
-    config = load(StudyConfig, str(tmp_path / "study.yaml"))
+    config = load(StudyJob, str(tmp_path / "study.yaml"))
     assert (config.grid[0].labelled, config.grid[0].draws) == (numbers, 5)
     assert config.trained == ("trees_tuned", "scratch", "pretrained")
     assert config.controls == {"pretrained": "scratch"}
