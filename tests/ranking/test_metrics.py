@@ -221,14 +221,14 @@ def test_gains_come_from_a_table_or_from_a_column_of_their_own() -> None:
     groups = QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N, weights_N=torch.ones(57), gains_N=revenue_N)
     by_column = graded.GainNDCGConfig(k=3, gains="column")
     expected = [ndcg_score([revenue_N[a:b].numpy()], [scores_N[a:b].numpy()], k=3) for a, b in bounds]
-    close(by_column.split_groups(scores_N, groups), expected, tolerance=1e-6)
+    close(by_column.values_on(scores_N, groups), expected, tolerance=1e-6)
     assert torch.equal(TABLE.values_on(scores_N, groups), TABLE.values(scores_N, labels_N, offsets_Q1))
     unsold = replace(groups, gains_N=torch.where(revenue_N == 0, torch.nan, revenue_N))
-    assert torch.equal(by_column.split_groups(scores_N, unsold), by_column.split_groups(scores_N, groups))
+    assert torch.equal(by_column.values_on(scores_N, unsold), by_column.split_groups(scores_N, groups))
     with pytest.raises(ValueError, match="gains: column needs the column `gains` of the data set"):
-        by_column.split_groups(scores_N, replace(groups, gains_N=None))
+        by_column.values_on(scores_N, replace(groups, gains_N=None))
     with pytest.raises(ValueError, match="gains: column has a gain below 0"):
-        by_column.split_groups(scores_N, replace(groups, gains_N=-revenue_N))
+        by_column.values_on(scores_N, replace(groups, gains_N=-revenue_N))
     with pytest.raises(ValueError, match="no gain for label 4; it has those of labels 0 to 3"):
         graded.GainNDCGConfig(gains=(0, 1, 2, 3)).values(torch.zeros(1), torch.tensor([4.0]), torch.tensor([0, 1]))
 
