@@ -66,7 +66,7 @@ def test_a_bundle_holds_all_parts(how: str, tmp_path: Path) -> None:
     about = bundle.BundleFacts(config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
     bundle.save_ranker(str(tmp_path / "out"), model, about)
     opened = bundle.load(str(tmp_path / "out"))
-    assert opened.architecture == model.architecture
+    assert opened.held == model.architecture
     assert torch.equal(opened.scorer()(groups), model(groups).detach())
     with pytest.raises(InputError, match="holds several rankers; name a bundle with an encoder"):
         bundle.load(str(tmp_path / "out"), bundle.EncoderBundle)

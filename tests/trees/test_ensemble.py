@@ -90,7 +90,7 @@ def test_the_bundle_is_the_mean_of_the_chosen(splits: Splits, tmp_path: Path, li
     assert len({candidate.content for candidate in candidates}) == 4
     chosen = [next(c for c in candidates if c.content == content) for content in bundle.contents.values()]
     assert 1 <= len(chosen) == bundle.metrics["models"] <= 3
-    assert bundle.trees is not None
+    assert bundle.forest is not None
     assert list(bundle.contents) == list(bundle.forest.files())
 
     validation = QueryGroups.concat(list(iterate(select(splits.validation, labelled=True))))
