@@ -79,7 +79,7 @@ def is_alive(process: "psutil.Process") -> bool:
     import psutil  # Ray brings it along
 
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
