@@ -224,7 +224,7 @@ def test_gains_come_from_a_table_or_from_a_column_of_their_own() -> None:
     close(by_column.values_on(scores_N, groups), expected, tolerance=1e-6)
     assert torch.equal(TABLE.values_on(scores_N, groups), TABLE.values(scores_N, labels_N, offsets_Q1))
     unsold = replace(groups, gains_N=torch.where(revenue_N == 0, torch.nan, revenue_N))
-    assert torch.equal(by_column.values_on(scores_N, unsold), by_column.split_groups(scores_N, groups))
+    assert torch.equal(by_column.values_on(scores_N, unsold), by_column.values_on(scores_N, groups))
     with pytest.raises(ValueError, match="gains: column needs the column `gains` of the data set"):
         by_column.values_on(scores_N, replace(groups, gains_N=None))
     with pytest.raises(ValueError, match="gains: column has a gain below 0"):

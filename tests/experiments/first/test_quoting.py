@@ -22,7 +22,7 @@ from ltrscale.config import load
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
-from ltrscale.ingest.examined import is_unnamed
+from ltrscale.ingest.names import is_unnamed
 from ltrscale.ingest.prepare import PrepareJob
 
 JOIN = 'joins: [{path: "http://127.0.0.1:9/t.csv", key: item, columns: [a]}]'
