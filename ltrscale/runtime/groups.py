@@ -20,7 +20,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch.distributed as dist
 from ray.exceptions import RayError, RayTaskError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
@@ -52,6 +53,8 @@ class Assignment:
     workers: WorkersConfig
     timeout_s: int
     """Timeout of a collective."""
+    leases: tuple[storage.Lease, ...] = field(default_factory=storage.share_leases)
+    """Those of the launching process, below which a worker may commit."""
 
     @property
     def backend(self) -> str:
@@ -128,6 +131,7 @@ def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requ
 
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
+    storage.join_leases(task.leases)
     this = ray.get_runtime_context().current_actor
     sender(WorkerJoined(rank, this))
     pulse, read_on = Pulse(), task.workers.read_on

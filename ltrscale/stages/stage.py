@@ -354,24 +354,22 @@ class Stage(Config):
             Stopped: the process was asked to stop.
         """
         with nullcontext() if self.makes_data else one_view():
-            return with_relative_named(self)._run()
-
-    def _run(self) -> bool:
-        self.check()
-        origin = made_by(self.stage, self.identity(), self.inputs())
-        done = self.is_done(origin)
-        with holding(self.out, only_left=done) as was_killed:
-            if done or self.is_done(origin):  # check again: another process may have made it meanwhile
-                if was_killed:
-                    self.tidy()
-                return False
-            start = time.monotonic()
-            with recorded(self.out, self.recorded_as(), self.stage, name=self.record, origin=origin) as report:
-                log.info("%s: writing %s", self.stage, self.out)
-                self.clear()
-                self.work(origin, report)
-                log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
-        return True
+            job = with_relative_named(self)
+            job.check()
+            origin = made_by(job.stage, job.identity(), job.inputs())
+            done = job.is_done(origin)
+            with holding(job.out, only_left=done) as was_killed:
+                if done or job.is_done(origin):  # check again: another process may have made it meanwhile
+                    if was_killed:
+                        job.tidy()
+                    return False
+                start = time.monotonic()
+                with recorded(job.out, job.recorded_as(), job.stage, name=job.record, origin=origin) as report:
+                    log.info("%s: writing %s", job.stage, job.out)
+                    job.clear()
+                    job.work(origin, report)
+                    log.info("%s: done in %.1f s", job.stage, time.monotonic() - start)
+            return True
 
 
 class LabelledStage(Stage):
