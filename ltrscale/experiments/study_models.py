@@ -32,10 +32,10 @@ from ltrscale.stages.stage import (
     Settings,
     Stage,
     bundle_hashes,
-    check_unseen,
     dataset_hashes,
     with_splits,
 )
+from ltrscale.stages.unseen import check_unseen
 from ltrscale.storage import join
 
 MOST_STUDY_DRAWS = 10_000

@@ -25,7 +25,8 @@ from ltrscale.draws import random_bits
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings, check_member, check_unseen
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.unseen import check_member, check_unseen
 
 Judge = Callable[[Tensor], Doubles]
 """Maps scores [N] to the metric of each group [Q]."""

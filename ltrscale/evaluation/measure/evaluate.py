@@ -45,7 +45,8 @@ from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.stages.stage import Origin, Stage, check_unseen, content_of, hashes_of, scored_by
+from ltrscale.stages.stage import Origin, Stage, content_of, hashes_of
+from ltrscale.stages.unseen import check_unseen, scored_by
 
 
 class EvaluateJob(Stage):
