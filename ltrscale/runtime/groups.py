@@ -18,8 +18,6 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -34,7 +32,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.hangs import Pulse
-from ltrscale.runtime.mailbox import Beat, Left, Sender, Slot, WorkerJoined, forwarded_logs
+from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, alongside, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.runtime.workers import Context, Regrouped, Work, WorkersConfig
 
@@ -86,24 +84,6 @@ class Requests:
         return self.stop.is_set() or self.regrouping()
 
 
-@contextmanager
-def alongside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run a function in a thread while the block runs; its argument is set when the block ends."""
-    over = threading.Event()
-
-    def run() -> None:
-        try:
-            watch(over)
-        except RayError:  # the cluster is shutting down, or other workers are gone and this one will follow
-            return
-
-    threading.Thread(target=run, name="watch", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
 def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requests) -> None:
     """Do the work in one group after another, until it is done or this worker leaves.
 
@@ -137,7 +117,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
     pulse, read_on = Pulse(), task.workers.read_on
     context = Context(
         reader=functools.partial(read_with_ray, read_on=read_on) if read_on else read_with_ray,
-        report=sender.report if rank == 0 else lambda _: None,
+        report=(lambda record: sender(ReportedMetrics(dict(record)))) if rank == 0 else lambda _: None,
         stopping=requests.stopping,
         progressed=lambda: sender.mailbox.count_commit.remote(),
         regrouping=requests.regrouping,
