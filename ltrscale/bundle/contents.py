@@ -16,7 +16,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.bundle import boosters
-from ltrscale.config import Config, Strict, digest
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
@@ -27,6 +27,7 @@ from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.in_context import InContextSizes
 from ltrscale.models.ranker import Architecture
+from ltrscale.origin import digest
 
 MetricValue = float | int | str | None
 BundleKind = Literal["neural", "pretrained", "trees", "feature", "blend", "in_context"]

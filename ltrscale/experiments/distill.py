@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Config, is_current, made_by
+from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import check_teaches, select
@@ -34,6 +34,7 @@ from ltrscale.experiments.methods.base import MethodName
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
+from ltrscale.origin import is_current, made_by
 from ltrscale.processor import cpu_seconds
 from ltrscale.progress import log
 from ltrscale.ranking.loss import SquaredErrorConfig

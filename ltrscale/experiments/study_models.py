@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, Strict, digest, settings_of
+from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -21,6 +21,7 @@ from ltrscale.evaluation.studies.group_metrics import describe_test, measure_gro
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.origin import digest, settings_of
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
 from ltrscale.runtime.workers import ONE

@@ -10,11 +10,12 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import load as load_bundle
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Strict, digest, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError
 from ltrscale.experiments.service import read_record, record_bytes
+from ltrscale.origin import digest
 from ltrscale.progress import log
 from ltrscale.storage import join
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.config import Operational, made_by
+from ltrscale.config import Operational
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Manifest, open_dataset
@@ -64,6 +64,7 @@ from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
 from ltrscale.ingest.validate import total_accounting
+from ltrscale.origin import made_by
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage

@@ -38,7 +38,8 @@ from pydantic import Field, field_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.config import Config, is_current, made_by
+from ltrscale.config import Config
+from ltrscale.origin import is_current, made_by
 from ltrscale.progress import Report, log
 from ltrscale.stages.stage import Origin, Stage
 

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.config import Config, Operational, is_current, is_operational, made_by, models_in, settings_of
+from ltrscale.config import Config, Operational, is_operational, models_in
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.selection import select
@@ -37,6 +37,7 @@ from ltrscale.data.dataset.split import (
     with_relative_named,
 )
 from ltrscale.errors import InputError
+from ltrscale.origin import is_current, made_by, settings_of
 from ltrscale.progress import Report, log
 from ltrscale.stages.runs import holding, recorded
 

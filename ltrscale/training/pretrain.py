@@ -11,12 +11,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale import bundle
-from ltrscale.config import Operational, is_current, overlay
+from ltrscale.config import Operational, overlay
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
+from ltrscale.origin import is_current
 from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig

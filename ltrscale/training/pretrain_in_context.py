@@ -25,12 +25,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from ltrscale import storage
 from ltrscale.batch import repeated
-from ltrscale.config import Config, Operational, is_current
+from ltrscale.config import Config, Operational
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.layout import registered_offsets
 from ltrscale.models.in_context import InContextNetwork, InContextSizes, loss_of_layers
+from ltrscale.origin import is_current
 from ltrscale.processor import cores
 from ltrscale.progress import Report, log, progress
 from ltrscale.ranking.metrics import ndcg

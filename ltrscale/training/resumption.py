@@ -13,10 +13,11 @@ from typing import Any, Self
 from safetensors import SafetensorError
 
 from ltrscale import storage
-from ltrscale.config import Operational, is_made_by
+from ltrscale.config import Operational
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.origin import is_made_by
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.workers import ONE, Context, Regrouped, Workers, rank_and_world

@@ -28,6 +28,7 @@ from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
+from ltrscale.origin import digest
 from ltrscale.progress import Report, called, log, progress
 from ltrscale.reports.findings import REPORT
 from ltrscale.runtime import ray_internals
@@ -175,9 +176,9 @@ def history_of(config: TuneJob) -> dict[str, Any]:
 def _same(config: TuneJob, params: Params) -> str:
     """A text that is equal for parameters that give the same settings."""
     try:
-        return configs.digest(with_params(config.job, config.space, params)[0].result())
+        return digest(with_params(config.job, config.space, params)[0].result())
     except InputError:  # the trial itself will fail with this error
-        return configs.digest(params)
+        return digest(params)
 
 
 def write_found(config: TuneJob, history: History) -> None:

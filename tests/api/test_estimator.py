@@ -27,13 +27,13 @@ from sklearn.utils.validation import check_is_fitted
 import ltrscale
 from ltrscale import Ranker, bundle, compare, storage
 from ltrscale.api import frames
-from ltrscale.config import digest
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.origin import digest
 from ltrscale.progress import log
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob

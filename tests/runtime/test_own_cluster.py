@@ -168,7 +168,7 @@ def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> Non
 _NODE_DIES_IN_A_SEARCH = """
 import os, signal, sys, threading, time
 import ray
-from ltrscale.config import digest
+from ltrscale.origin import digest
 from ltrscale.errors import InputError
 from ltrscale.tuning.history import History
 from ltrscale.tuning.space import SearchConfig

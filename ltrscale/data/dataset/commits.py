@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.config import as_text
 from ltrscale.data.dataset.files import ADDITION, DataFiles, part_table
 from ltrscale.data.dataset.manifest import Dataset, Manifest, ManifestPart, read_dataset
 from ltrscale.errors import InputError
+from ltrscale.origin import as_text
 
 _FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
 _PART = "parts/part-{hash}.parquet"

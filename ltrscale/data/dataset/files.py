@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ltrscale import storage
-from ltrscale.config import Json, Strict
+from ltrscale.config import Strict
+from ltrscale.origin import Json
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory of the manifest that lists it."""

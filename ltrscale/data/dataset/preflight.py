@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Strict, is_current, made_by, validate
+from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.files import Counts, DataFiles, ListedPath, total_of
 from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.errors import InputError
+from ltrscale.origin import is_current, made_by
 from ltrscale.progress import Advance, Report, log, progress
 
 _NAMED = 3

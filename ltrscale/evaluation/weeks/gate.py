@@ -16,7 +16,7 @@ from pydantic import model_validator
 
 from ltrscale import storage
 from ltrscale.bundle import load
-from ltrscale.config import Config, made_by
+from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
@@ -37,6 +37,7 @@ from ltrscale.evaluation.weeks.verdict import (
     verdict_blocks,
 )
 from ltrscale.ingest.outcome import examine_features
+from ltrscale.origin import made_by
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, Text
 from ltrscale.reports.findings import REPORT, print_report, write_report
