@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale import bundle
-from ltrscale.config import Config, is_current
+from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches
@@ -26,6 +26,7 @@ from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.origin import is_current
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.launch import cluster_for, launch, run_for
@@ -149,7 +150,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets and the pretrained bundle, with its kept encoders if probes choose among them."""
-        probed = kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
+        probed = _kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
         return super().inputs() | bundle_hashes(probed)
 
     def work(self, origin: Origin, report: Report, *, epochs: Mapping[str, int] | None = None) -> None:
@@ -217,14 +218,23 @@ class FinetuneJob(LabelledStage, TrainingStage):
         select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before any work starts
         if not config.probe_epochs:
             return start
-        return bundle.load_encoder(self._best_of(kept_encoders(start.url), origin, report))
+        return bundle.load_encoder(self._best_of(_kept_encoders(start.url), origin, report))
 
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
         """The encoder whose linear probe validates best, the last of equals; a resumed run reuses finished probes."""
         config = self.finetune
-        same = {name: getattr(config, name) for name in RankingConfig.model_fields}
-        probe = FinetuneConfig(
-            **same, noise=config.noise, head=HeadConfig(layers=1), head_epochs=config.probe_epochs, epochs=0
+        probe = config.replace(
+            list_loss=None,
+            head=HeadConfig(layers=1),
+            context=None,
+            network=NetworkConfig(),
+            heads=1,
+            projector_layers=0,
+            probe_epochs=0,
+            head_epochs=config.probe_epochs,
+            epochs=0,
+            rates=RatesConfig(),
+            auxiliary=None,
         )
         metric, values = f"validation_{config.validation_metric}", {}
         for number, url in enumerate(encoders):
@@ -242,12 +252,8 @@ class FinetuneJob(LabelledStage, TrainingStage):
         return best
 
 
-def kept_encoders(pretrained: str) -> list[str]:
-    """The bundles that a pretraining kept, oldest first, and its last one.
-
-    Raises:
-        InputError: as `bundle.load`.
-    """
+def _kept_encoders(pretrained: str) -> list[str]:
+    """The bundles that a pretraining kept, oldest first, and its last one."""
     made_by = bundle.load(pretrained).made_by
     kept = [url for url in children(join(pretrained, EPOCHS)) if read_manifest(url) is not None]
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
@@ -304,34 +310,24 @@ def _ranker(
     device: torch.device,
 ) -> Ranker:
     """A ranker before finetuning, with pretrained or random weights; checks device memory for all heads."""
-    trained = config.optimizer if config.epochs else None  # probing trains only the head
-    with_room = partial(built, optimizer=trained, device=device, networks=config.heads)
     torch.manual_seed(seed)
-    added: dict[str, Any] = {
-        "context": config.context,
-        "head": config.head,
-        "grades": config.list_loss.grades if config.list_loss else 0,
-        "noise": config.noise,
-    }
-    if pretrained is None:
-        transform = FeatureTransform.from_state(fitted_state, config.network.transform)
-        own = Architecture(**_shared(config.network), **added)
-        ranker = with_room(lambda: Ranker(own, transform))
-        load_initial(ranker.encoder, config.network.initial)
-        return ranker
-    pretrained_architecture, kept = pretrained.architecture, config.projector_layers
-    projector = pretrained_architecture.projector if kept else None
+    network, kept = config.network if pretrained is None else pretrained.architecture.network, config.projector_layers
     architecture = Architecture(
-        **_shared(pretrained_architecture.network),
-        projector=projector,
+        transform=network.transform,
+        numbers=network.numbers,
+        encoder=network.encoder,
+        projector=pretrained.architecture.projector if pretrained and kept else None,
         projector_layers=kept,
-        **added,
+        context=config.context,
+        head=config.head,
+        grades=config.list_loss.grades if config.list_loss else 0,
+        noise=config.noise,
     )
-    ranker = with_room(partial(Ranker, architecture, pretrained.transform()))
-    pretrained.initialise(ranker, head=config.keep_head)
+    transform = pretrained.transform() if pretrained else FeatureTransform.from_state(fitted_state, network.transform)
+    trained = config.optimizer if config.epochs else None  # probing trains only the head
+    ranker = built(lambda: Ranker(architecture, transform), trained, device=device, networks=config.heads)
+    if pretrained is None:
+        load_initial(ranker.encoder, network.initial)
+    else:
+        pretrained.initialise(ranker, head=config.keep_head)
     return ranker
-
-
-def _shared(network: NetworkConfig) -> dict[str, Any]:
-    """The parts of an architecture that its network defines."""
-    return {"transform": network.transform, "numbers": network.numbers, "encoder": network.encoder}
