@@ -6,7 +6,7 @@ start is useless: after an error that the user must read, after too many failure
 process was asked to stop. Workers that find capacity only later come and go without a restart, see `runtime.groups`.
 
 Torch's store, where workers meet, listens only on its node's address. By default it would listen on all interfaces,
-without a token. Ray Train has no public option for this: `OnItsNode` uses its internals, which are checked with each
+without a token. Ray Train has no public option for this: `_OnItsNode` uses its internals, which are checked with each
 version, see `ltrscale.runtime.ray_internals`.
 """
 
@@ -122,7 +122,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
             label_selector=workers.labels or None,
             accelerator_type=workers.accelerator,
         ),
-        torch_config=OnItsNode(backend=task.backend, timeout_s=task.timeout_s),
+        torch_config=_OnItsNode(backend=task.backend, timeout_s=task.timeout_s),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
@@ -316,7 +316,7 @@ def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -
             requests.follow(standing.group)
 
 
-class OnItsNode(TorchConfig):  # type: ignore[misc]
+class _OnItsNode(TorchConfig):  # type: ignore[misc]
     """Ray Train's torch settings, with the store on the node's address."""
 
     @property

@@ -110,14 +110,14 @@ OutputUrl = Annotated[str, _InputPlace(content_of)]
 """The directory of another committed output, such as an evaluation."""
 
 
-class Input(NamedTuple):
+class _Input(NamedTuple):
     """A split that is read, or the place of an input with its mark."""
 
     what: Split | str
     place: _InputPlace | None = None
 
 
-def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
+def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
     """The splits that a job reads of a field: training and validation, or validation and test if it requires a test.
 
     The declared type counts: splits of a training job may have a test split, which it does not read.
@@ -145,14 +145,14 @@ def _marks(annotation: Any) -> Iterator[_InputPlace]:
         yield from _marks(inner)
 
 
-def inputs_in(config: Config) -> Iterator[Input]:
+def _inputs_in(config: Config) -> Iterator[_Input]:
     """All inputs that the fields of a config name, in field order, including nested configs.
 
     Example:
         >>> class Job(Config):
         ...     models: dict[str, tuple[BundleUrl, ...]]
         ...     name: str = "no input"
-        >>> [found.what for found in inputs_in(Job(models={"a": ("runs/a",), "b": ("runs/b", "runs/c")}))]
+        >>> [found.what for found in _inputs_in(Job(models={"a": ("runs/a",), "b": ("runs/b", "runs/c")}))]
         ['runs/a', 'runs/b', 'runs/c']
     """
     for name, field in type(config).model_fields.items():
@@ -161,11 +161,11 @@ def inputs_in(config: Config) -> Iterator[Input]:
         for value in _single_values(getattr(config, name)):
             match value:
                 case Split() | Splits():
-                    yield from map(Input, read_of(field, value))
+                    yield from map(_Input, _splits_of(field, value))
                 case Config():
-                    yield from inputs_in(value)
+                    yield from _inputs_in(value)
                 case str():
-                    yield from (Input(value, mark) for mark in _marks(field.rebuild_annotation()))
+                    yield from (_Input(value, mark) for mark in _marks(field.rebuild_annotation()))
 
 
 def _single_values(value: Any) -> Iterator[Any]:
@@ -179,7 +179,7 @@ def _single_values(value: Any) -> Iterator[Any]:
 
 def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     """The content hash of each input of a config, by its place, and of further splits that it reads."""
-    inputs = list(inputs_in(config))
+    inputs = list(_inputs_in(config))
     hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
     return hashes | {url: mark.content(url) for url, mark in inputs if isinstance(url, str) and mark}
 
@@ -220,7 +220,7 @@ class Stage(Config):
     def splits_read(self) -> list[Split]:
         """The splits that are fields of the job itself, with periods that are part of the identity."""
         fields = type(self).model_fields.items()
-        return [split for name, field in fields for split in read_of(field, getattr(self, name))]
+        return [split for name, field in fields for split in _splits_of(field, getattr(self, name))]
 
     def identity(self) -> Settings:
         """The settings that the output depends on, and the periods of the splits."""

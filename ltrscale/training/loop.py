@@ -78,6 +78,8 @@ class StepResult:
     count: float
     groups: int
     documents: int
+    checksum: int
+    """Of the groups that all workers read."""
     gradient_norm: float
     wait_s: float = field(compare=False)
     """Time spent waiting for data, mean over the workers."""
@@ -108,7 +110,7 @@ class Trainer:
         epochs: total number, for the schedule of the learning rate.
         seed: seed of augmentation, dropout and noise.
         factors: learning rate factors, for parameters with their own rate.
-        precision: precision of matrix products; parameters and gradients are always float32.
+        precision: of matrix products; parameters and gradients are always float32.
         auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
         due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
@@ -175,7 +177,7 @@ class Trainer:
                     with last, self.rows.planned(step.rows.get(stream)):
                         loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
                 requests = (self.due(), self.stopping(), self.failed())
-                result, checksum = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
+                result = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
                 self.waited_s += wait_s
                 if result.groups == 0:  # summed over all workers, so all end here
                     break
@@ -183,7 +185,7 @@ class Trainer:
                 if result.count:
                     self.state.loss += result.loss * result.count
                     self.state.count += result.count
-                self.state.account = self.state.account.plus(result.groups, result.documents, checksum)
+                self.state.account = self.state.account.plus(result.groups, result.documents, result.checksum)
                 self.state.positions = step.positions
                 yield result
         if self.expected is not None and not self.state.account.agrees_with(self.expected):
@@ -200,10 +202,9 @@ class Trainer:
         return step, time.monotonic() - start
 
     def add_gradient(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> Tensor:
-        """Add the gradient of one micro-batch to the parameters', after seeding its randomness.
+        """Seed the randomness of one micro-batch and add its gradient to the parameters'.
 
-        Returns:
-            Its summed loss and count, float64, on the device: a step copies them to the CPU once.
+        Returns its summed loss and count, float64, on the device: a step copies them to the CPU once.
         """
         seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
@@ -215,14 +216,11 @@ class Trainer:
         counted = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=torch.float64)
         return torch.stack([loss.detach().double(), counted.double()])
 
-    def reduce(self, loss_and_count: Tensor, own: _Sums) -> tuple[StepResult, int]:
+    def reduce(self, loss_and_count: Tensor, own: _Sums) -> StepResult:
         """Sum loss, count and gradient over all workers, and update unless the count is 0.
 
         Everything a step needs from the device (loss, count, gradient norm, workers' sums) is read at once, after the
         gradient. So the host waits for a GPU once per step, and twice more with an auxiliary loss.
-
-        Returns:
-            The result, and the checksum of the groups that all workers read.
         """
         flat = self.gradient.summed()  # first, because some buckets may have been sent during backward
         # one small all-reduce; float64 keeps counts and checksums exact
@@ -245,18 +243,18 @@ class Trainer:
             check_finite("norm of the gradient", norm, self.state.step)
             self.update(flat, norm, total.groups)
         self.optimizer.zero_grad()
-        result = StepResult(
+        return StepResult(
             loss=loss / count if count > 0 else math.nan,
             count=count,
             groups=int(total.groups),
             documents=int(total.documents),
+            checksum=int(total.checksum),
             gradient_norm=norm if count > 0 else math.nan,
             wait_s=total.wait_s / rank_and_world()[1],
             checkpoint_due=bool(total.due),
             stopping=bool(total.stopping),
             failed=bool(total.failed),
         )
-        return result, int(total.checksum)
 
     def update(self, flat: Tensor, norm: float, groups: float) -> None:
         """Clip the gradient `flat` by its norm and apply it; the schedule advances by the `groups` read."""
@@ -300,11 +298,7 @@ class Trainer:
 
 
 def check_finite(name: str, value: float, step: int) -> None:
-    """Stop a run that has diverged; all workers see the same sums, so all stop.
-
-    Raises:
-        InputError: the value is not finite.
-    """
+    """Stop a run that has diverged, by an `InputError`; all workers see the same sums, so all stop."""
     if not math.isfinite(value):
         raise InputError(
             f"step {step + 1}: the {name} is {value}, training has diverged; "

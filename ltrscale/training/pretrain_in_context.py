@@ -204,7 +204,7 @@ class Learner:
         rate = learning_rate(self.config.optimizer, done=done, epochs=self.config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
-        asked = ranked_questions(self.network, made, self.device)
+        asked = _ranked_questions(self.network, made, self.device)
         loss = loss_of_layers(asked.scores, asked.labels_BN, asked.offsets_Q1)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -242,7 +242,7 @@ class Learner:
         loss = self.mean_loss()
         self.losses = []
         with torch.no_grad():
-            values = [_ndcg(ranked_questions(self.average, made, self.device)) for made in self.judged]
+            values = [_ndcg(_ranked_questions(self.average, made, self.device)) for made in self.judged]
         value = float(torch.cat(values).double().mean())
         if value > self.value:
             self.value, self.best_step = value, self.step
@@ -280,7 +280,7 @@ class Learner:
         self.before_s = state["spent_s"]
 
 
-class Questions(NamedTuple):
+class _Questions(NamedTuple):
     """The lists to rank of B problems: scores [B, N] after each layer, labels, and offsets of a problem's lists."""
 
     scores: list[Tensor]
@@ -288,17 +288,17 @@ class Questions(NamedTuple):
     offsets_Q1: Tensor
 
 
-def ranked_questions(network: InContextNetwork, made: Problems, device: torch.device) -> Questions:
+def _ranked_questions(network: InContextNetwork, made: Problems, device: torch.device) -> _Questions:
     """The other lists of the problems, scored by a network that has read their examples."""
     x_BNF, labels_BN = (values.to(device, non_blocking=True) for values in (made.features_BNF, made.labels_BN))
     read, offsets_Q1 = made.n_read, made.offsets_Q1.numpy()
     known_Q1 = registered_offsets(offsets_Q1[: made.n_examples + 1], device)
     asked_Q1 = registered_offsets(offsets_Q1[made.n_examples :] - read, device)
     reading = network.read(x_BNF[:, :read], labels_BN[:, :read], known_Q1)
-    return Questions(network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
+    return _Questions(network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
 
 
-def _ndcg(asked: Questions) -> Tensor:
+def _ndcg(asked: _Questions) -> Tensor:
     """The mean NDCG of each problem, shape [B], over lists with a relevant document."""
     n_problems = len(asked.labels_BN)
     offsets_R1 = repeated(asked.offsets_Q1, n_problems)

@@ -108,16 +108,13 @@ class Checkpoints:
 
         Only rank 0 reads it from storage, for all workers.
         """
-        if from_rank_0(self.context.carried is not None):
-            return self._taken_over(self.context.carried)
-        return broadcast_snapshot(self._choose() if self._first else None)
-
-    def _taken_over(self, carried: object) -> Snapshot | None:
-        """The previous group's state, if rank 0 was part of it."""
+        carried, snapshot = self.context.carried, None
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
-            return broadcast_snapshot(carried.snapshot)
-        return broadcast_snapshot(None)
+            snapshot = carried.snapshot
+        elif self._first:
+            snapshot = self._choose()
+        return broadcast_snapshot(snapshot)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; deletes the remains of interrupted writes."""
@@ -166,8 +163,9 @@ class Checkpoints:
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
         """
+        step = progress.steps_before + trainer.state.step
         if self._paused_since is not None:
-            step, workers = progress.steps_before + trainer.state.step, rank_and_world()[1]
+            workers = rank_and_world()[1]
             pause_s, self._paused_since = time.monotonic() - self._paused_since, None
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
@@ -181,7 +179,7 @@ class Checkpoints:
         if result.stopping:
             self._save(trainer, progress)
             self._wait()
-            raise self._stopped(progress.steps_before + trainer.state.step)
+            raise self._stopped(step)
         if result.checkpoint_due:
             self._save(trainer, progress)
 
@@ -276,7 +274,7 @@ def _progress_of(trainer: Trainer) -> str:
     return f"epoch {state.epoch + 1} of {trainer.epochs}, {share:.0%}{loss}"
 
 
-def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
+def _is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
     """True if a run of this origin was interrupted and can resume from a checkpoint."""
     manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
     return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
@@ -290,7 +288,7 @@ def begin(
     Raises:
         InputError: an interrupted run with the same settings has read other data; or as `checked`.
     """
-    if not is_unfinished(out, origin):
+    if not _is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
             made_by = (read_manifest(checkpoint) or {}).get("made_by", {})
             changed = [url for url, value in _data_of(origin).items() if _data_of(made_by).get(url) != value]
@@ -322,7 +320,7 @@ def finish(out: str) -> None:
     _withdraw(out, TRANSFORM)
 
 
-def start_anew(out: str) -> None:
+def _start_anew(out: str) -> None:
     """Remove everything that a run left, so the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS, STEPS)
 
@@ -335,7 +333,7 @@ def _withdraw(out: str, *names: str) -> None:
         for directory in (*children(url), url):
             withdraw(directory)
     for probe in children(join(out, PROBES)):
-        start_anew(probe)
+        _start_anew(probe)
         withdraw(probe)
     for holder in (CHECKPOINTS, PROBES):  # the directories that held them
         withdraw_checkpoint(join(out, holder))
@@ -350,7 +348,7 @@ class ResumingStage(Stage):
     def clear(self) -> None:
         """Remove checkpoints and everything else that a resume needs."""
         if self._starts_anew():
-            start_anew(self.out)
+            _start_anew(self.out)
 
     def tidy(self) -> None:
         """Remove files that only a resume needs."""
@@ -358,7 +356,7 @@ class ResumingStage(Stage):
 
     def is_done(self, origin: Origin) -> bool:
         """True if the bundle is committed and no checkpoint of this origin is left to resume from."""
-        if self._starts_anew() or is_unfinished(self.out, origin):
+        if self._starts_anew() or _is_unfinished(self.out, origin):
             return False
         return super().is_done(origin)
 
