@@ -109,16 +109,11 @@ class PretrainInContextJob(ResumingStage):
             InputError: training has diverged, or checkpoints cannot be written.
             Stopped: the run was asked to stop.
         """
-        config, every_s = self.pretrain, 60 * self.pretrain.checkpoint_minutes
+        config, url, every_s = self.pretrain, join(self.out, CHECKPOINTS), 60 * self.pretrain.checkpoint_minutes
         learner = Learner(config, choose_device(config.device))
         with (
             stop_on_signal() as stopping,
-            Checkpoints(
-                join(self.out, CHECKPOINTS),
-                origin=origin,
-                data="",
-                every_s=every_s,
-            ) as checkpoints,
+            Checkpoints(url, origin=origin, data="", every_s=every_s) as checkpoints,
             progress("pretraining", 1.0, "problems") as advance,
         ):
             if (snapshot := checkpoints.newest()) is not None:
@@ -134,7 +129,13 @@ class PretrainInContextJob(ResumingStage):
                     self._keep(learner, origin)
                 if share >= 1:
                     break
-                checkpoints.after_step(learner.snapshot, stopping=stopping())
+                checkpoints.save_or_stop(
+                    learner.step,
+                    learner.snapshot,
+                    due=checkpoints.due(),
+                    stopping=stopping(),
+                    failed=checkpoints.failed(),
+                )
         _commit(self.out, learner.best, config.network, origin, learner.found)
         finish(self.out)
         log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, self.out)

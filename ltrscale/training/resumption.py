@@ -168,31 +168,36 @@ class Checkpoints:
             workers = rank_and_world()[1]
             pause_s, self._paused_since = time.monotonic() - self._paused_since, None
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
-        if result.failed:
-            raise self._cannot_save()
-        if result.stopping and from_rank_0(self.context.regrouping()):
+        if result.stopping and not result.failed and from_rank_0(self.context.regrouping()):
             self._wait()  # the write in progress uses the buffers and changes the lists below
             snapshot = take(trainer, progress, self._buffers)
             raise Regrouped(
                 snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic())
             )
-        if result.stopping:
-            self._save(trainer, progress)
+        self.save_or_stop(
+            step,
+            lambda: take(trainer, progress, self._buffers),
+            due=result.checkpoint_due,
+            stopping=result.stopping,
+            failed=result.failed,
+        )
+
+    def save_or_stop(
+        self, step: int, taken: Callable[[], Snapshot | None], *, due: bool, stopping: bool, failed: bool
+    ) -> None:
+        """Act on what the workers ask for after a step; `taken` is the state of rank 0, None on the others.
+
+        Raises:
+            Stopped: as `after`.
+            InputError: as `after`.
+        """
+        if failed:
+            raise self._cannot_save()
+        if due or stopping:
+            self._save(taken)
+        if stopping:
             self._wait()
             raise self._stopped(step)
-        if result.checkpoint_due:
-            self._save(trainer, progress)
-
-    def after_step(self, snapshot: Callable[[], Snapshot], *, stopping: bool) -> None:
-        """Like `after`, for a loop in one process that takes its own snapshots; waits for the write."""
-        if not (stopping or self.due()):
-            return
-        self._due_at, taken = time.monotonic() + self.every_s, snapshot()
-        self._write(taken, f"step {taken.step}", 0.0)
-        if self.failed():
-            raise self._cannot_save()
-        if stopping:
-            raise self._stopped(taken.step)
 
     def _cannot_save(self) -> InputError:
         return InputError(
@@ -211,15 +216,14 @@ class Checkpoints:
     def _from_where(self) -> str:
         return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
 
-    def _save(self, trainer: Trainer, progress: Progress) -> None:
+    def _save(self, taken: Callable[[], Snapshot | None]) -> None:
         self._wait()  # the write in progress reads the buffers that the next copy fills
         began = time.monotonic()
-        snapshot = take(trainer, progress, self._buffers)
+        snapshot = taken()
         if snapshot is None:
             return
-        name = f"step {snapshot.step} ({_progress_of(trainer)})"
         self._due_at = began + self.every_s  # not from the commit: slow storage must not delay the next
-        self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
+        self._writing = self._writer.submit(self._write, snapshot, time.monotonic() - began)
 
     def _is_writing(self) -> bool:
         if self._writing is not None and self._writing.done():
@@ -232,7 +236,7 @@ class Checkpoints:
             self._writing.result()
             self._writing = None
 
-    def _write(self, snapshot: Snapshot, name: str, paused_s: float) -> None:
+    def _write(self, snapshot: Snapshot, paused_s: float) -> None:
         """Commit a snapshot and delete old checkpoints, in the writing thread."""
         began = time.monotonic()
         target = storage.join(self.url, f"step-{snapshot.step:08d}")
@@ -243,14 +247,17 @@ class Checkpoints:
             self._failed += [str(error)] * (FAILURES if lost else 1)
             self._stale.add(target)
             log.warning(
-                "checkpoint of %s not written, %d in a row: %s; training continues", name, len(self._failed), error
+                "checkpoint of step %d not written, %d in a row: %s; training continues",
+                *(snapshot.step, len(self._failed), error),
             )
             return
         self._failed.clear()
         self._good.append(target)
         self.context.progressed()
         took = time.monotonic() - began
-        log.info("checkpoint of %s in %.1f s, for which training paused %.0f ms", name, took, 1e3 * paused_s)
+        log.info(
+            "checkpoint of step %d in %.1f s, for which training paused %.0f ms", snapshot.step, took, 1e3 * paused_s
+        )
         self._prune()
 
     def _prune(self) -> None:
@@ -264,14 +271,6 @@ class Checkpoints:
                 self._stale.remove(checkpoint)
         except InputError as error:
             log.warning("%s; old checkpoints are left in place", error)
-
-
-def _progress_of(trainer: Trainer) -> str:
-    """Epoch, progress and loss of a trainer, for the log."""
-    state = trainer.state
-    share = min(1.0, state.account.groups / max(1, trainer.stream.groups_per_epoch))
-    loss = f", loss {state.loss / state.count:.4g}" if state.count else ""
-    return f"epoch {state.epoch + 1} of {trainer.epochs}, {share:.0%}{loss}"
 
 
 def _is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
