@@ -100,11 +100,8 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
     groups, moments = optimizer_state(trainer.optimizer)
     return Snapshot(
         state={
-            "step": state.step,
-            "epoch": state.epoch,
+            **vars(state),
             "account": list(state.account),
-            "loss": state.loss,
-            "count": state.count,
             "positions": positions,
             "expected": trainer.expected and list(trainer.expected),
             "optimizer": groups,
@@ -173,14 +170,9 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
     trainer.model.load_state_dict(dict(snapshot.tensors["weights"]))
     saved = snapshot.state
     restore_optimizer(trainer.optimizer, saved["optimizer"], snapshot.tensors["optimizer"])
-    trainer.state = State(
-        epoch=saved["epoch"],
-        step=saved["step"],
-        account=Account(*saved["account"]),
-        loss=saved["loss"],
-        count=saved["count"],
-        positions=_positions(saved["positions"], trainer.stream),
-    )
+    counts = {name: saved[name] for name in ("epoch", "step", "loss", "count")}
+    positions = _positions(saved["positions"], trainer.stream)
+    trainer.state = State(**counts, account=Account(*saved["account"]), positions=positions)
     if trainer.auxiliary is not None:
         auxiliary, of_auxiliary = saved["auxiliary"], trainer.auxiliary
         of_auxiliary.epoch = auxiliary["epoch"]
