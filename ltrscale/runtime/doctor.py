@@ -172,9 +172,7 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[_Found]:
             yield _Found(node, line)
     for node in waiting.values():
         problem = f"ran no task within {_NODE_S:.0f} s"
-        yield _Found(
-            node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard")
-        )
+        yield _Found(node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard"))
     if ahead_s:
         yield _Found("cluster", checks.clocks(ahead_s))
 

@@ -6,9 +6,8 @@ of one layer (linear probing) or several (multilayer probing).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -192,9 +191,43 @@ class FinetuneJob(LabelledStage, TrainingStage):
                 transform = fitted(documents, config.network, join(self.out, TRANSFORM), run=run)
             auxiliary = config.auxiliary
             unlabelled = None if auxiliary is None else auxiliary.groups(read(documents), transform, run=run)
-            url = start.url if start else None
-            work = Finetuning(config, data, transform.state_dict(), url, self.out, origin, unlabelled, epochs)
+            job = self.model_copy(update={"finetune": config, "pretrained": start.url if start else None})
+            work = partial(job._train, data, transform.state_dict(), unlabelled, origin, epochs)
             launch(work, workers=workers, report=report)
+
+    def _train(
+        self,
+        data: LabelledData,
+        transform: dict[str, Tensor],
+        unlabelled: Unlabelled | None,
+        origin: Origin,
+        epochs: Mapping[str, int] | None,
+        context: Context,
+    ) -> None:
+        """The work of one worker; rank 0 writes checkpoints and the bundle."""
+        config = self.finetune
+        start = bundle.load_encoder(self.pretrained) if self.pretrained else None
+        if start is not None:
+            data = data.serving(start.features, whose=start.url)
+        device = set_up(config)
+        seeds = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
+        rankers = [_ranker(config, seed, transform, start, device) for seed in (config.seed, *seeds)]
+        ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
+        auxiliary = None if unlabelled is None else AuxiliaryObjective(unlabelled, rankers, start)
+        objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
+        fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
+        in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
+        in_full = {} if start is None else config.rates.factors(rankers)
+        best = Best(ranker, config, data)
+        if config.keep_head:
+            best.update("start", 0)  # already a ranker: training must beat it
+        head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
+        Training(objective, config, data.train, self.out, origin, context, best).run(
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
+            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),
+        )
+        probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
+        best.commit(self.out, origin=origin, **probed)
 
     def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
         """The bundle to start from, the best of several if probes choose; None for random weights."""
@@ -257,49 +290,6 @@ def _kept_encoders(pretrained: str) -> list[str]:
     made_by = bundle.load(pretrained).made_by
     kept = [url for url in children(join(pretrained, EPOCHS)) if read_manifest(url) is not None]
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
-
-
-@dataclass(frozen=True)
-class Finetuning:
-    """The work of a finetuning, equal on all workers."""
-
-    config: FinetuneConfig
-    data: LabelledData
-    transform: dict[str, Tensor]
-    """State of the fitted transform; a pretrained bundle brings its own."""
-    pretrained: str | None
-    out: str
-    origin: Mapping[str, Any]
-    unlabelled: Unlabelled | None = None
-    """The groups of the auxiliary objective, if there is one."""
-    epochs: Mapping[str, int] | None = None
-    """Epochs of each phase, if known beforehand."""
-
-    def __call__(self, context: Context) -> None:
-        """Run on one worker; rank 0 writes checkpoints and the bundle."""
-        config, data = self.config, self.data
-        start = bundle.load_encoder(self.pretrained) if self.pretrained else None
-        if start is not None:
-            data = data.serving(start.features, whose=start.url)
-        device = set_up(config)
-        seeds = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
-        rankers = [_ranker(config, seed, self.transform, start, device) for seed in (config.seed, *seeds)]
-        ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
-        auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
-        objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
-        fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
-        in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
-        in_full = {} if start is None else config.rates.factors(rankers)
-        best = Best(ranker, config, data)
-        if config.keep_head:
-            best.update("start", 0)  # already a ranker: training must beat it
-        head, full = (None if self.epochs is None else self.epochs.get(name, 0) for name in ("head", "full"))
-        Training(objective, config, data.train, self.out, self.origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
-            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),
-        )
-        probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
-        best.commit(self.out, origin=self.origin, **probed)
 
 
 def _ranker(
