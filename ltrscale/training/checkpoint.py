@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.config import Strict, validate
-from ltrscale.data.stream.batches import GroupStream, Position
+from ltrscale.data.stream.batches import Position
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.feed import Account
-from ltrscale.training.loop import State, Trainer
+from ltrscale.training.loop import State, Stream, Trainer
 from ltrscale.training.reduce import broadcast, from_rank_0, sum_over_workers
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
@@ -140,7 +140,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
+def _all_positions(stream: Stream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
     """The stream positions of all workers, gathered by a sum over disjoint rows; empty at the start of an epoch."""
     rows = torch.zeros(stream.config.streams, 1 + len(Position()), dtype=torch.int64)
     for c, position in positions.items():
@@ -148,7 +148,7 @@ def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> di
     return {str(c): row[1:] for c, row in enumerate(sum_over_workers(rows).tolist()) if row[0]}
 
 
-def _positions(saved: Mapping[str, Sequence[int]], stream: GroupStream) -> dict[int, Position]:
+def _positions(saved: Mapping[str, Sequence[int]], stream: Stream) -> dict[int, Position]:
     """The positions of this worker's streams; a stream without one has no groups."""
     return {c: Position(*saved.get(str(c), Position())) for c in stream.streams} if saved else {}
 

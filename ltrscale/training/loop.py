@@ -10,16 +10,16 @@ Shapes: see `ltrscale.batch`.
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import GroupStream, Position
+from ltrscale.data.stream.batches import MicroBatches, Position, StreamConfig
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -91,6 +91,25 @@ class StepResult:
     """True if a worker cannot continue, so all must end; equal on all workers."""
 
 
+class Stream(Protocol):
+    """Serves the steps of a worker, epoch after epoch, as `GroupStream` does."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """How it serves them."""
+
+    @property
+    def streams(self) -> Sequence[int]:
+        """The streams of this worker."""
+
+    @property
+    def groups_per_epoch(self) -> int:
+        """Groups of all workers."""
+
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
+        """The steps of an epoch after these positions."""
+
+
 class AccountError(RuntimeError):
     """An epoch has missed or repeated groups."""
 
@@ -113,6 +132,7 @@ class Trainer:
         precision: of matrix products; parameters and gradients are always float32.
         auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
+        done: how much of `epochs` is done, for the schedule; None counts the groups that were read.
         due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
         stopping: true if this worker was asked to stop.
         failed: true if this worker cannot continue.
@@ -122,7 +142,7 @@ class Trainer:
         self,
         model: nn.Module,
         objective: LossOfBatch,
-        stream: GroupStream,
+        stream: Stream,
         config: OptimizerConfig,
         *,
         epochs: int,
@@ -131,6 +151,7 @@ class Trainer:
         auxiliary: Auxiliary | None = None,
         precision: Precision = "float32",
         expected: Account | None = None,
+        done: Callable[[], float] | None = None,
         due: Callable[[], bool] = _never,
         stopping: Callable[[], bool] = _never,
         failed: Callable[[], bool] = _never,
@@ -138,7 +159,8 @@ class Trainer:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
         self.epochs, self.seed, self.precision = epochs, seed, precision
         self.auxiliary = auxiliary
-        self.expected, self.due, self.stopping, self.failed = expected, due, stopping, failed
+        self.expected, self.done = expected, done
+        self.due, self.stopping, self.failed = due, stopping, failed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device_of(model)
         self.optimizer = build_optimizer(self.parameters, config, factors)
@@ -263,8 +285,8 @@ class Trainer:
             clip = self.config.clip_norm / norm
             flat *= clip
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
-        done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
-        rate = learning_rate(self.config, done=done, epochs=self.epochs)
+        read = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
+        rate = learning_rate(self.config, done=self.done() if self.done else read, epochs=self.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.step()

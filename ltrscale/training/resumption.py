@@ -5,7 +5,7 @@ The previous checkpoint is kept until the next is committed; a damaged one is sk
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -168,34 +168,17 @@ class Checkpoints:
             workers = rank_and_world()[1]
             pause_s, self._paused_since = time.monotonic() - self._paused_since, None
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
-        if result.stopping and not result.failed and from_rank_0(self.context.regrouping()):
+        if result.failed:
+            raise self._cannot_save()
+        if result.stopping and from_rank_0(self.context.regrouping()):
             self._wait()  # the write in progress uses the buffers and changes the lists below
             snapshot = take(trainer, progress, self._buffers)
             raise Regrouped(
                 snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic())
             )
-        self.save_or_stop(
-            step,
-            lambda: take(trainer, progress, self._buffers),
-            due=result.checkpoint_due,
-            stopping=result.stopping,
-            failed=result.failed,
-        )
-
-    def save_or_stop(
-        self, step: int, taken: Callable[[], Snapshot | None], *, due: bool, stopping: bool, failed: bool
-    ) -> None:
-        """Act on what the workers ask for after a step; `taken` is the state of rank 0, None on the others.
-
-        Raises:
-            Stopped: as `after`.
-            InputError: as `after`.
-        """
-        if failed:
-            raise self._cannot_save()
-        if due or stopping:
-            self._save(taken)
-        if stopping:
+        if result.checkpoint_due or result.stopping:
+            self._save(trainer, progress)
+        if result.stopping:
             self._wait()
             raise self._stopped(step)
 
@@ -216,10 +199,10 @@ class Checkpoints:
     def _from_where(self) -> str:
         return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
 
-    def _save(self, taken: Callable[[], Snapshot | None]) -> None:
+    def _save(self, trainer: Trainer, progress: Progress) -> None:
         self._wait()  # the write in progress reads the buffers that the next copy fills
         began = time.monotonic()
-        snapshot = taken()
+        snapshot = take(trainer, progress, self._buffers)
         if snapshot is None:
             return
         self._due_at = began + self.every_s  # not from the commit: slow storage must not delay the next
