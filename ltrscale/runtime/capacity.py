@@ -83,11 +83,7 @@ def _free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
 
 
 def _check_possible(workers: WorkersConfig) -> None:
-    """Check that the cluster can get capacity for the workers.
-
-    Raises:
-        InputError: the cluster is only this machine, which is too small, or its autoscaler has no node type for them.
-    """
+    """Refuse workers that the cluster cannot get: this machine alone is too small, or no node type is theirs."""
     each = resources(workers)
     needed = f"{workers.least} workers with {_named(each)} each{_place(workers)}"
     if ray_internals.is_own_cluster():
@@ -124,12 +120,7 @@ def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
 
 
 def _parsed(selector: str) -> tuple[bool, frozenset[str]]:
-    """True if a Ray label selector is negated, and its values.
-
-    Example:
-        >>> _parsed("a100") == (False, {"a100"}), _parsed("!in(a100, h100)") == (True, {"a100", "h100"})
-        (True, True)
-    """
+    """True if a Ray label selector is negated, and its values."""
     negated, plain = selector.startswith("!"), selector.removeprefix("!")
     values = plain.removeprefix("in(").removesuffix(")").split(",") if plain.startswith("in(") else [plain]
     return negated, frozenset(value.strip() for value in values)

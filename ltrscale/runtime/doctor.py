@@ -60,11 +60,7 @@ class _Found:
 
 
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
-    """Run all checks and print their results.
-
-    Returns:
-        The exit status: 1 with an error, otherwise 0.
-    """
+    """Run all checks and print their results; returns the exit status: 1 with an error, otherwise 0."""
     page, failed = _Page(), False
     for finding in _findings(config, config_of):
         failed |= finding.line.level == "error"

@@ -87,11 +87,8 @@ class Requests:
 def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requests) -> None:
     """Do the work in one group after another, until it is done or this worker leaves.
 
-    Args:
-        task: the work and its settings.
-        name: the worker's name at the mailbox: its rank under Ray Train, or a joiner's name.
-        slot: its slot in the first group, which this process has joined.
-        requests: requests to the worker meanwhile.
+    `name` is the worker's at the mailbox: its rank under Ray Train, or a joiner's name; `slot` its place in the first
+    group, which this process has joined.
     """
     carried, sender, of_ray_train = None, Sender(task.mailbox), slot.world  # rank 0 is in the first group
     while True:

@@ -34,14 +34,10 @@ def _needs_ray(workers: WorkersConfig) -> bool:
 
 
 def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool = True) -> None:
-    """Run the work on the workers; a single worker runs in this process.
+    """Run the work, which writes its results to storage, on the workers; a single one runs in this process.
 
-    Args:
-        work: the same for every worker; it writes its results to storage.
-        workers: with several workers this starts Ray or uses the connected cluster. Under torchrun its processes are
-            the workers.
-        report: receives the records of rank 0.
-        regroups: whether the work can continue in another group, by `Regrouped`; otherwise no worker joins it later.
+    Several start Ray or use the connected cluster; under torchrun its processes are the workers. Later ones join only
+    work that `regroups`, which continues in another group after `Regrouped`. `report` receives the records of rank 0.
 
     Raises:
         InputError: a worker raised one.

@@ -200,13 +200,9 @@ class Sender:
 
 @contextmanager
 def alongside(watch: Callable[[threading.Event], None], *, waits: bool = False) -> Iterator[None]:
-    """Run a function in a thread while the block runs; its argument is set when the block ends.
+    """Run a function in a thread while the block runs; its argument is set when the block ends, which may wait for it.
 
-    It may ask Ray; once the cluster shuts down or the launching process is gone, it ends and this process follows.
-
-    Args:
-        watch: the function.
-        waits: whether the block's end waits for it.
+    It may ask Ray: it ends once the cluster shuts down or the launching process is gone, and this process follows.
     """
     from ray.exceptions import RayError
 

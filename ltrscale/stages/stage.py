@@ -118,13 +118,11 @@ class _Input(NamedTuple):
 
 
 def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
-    """The splits that a job reads of a field: training and validation, or validation and test if it requires a test.
-
-    The declared type counts: splits of a training job may have a test split, which it does not read.
-    """
+    """The splits that a job reads of a field: training and validation, or validation and test if it requires a test."""
     match value:
         case Split():
             return (value,)
+        # the declared type counts: splits of a training job may have a test split, which it does not read
         case Splits(validation=validation, test=Split() as test) if SplitsWithTest in models_in(field.annotation):
             return validation, test
         case Splits(train=train, validation=validation):
@@ -146,15 +144,7 @@ def _marks(annotation: Any) -> Iterator[_InputPlace]:
 
 
 def _inputs_in(config: Config) -> Iterator[_Input]:
-    """All inputs that the fields of a config name, in field order, including nested configs.
-
-    Example:
-        >>> class Job(Config):
-        ...     models: dict[str, tuple[BundleUrl, ...]]
-        ...     name: str = "no input"
-        >>> [found.what for found in _inputs_in(Job(models={"a": ("runs/a",), "b": ("runs/b", "runs/c")}))]
-        ['runs/a', 'runs/b', 'runs/c']
-    """
+    """All inputs that the fields of a config name, in field order, including nested configs."""
     for name, field in type(config).model_fields.items():
         if is_operational(field):
             continue

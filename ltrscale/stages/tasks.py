@@ -77,12 +77,7 @@ Ended = Callable[[Task, str | None, float], None]
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
-    """Run all tasks, each after those that it needs; returns when all have ended.
-
-    Args:
-        tasks: with different names.
-        workers: the processes.
-        ended: called in this thread for each task that ends.
+    """Run all tasks, each after those that it needs, and call `ended` in this thread for each that ends.
 
     Raises:
         Stopped: this process was asked to stop, and running tasks have ended as they do alone, or by force after a

@@ -13,13 +13,8 @@ from ltrscale.errors import InputError, UnavailableError
 def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
     """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
 
-    A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, while
-    their inputs are still at the recorded URLs.
-
-    Args:
-        url: the bundle.
-        test: the split to evaluate on.
-        chosen_on: allow that they were selected on it, but not that they were trained on it.
+    A bundle has seen the periods that it was trained or selected on; with `chosen_on` only those that it was trained
+    on. The check covers bundles that a job made, while their inputs are still at the recorded URLs.
 
     Raises:
         InputError: one of them has; the message names the period.

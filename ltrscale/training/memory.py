@@ -57,11 +57,6 @@ def built(
 
     Raises:
         InputError: there is not enough memory.
-
-    Example:
-        >>> built(lambda: torch.nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
-        Traceback (most recent call last):
-        ltrscale.errors.InputError: the network has 1,000,001,000,000 parameters, which take 16,000.0 GB here, and ...
     """
     with torch.device("meta"):  # takes no memory
         outline = make()
