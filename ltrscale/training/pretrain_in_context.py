@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -55,8 +55,6 @@ _JUDGED_FROM = 1 << 40
 """Number of the first validation problems, beyond the number of any step."""
 _CUTOFF = 5
 """Cut-off of the NDCG that chooses the weights."""
-_DATA = "problems"
-"""What checkpoints record as the data of the run."""
 
 
 class InContextPretrainConfig(Config):
@@ -117,7 +115,7 @@ class PretrainInContextJob(ResumingStage):
         with (
             closing(Learner(config, choose_device(config.device))) as learner,
             stop_on_signal() as stopping,
-            Checkpoints(url, origin=origin, data=_DATA, every_s=every_s) as checkpoints,
+            Checkpoints(url, origin=origin, data="problems", every_s=every_s) as checkpoints,
             progress("pretraining", 1.0, "lists") as advance,
         ):
             trainer = learner.trainer
@@ -136,7 +134,8 @@ class PretrainInContextJob(ResumingStage):
                     checkpoints.after(result, trainer, learner.progress() if asked else Progress())
                 ended = learner.share >= 1  # before validation: with `minutes` it keeps rising
                 report(learner.validate())
-        _commit(self.out, learner.best, config.network, origin, learner.found)
+        found = {"step": learner.best_step, f"validation_ndcg@{_CUTOFF}": learner.value}
+        _commit(self.out, learner.best, config.network, origin, found)
         finish(self.out)
         log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, self.out)
 
@@ -211,14 +210,8 @@ class Learner:
         minutes = self.config.minutes
         return max(self.step / self.config.steps, self.spent_s / (60 * minutes) if minutes else 0.0)
 
-    @property
-    def found(self) -> dict[str, Any]:
-        """Step and NDCG of the best average, for a manifest."""
-        return {"step": self.best_step, f"validation_ndcg@{_CUTOFF}": self.value}
-
     def _loss(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:  # noqa: ARG002
-        asked = _ranked_questions(self.network, groups, self.config.problems.questions)
-        return loss_of_layers(asked.scores, asked.labels_BN, asked.offsets_Q1), 1.0
+        return loss_of_layers(*_ranked_questions(self.network, groups, self.config.problems.questions)), 1.0
 
     @torch.no_grad()
     def average_weights(self) -> None:
@@ -236,7 +229,7 @@ class Learner:
         loss = self.trainer.past.mean_loss
         with torch.no_grad():
             asked = (_ranked_questions(self.average, each, self.config.problems.questions) for each in self.judged)
-            value = float(torch.cat([_ndcg(each) for each in asked]).double().mean())
+            value = float(torch.cat([_ndcg(*each) for each in asked]).double().mean())
         if value > self.value:
             self.value, self.best_step = value, self.step
             self.best = self._averaged()
@@ -256,14 +249,6 @@ class Learner:
         self.best_step, self.value, self.before_s = place["best_step"], place["value"], place["spent_s"]
 
 
-class _Questions(NamedTuple):
-    """The lists to rank of B problems: scores [B, N] after each layer, labels, and offsets of a problem's lists."""
-
-    scores: list[Tensor]
-    labels_BN: Tensor
-    offsets_Q1: Tensor
-
-
 def _as_groups(made: Problems) -> QueryGroups:
     """The lists of all problems, one problem after the other; the id of a list is the number of its problem."""
     n_problems, n_lists = len(made.labels_BN), len(made.offsets_Q1) - 1
@@ -275,8 +260,10 @@ def _as_groups(made: Problems) -> QueryGroups:
     )
 
 
-def _ranked_questions(network: InContextNetwork, groups: QueryGroups, n_questions: int) -> _Questions:
-    """The last lists of each problem, scored by a network that has read the others as examples."""
+def _ranked_questions(
+    network: InContextNetwork, groups: QueryGroups, n_questions: int
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Scores [B, N] after each layer, labels and offsets of each problem's last lists; the others are its examples."""
     assert groups.ids_Q is not None
     assert groups.labels_N is not None
     n_problems, device = 1 + int(groups.ids_Q[-1]), groups.features_NF.device
@@ -288,14 +275,13 @@ def _ranked_questions(network: InContextNetwork, groups: QueryGroups, n_question
     known_Q1 = registered_offsets(offsets_Q1[: n_examples + 1], device)
     asked_Q1 = registered_offsets(offsets_Q1[n_examples:] - read, device)
     reading = network.read(x_BNF[:, :read], labels_BN[:, :read], known_Q1)
-    return _Questions(network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
+    return network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1
 
 
-def _ndcg(asked: _Questions) -> Tensor:
+def _ndcg(scores: list[Tensor], labels_BN: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The mean NDCG of each problem, shape [B], over lists with a relevant document."""
-    n_problems = len(asked.labels_BN)
-    offsets_R1 = repeated(asked.offsets_Q1, n_problems)
-    value_R = ndcg(asked.scores[-1].flatten(), asked.labels_BN.flatten(), offsets_R1, k=_CUTOFF)
+    n_problems = len(labels_BN)
+    value_R = ndcg(scores[-1].flatten(), labels_BN.flatten(), repeated(offsets_Q1, n_problems), k=_CUTOFF)
     return value_R.view(n_problems, -1).nanmean(1).nan_to_num()
 
 

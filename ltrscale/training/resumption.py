@@ -68,7 +68,6 @@ class Checkpoints:
     A context manager: leaving it waits for the write in progress.
 
     Args:
-        url: directory of the checkpoints.
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
