@@ -332,12 +332,7 @@ def listening() -> Iterator[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """An address from Linux's notation, in little-endian words of four bytes.
-
-    Example:
-        >>> _address("0100007F"), _address("00000000000000000000000001000000")
-        ('127.0.0.1', '::1')
-    """
+    """An address from Linux's notation, in little-endian words of four bytes."""
     words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(words))
     mapped = getattr(address, "ipv4_mapped", None)
