@@ -264,7 +264,10 @@ CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 def test_the_error_of_an_infinite_number_says_how_to_mark_it_missing(fitted: Ranker) -> None:
     rows = searches(3, 9)
     rows.loc[2, "price"] = np.inf
-    with pytest.raises(InputError, match=r"1 of \d+ rows rejected .*: X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read"):
+    with pytest.raises(
+        InputError,
+        match=r"1 of \d+ rows rejected .*: X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read",
+    ):
         fitted.predict(rows)
     reader = copy.deepcopy(fitted).set_params(prepare={"infinite": "missing"})
     rows.loc[2, "price"] = np.nan
