@@ -266,7 +266,7 @@ def test_the_error_of_an_infinite_number_says_how_to_mark_it_missing(fitted: Ran
     rows.loc[2, "price"] = np.inf
     with pytest.raises(
         InputError,
-        match=r"1 of \d+ rows rejected .*: X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read",
+        match=r'1 of \d+ rows rejected .*: X:3 infinite .*; prepare=\{"infinite": "missing"\} has Ranker read',
     ):
         fitted.predict(rows)
     reader = copy.deepcopy(fitted).set_params(prepare={"infinite": "missing"})
