@@ -92,9 +92,11 @@ def overlay(settings: Config | Mapping[str, Any], given: Mapping[str, Any]) -> d
         {'a': {'kind': 'y'}}
     """
     merged = dict(settings)
+    # a mapping by names that is the default of a config has its entries replaced together
+    parts = Config if isinstance(settings, Config) else Config | Mapping
     for key, value in given.items():
         below = merged.get(key)
-        if isinstance(below, Config | Mapping) and isinstance(value, Mapping):
+        if isinstance(below, parts) and isinstance(value, Mapping):
             kind = dict(below).get("kind")
             merged[key] = overlay(below, value) if value.get("kind", kind) == kind else value
         else:
