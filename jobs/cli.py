@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -200,39 +200,27 @@ def main(command: Command) -> None:
     """
     options = parser(command).parse_args()
     sys.excepthook = _show_defect
-    if options.help is None:
-        _run(command, options)
-        return
-    try:
-        print(command.help(options.help), end="")
-    except InputError as error:
-        show_reasons(error)
-        sys.exit(error.status)
-
-
-def _run(command: Command, options: argparse.Namespace) -> None:
-    """Run the job as `main` says."""
-    torchrun = _torchrun()
+    torchrun = _torchrun() if options.help is None else None
     if getattr(options, "if_running", None):
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
-
-    def job() -> None:
-        cls, run = command.job()
-        config = configs.load(cls, options.config, _overrides(command, options))
-        if options.print_config:
-            print(configs.dump(config), end="")
-        else:
-            for line in configs.to_check(options.config):
-                log.warning("not checked yet: %s", line)
-            with ending_on_signal(), _full_disk_named():
-                run(config)
-
     try:
-        with _shown_log(torchrun.rank() if torchrun else 0):
-            if torchrun:
-                torchrun.take_part(job)
-            else:
-                job()
+        if options.help is not None:
+            print(command.help(options.help), end="")
+            return
+        with (
+            _shown_log(torchrun.rank() if torchrun else 0),
+            torchrun.taking_part() if torchrun else nullcontext(True) as is_first,
+        ):
+            if is_first:
+                cls, run = command.job()
+                config = configs.load(cls, options.config, _overrides(command, options))
+                if options.print_config:
+                    print(configs.dump(config), end="")
+                    return
+                for line in configs.to_check(options.config):
+                    log.warning("not checked yet: %s", line)
+                with ending_on_signal(), _full_disk_named():
+                    run(config)
     except (InputError, Refused, Stopped) as error:
         if torchrun is None or torchrun.speaks():  # all processes fail together, one of them reports
             show_reasons(error)

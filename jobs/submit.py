@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def run(config: "SubmitConfig") -> None:
     """Submit, with the job's own config checked and hashed."""
-    from ltrscale.config import digest
+    from ltrscale.origin import digest
     from ltrscale.runtime.submission import relative_places, submission, submit
 
     settings = "\n".join(config.command)

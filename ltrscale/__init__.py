@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltrscale.api.estimator import Ranker, compare
+    from ltrscale.api.compared import compare
+    from ltrscale.api.estimator import Ranker
 
 __all__ = ["Ranker", "compare"]
 
@@ -16,7 +17,7 @@ def __getattr__(name: str) -> Any:
 
             return Ranker
         case "compare":
-            from ltrscale.api.estimator import compare
+            from ltrscale.api.compared import compare
 
             return compare
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

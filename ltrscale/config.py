@@ -5,13 +5,11 @@ An unknown key is an error that names the nearest known key, or the value that a
 """
 
 import functools
-import hashlib
 import inspect
-import itertools
 import json
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -22,6 +20,7 @@ from pydantic.fields import FieldInfo
 from ltrscale import storage
 from ltrscale.errors import InputError, nearest, suggestion, without_credentials
 from ltrscale.fixed_keys import FIXED
+from ltrscale.yaml_text import parse_yaml, read_yaml
 
 
 class Strict(BaseModel):
@@ -30,14 +29,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values, validated.
-
-        Example:
-            >>> class Point(Strict):
-            ...     x: int = 0
-            >>> Point().replace(x=3)
-            Point(x=3)
-        """
+        """A copy with other values, validated."""
         return type(self).model_validate({**self.model_dump(), **changes})
 
 
@@ -50,15 +42,14 @@ class Config(Strict):
         """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
-        if fixed := fixed_keys_of(cls):
+        if fixed := _fixed_keys_of(cls):
             values = {name: value for name, value in values.items() if fixed.get(name, _NOTHING) != value}
-        nested = [name for name, value in values.items() if isinstance(value, Mapping)]
-        fields = cls.model_fields if nested else {}
-        return {**values, **{name: _over(fields[name].default, values[name]) for name in nested if name in fields}}
+        defaults = {name: cls.model_fields[name].default for name in values if name in cls.model_fields}
+        return overlay({name: value for name, value in defaults.items() if isinstance(value, Config)}, values)
 
 
 @functools.cache
-def fixed_keys_of(cls: type[BaseModel]) -> Mapping[str, Any]:
+def _fixed_keys_of(cls: type[BaseModel]) -> Mapping[str, Any]:
     """The keys that a config once had, with the values that they are fixed at now."""
     return {key: value for base in cls.__mro__ for key, value in FIXED.get(base.__name__, {}).items()}
 
@@ -91,49 +82,7 @@ def is_operational(field: FieldInfo) -> bool:
     return any(isinstance(mark, _Operational) for mark in field.metadata)
 
 
-def result_of(config: ConfigT) -> ConfigT:
-    """The config with all operational keys at their defaults, also in configs below it; equal for equal results.
-
-    Example:
-        >>> class Job(Config):
-        ...     seed: int = 0
-        ...     threads: Operational[int] = 4
-        >>> result_of(Job(seed=1, threads=8))
-        Job(seed=1, threads=4)
-    """
-    fields = type(config).model_fields
-    values = {
-        name: field.get_default(call_default_factory=True)
-        if is_operational(field) and not field.is_required()
-        else _result_of(getattr(config, name))
-        for name, field in fields.items()
-    }
-    return config.model_copy(update=values)
-
-
-def _result_of(value: Any) -> Any:
-    match value:
-        case Config():
-            return result_of(value)
-        case tuple():
-            return tuple(map(_result_of, value))
-        case dict():
-            return {key: _result_of(item) for key, item in value.items()}
-        case _:
-            return value
-
-
-def _over(default: Any, override: Any) -> Any:
-    """The given keys over a default config; a config of another kind takes nothing from the default."""
-    if not isinstance(default, Config) or not isinstance(override, Mapping):
-        return override
-    values: dict[str, Any] = {name: getattr(default, name) for name in type(default).model_fields}
-    if override.get("kind", values.get("kind")) != values.get("kind"):
-        return override
-    return values | {name: _over(values.get(name), value) for name, value in override.items()}
-
-
-def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(settings: Config | Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings `given` over `settings`, key by key; a part of another kind replaces the whole part.
 
     Example:
@@ -143,11 +92,13 @@ def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
         {'a': {'kind': 'y'}}
     """
     merged = dict(settings)
+    # a mapping by names that is the default of a config has its entries replaced together
+    parts = Config if isinstance(settings, Config) else Config | Mapping
     for key, value in given.items():
         below = merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            same_kind = value.get("kind", below.get("kind")) == below.get("kind")
-            merged[key] = overlay(below, value) if same_kind else value
+        if isinstance(below, parts) and isinstance(value, Mapping):
+            kind = dict(below).get("kind")
+            merged[key] = overlay(below, value) if value.get("kind", kind) == kind else value
         else:
             merged[key] = value
     return merged
@@ -176,7 +127,7 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
     values: dict[str, Any] = {}
     urls = [urls] if isinstance(urls, str) else urls
     for url in urls:
-        values = overlay(values, _read_yaml(url))
+        values = overlay(values, read_yaml(url))
     for override in overrides:
         _apply(cls, values, override)
     where = f"{' with '.join([*urls, *(['--set'] if overrides else [])])}" if urls else "command line"
@@ -200,15 +151,11 @@ def validate(cls: type[StrictT], values: Mapping[str, Any], where: str) -> Stric
 
 
 def check_keys(cls: type[Config], values: Mapping[str, Any], where: str) -> None:
-    """Refuse unknown keys, and nothing else: the values may be incomplete.
-
-    Raises:
-        InputError: as `validate`, of unknown keys alone.
+    """Refuse unknown keys as `validate` does, and nothing else: the values may be incomplete.
 
     Example:
         >>> class Model(Config):
         ...     width: int
-        >>> check_keys(Model, {"width": "?"}, "model")
         >>> check_keys(Model, {"widht": 1}, "model")
         Traceback (most recent call last):
         ltrscale.errors.InputError: model: widht: unknown key; did you mean 'width'?
@@ -226,122 +173,10 @@ def dump(config: Config) -> str:
     return str(yaml.safe_dump(recordable(config.model_dump(mode="json")), sort_keys=False, width=120))
 
 
-def digest(value: Any) -> str:
-    """Hash of plain data or a config; independent of key order.
-
-    Example:
-        >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-        True
-    """
-    sha256 = hashlib.sha256()
-    for text in _texts(value):
-        sha256.update(text.encode())
-    return sha256.hexdigest()
-
-
-class Json(tuple[str, ...]):
-    """Serialised JSON in several texts, for values too large as plain data."""
-
-    @classmethod
-    def array(cls, elements: Iterable[Sequence[str]]) -> Self:
-        """The array of some elements, each JSON itself.
-
-        Example:
-            >>> "".join(Json.array([["1"], Json.array([["2"], ["3"]])]))
-            '[1, [2, 3]]'
-        """
-        following = [text for element in elements for text in (", ", *element)]
-        return cls(["[", *following[1:], "]"])
-
-
-def as_text(value: Any) -> str:
-    """Plain data or a config as JSON, its keys sorted; values of the outermost object may be `Json`.
-
-    Example:
-        >>> as_text({"b": Json(["[1, ", "2]"]), "a": None})
-        '{"a": null, "b": [1, 2]}'
-    """
-    return "".join(_texts(value))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    if not isinstance(plain, Mapping) or not any(isinstance(each, Json) for each in plain.values()):
-        yield json.dumps(plain, sort_keys=True)
-        return
-    for before, key in zip(itertools.chain("{", itertools.repeat(", ")), sorted(plain), strict=False):
-        yield f"{before}{json.dumps(key)}: "
-        yield from plain[key] if isinstance(plain[key], Json) else _texts(plain[key])
-    yield "}"
-
-
-def settings_of(config: Config | Mapping[str, Any]) -> dict[str, Any]:
-    """What the result depends on, as plain data: operational keys get their defaults, or are dropped if they have none.
-
-    Plain data stay unchanged.
-
-    Example:
-        >>> class Job(Config):
-        ...     out: Operational[str]
-        ...     seed: int = 0
-        >>> settings_of(Job(out="runs/a", seed=1))
-        {'seed': 1}
-    """
-    if not isinstance(config, Config):
-        return dict(config)
-    without_default = {
-        name for name, field in type(config).model_fields.items() if is_operational(field) and field.is_required()
-    }
-    return result_of(config).model_dump(mode="json", exclude=without_default)
-
-
-def made_by(stage: str, settings: Config | Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The origin that a committed directory records: stage, what the result depends on, and hashes of inputs."""
-    return recordable({"stage": stage, "config": settings_of(settings), "inputs": dict(inputs)})
-
-
 def recordable(values: dict[str, Any]) -> dict[str, Any]:
     """Plain values without the credentials of URLs."""
     plain: dict[str, Any] = json.loads(without_credentials(json.dumps(values)))
     return plain
-
-
-def is_current(url: str, origin: Mapping[str, Any]) -> bool:
-    """Whether the directory was committed by the same stage with the same config and inputs, and is complete."""
-    manifest = storage.read_manifest(url)
-    return manifest is not None and is_made_by(manifest, origin) and storage.is_whole(url, manifest)
-
-
-def is_made_by(manifest: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
-    """Whether a manifest records this origin; inputs are compared by content, not by URL."""
-    # through JSON, as the manifest was: tuples become lists
-    return bool(by_content(manifest.get("made_by")) == by_content(json.loads(json.dumps(origin))))
-
-
-def by_content(origin: Any) -> Any:
-    """An origin, or a part of one as plain data, with the content of each input instead of its URL.
-
-    Example:
-        >>> by_content({"config": {"start": "runs/a"}, "inputs": {"runs/a": "sha"}})
-        {'config': {'start': 'sha'}, 'inputs': ['sha']}
-    """
-    return _by_content(origin, {})
-
-
-def _by_content(value: Any, contents: Mapping[str, str]) -> Any:
-    match value:
-        case {"inputs": dict(inputs)}:
-            contents = {**contents, **inputs}
-            other_settings = {key: _by_content(item, contents) for key, item in value.items() if key != "inputs"}
-            return other_settings | {"inputs": sorted(inputs.values())}
-        case dict():
-            return {key: _by_content(item, contents) for key, item in value.items()}
-        case list():
-            return [_by_content(item, contents) for item in value]
-        case str():
-            return contents.get(value, value)
-        case _:
-            return value
 
 
 def members(union: Any) -> tuple[type[Any], ...]:
@@ -366,90 +201,6 @@ def by_kind(union: Any) -> dict[str, type[Any]]:
     return {kind_of(cls): cls for cls in members(union)}
 
 
-def _read_yaml(url: str) -> dict[str, Any]:
-    storage.check_scheme(url)  # no web server: its answer may change, and come from anybody
-    try:
-        if storage.size(url) > MOST_BYTES:
-            raise InputError(f"{url}: more than {MOST_BYTES:,} bytes; a config is smaller, check the path")
-        text = storage.read_bytes(url).decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    except UnicodeDecodeError as error:
-        raise InputError(f"{url}: not text in UTF-8 ({error}); save it as UTF-8") from error
-    values = _parse(text, url)
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise InputError(f"{url}: a config is a mapping of keys to values, this is a {type(values).__name__}")
-    return values
-
-
-MOST_BYTES = 1 << 19
-"""Maximum size of a config file."""
-_MOST_DEPTH = 50
-_MOST_UNSHARED = 1 << 22
-"""Characters of all scalars plus `_OF_A_NODE` per node, with every alias written out: nested aliases grow fast."""
-_OF_A_NODE = 32
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with bounded size after expanding aliases, and without repeated keys, of which PyYAML keeps the last."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None:
-            _measure(node, {})
-        return node
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        # PyYAML lets Python's own errors through, such as that for a number with thousands of digits
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
-            kind = node.tag.rpartition(":")[2]
-            raise yaml.MarkedYAMLError(problem=f"no {kind} ({error})", problem_mark=node.start_mark) from error
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands here twice", problem_mark=key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
-        return node
-
-
-def _measure(node: yaml.Node, cache: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Size and depth of a node with every alias written out; `cache` keeps them by the node's id."""
-    if id(node) not in cache:
-        cache[id(node)] = None  # in progress: meeting this again means that the node contains itself
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        below = [_measure(n, cache) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
-        own_size = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        cache[id(node)] = own_size + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
-    measured = cache[id(node)]
-    if measured is None or measured[0] > _MOST_UNSHARED or measured[1] > _MOST_DEPTH:
-        problem = "an alias inside its own value" if measured is None else "too large or too deep for a config"
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    return measured
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return _unshared(yaml.load(text, _Loader))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InputError(f"{where}: not YAML: {position}{error.problem}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{where}: not YAML: {error}") from error
-
-
-def _unshared(value: Any) -> Any:
-    """A copy in which every YAML alias (`*name`) has its own value, so that an override changes one place only."""
-    if isinstance(value, dict):
-        return {key: _unshared(inner) for key, inner in value.items()}
-    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
-
-
 def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -461,7 +212,7 @@ def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
         if isinstance(target, dict) and target.get(slot) is None:
             target[slot] = {}
         target = target[slot]
-    slot, value = _slot(target, last, override), _parse(text, f"--set {override}")
+    slot, value = _slot(target, last, override), parse_yaml(text, f"--set {override}")
     if value is None and isinstance(target, dict) and _holds_entries(cls, path):
         if slot not in target:
             raise InputError(
@@ -522,7 +273,7 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
                 message = f"kind {tag!r} is unknown; {suggestion(tag, kinds, 'the kinds are')}"
         return f"{key_path}: {message}{shown}" if key_path else message
     level, others = _Walk.to_location(cls, problem["loc"][:-1]).models()
-    fixed = {name: value for model in level for name, value in fixed_keys_of(model).items()}
+    fixed = {name: value for model in level for name, value in _fixed_keys_of(model).items()}
     if key in fixed:
         return f"{key_path}: no longer a key, because its value is fixed at {json.dumps(fixed[key])}; remove it"
     names = sorted({name for model in level for name in model.model_fields})

@@ -20,12 +20,7 @@ _OTHER_DEVICE_BYTES = 80 << 30
 
 
 def memory_of(device: torch.device) -> int:
-    """Total bytes of a device's memory.
-
-    Example:
-        >>> memory_of(torch.device("cpu")) == processor.memory()
-        True
-    """
+    """Total bytes of a device's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return processor.memory() if device.type == "cpu" else _OTHER_DEVICE_BYTES

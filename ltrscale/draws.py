@@ -29,12 +29,7 @@ def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
 
 
 def among_first(n: int, k: int, *parts: int | str) -> NDArray[np.bool_]:
-    """Which of 0 .. n - 1 are among the first k of their permutation, shape [n], without sorting them all.
-
-    Example:
-        >>> among_first(9, 4, "a").nonzero()[0].tolist() == sorted(permutation(9, "a")[:4].tolist())
-        True
-    """
+    """Which of 0 .. n - 1 are among the first k of their permutation, shape [n], without sorting them all."""
     if k >= n:
         return np.ones(n, np.bool_)
     # place k is found by its upper bits, so that memory holds the bits of one piece at a time
@@ -84,11 +79,7 @@ def random_bits(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArra
 
     The last counter numbers the outputs of a SplitMix64 generator, and the counters before it determine the
     generator's state in the same way, in integer arithmetic that is exact everywhere. With one counter, different
-    values give different bits.
-
-    Args:
-        of: a seed and a name, for example; the draws for different ones are unrelated.
-        counters: arrays of one shape, such as the key of a group and the place of a document.
+    values give different bits. `of` is a seed and a name, for example; the draws for different ones are unrelated.
 
     Example:
         >>> seven, eight, again = random_bits((1, "click"), np.array([7, 8, 7])).tolist()

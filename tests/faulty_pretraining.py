@@ -34,7 +34,7 @@ from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.feed import Fed
 from ltrscale.training.loop import Trainer
-from ltrscale.training.pretrain import PretrainConfig, Pretraining
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.reduce import from_rank_0
 
 _COMMIT_WITHIN_S = 60.0
@@ -62,17 +62,17 @@ class FaultyPretraining:
     every_step_s: float = 0.0
     """Seconds that all ranks sleep in every step, to leave time for faults from outside."""
 
-    def run_worker(self, work: Pretraining, context: Context) -> None:
-        """The work of one worker."""
-        attempt = from_rank_0(time.time_ns())
-        with _steps(lambda trainer, given: self._before(trainer, given, attempt, work.out)):
+    def run_worker(self, work: functools.partial[None], context: Context) -> None:
+        """The work of one worker, a method of the job."""
+        attempt, out = from_rank_0(time.time_ns()), work.func.__self__.out
+        with _steps(lambda trainer, given: self._before(trainer, given, attempt, out)):
             work(context)
 
     @contextmanager
     def installed(self, launch: Callable[..., None] = launching.launch) -> Iterator[None]:
         """Within the block, the workers of `pretrain` record their steps and fail, however they are launched."""
 
-        def launch_watched(work: Pretraining, **others: Any) -> None:
+        def launch_watched(work: functools.partial[None], **others: Any) -> None:
             launch(functools.partial(self.run_worker, work), **others)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -5,10 +5,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.config import made_by
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.origin import made_by
 from ltrscale.progress import Report
 
 

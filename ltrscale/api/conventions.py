@@ -112,9 +112,7 @@ def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
     """A ranker's arguments after a change; only keys are checked, because other values may still change.
 
-    Args:
-        arguments: the current arguments.
-        params: arguments to change, by name, or `settings__gbdt__num_trees` and the like.
+    `params` are named as arguments are, or `settings__gbdt__num_trees` and the like.
 
     Raises:
         InputError: there is no such argument, or no such key.

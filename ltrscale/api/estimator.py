@@ -6,7 +6,6 @@ So a `Ranker` gives the same results as the jobs with the same settings.
 Shapes: N rows (documents), F features.
 """
 
-import json
 import os
 import shutil
 import weakref
@@ -25,9 +24,10 @@ from ltrscale import storage
 from ltrscale.api import frames
 from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.api.explained import explained
+from ltrscale.api.saved import SavedRanker, bundle_files
 from ltrscale.bundle import boosters
 from ltrscale.bundle.explanations import Explanation
-from ltrscale.config import Strict, validate
+from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -37,33 +37,17 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
-from ltrscale.serving.raw import ROW, how_read, uses_in_scoring, uses_of, with_fills
+from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
-_ESTIMATOR = "estimator.json"
 _SCORED_AT_ONCE = 1 << 16
 Keys = Mapping[str, Any]
-
-
-class _Saved(Strict):
-    """`estimator.json`, next to the files of a saved ranker's bundle."""
-
-    arguments: dict[str, Any]
-    columns: dict[str, Any]
-    """The uses of columns."""
-    array_width: int | None = None
-    """Columns of the training array; null for a table, where columns have names."""
-    names: tuple[str, ...] = ()
-    """`feature_names_in_`; empty in files of older versions, where features are in the order of the bundle."""
 
 
 class Ranker(BaseEstimator):  # type: ignore[misc]
@@ -347,15 +331,10 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: the ranker is not fitted, or the output of another stage is at the URL.
         """
-        made_by = dict(self._fitted().made_by)
-        check_replaceable(url, made_by["stage"])
+        check_replaceable(url, self._fitted().made_by["stage"])
         columns, width, names = self._opened_with()
-        saved = _Saved(arguments=self.get_params(deep=False), columns=columns, array_width=width, names=names)
-        files = _bundle_files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
-        manifest = json.loads(files.pop(storage.MANIFEST))
-        with storage.Commit(url) as commit:
-            commit.write(files)
-            commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
+        arguments = self.get_params(deep=False)
+        SavedRanker(arguments=arguments, columns=columns, array_width=width, names=names).commit(url, self.bundle_)
 
     @classmethod
     @as_value_errors
@@ -369,10 +348,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: no bundle is committed there, or it does not score.
         """
-        bundle, manifest = bundles.load(url), bundles.read_bundle_manifest(url)
-        if _ESTIMATOR in storage.listed_in(manifest):
-            content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
-            saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
+        bundle = bundles.load(url)
+        if (saved := SavedRanker.read(url)) is not None:
             ranker = cls(**saved.arguments)
             ranker._open(url, saved.columns, saved.array_width, saved.names)
         else:
@@ -386,7 +363,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         names = {*self.get_params(deep=False), "_metadata_request"}
         state = {name: value for name, value in vars(self).items() if name in names}
         if "_bundle" in vars(self):
-            state |= {"_files": _bundle_files(self.bundle_), "_opened": self._opened_with()}
+            state |= {"_files": bundle_files(self.bundle_), "_opened": self._opened_with()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -450,81 +427,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         return str(folder)
 
 
-def compare(
-    rankers: Mapping[str, Ranker],
-    X: Any,
-    y: Any = None,
-    *,
-    out: str,
-    group: Any = None,
-    evaluate: Keys | None = None,
-    **columns: Any,
-) -> Evaluation:
-    """Evaluate rankers on the same labelled groups like `jobs.evaluate`, print the table, and write the report.
-
-    The first ranker is the baseline. Outlier rules are fitted on its validation groups. The rows are read once, as the
-    first ranker reads them.
-
-    Args:
-        rankers: by name in the report; the first one must be fitted in this process.
-        X: rows with the features of the rankers; no ranker may have been trained on them.
-        y: labels, unless X has the label column.
-        out: directory; `evaluation/report.md` is the report.
-        group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
-        evaluate: further keys of `jobs.evaluate`, such as `{"ndcg_at": [10], "primary_cutoff": 10}`.
-        columns: uses of columns that differ from those of the first ranker.
-
-    Raises:
-        InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded; X is an
-            array with other columns than a ranker learnt from, or a ranker reads its features differently from the
-            first one, such as with other fills or dates.
-    """
-    for name, ranker in rankers.items():
-        if "bundle_" not in vars(ranker):
-            raise InputError(f"compare: {name} is not fitted; fit it first")
-        frames.check_width(X, ranker._array_width)
-    name, first = next(iter(rankers.items()))
-    if "splits_" not in vars(first):
-        raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
-    _check_read_alike(rankers, columns)
-    table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
-    data = storage.join(out, "data")
-    frames.prepare_tables({"test": table}, columns, first.prepare or {}, data)
-    config = {
-        "baseline": name,
-        **(evaluate or {}),
-        "models": {name: ranker.bundle_ for name, ranker in rankers.items()},
-        "splits": {**first.splits_.model_dump(), "test": {"data": data}},
-    }
-    job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))
-    job.run()
-    return Evaluation.read(job.out)
-
-
-def _check_read_alike(rankers: Mapping[str, Ranker], columns: Keys) -> None:
-    """Refuse a ranker that would get other feature values when rows are read with the first ranker's settings."""
-    first_name, first = next(iter(rankers.items()))
-    for name, ranker in rankers.items():
-        bundle = ranker._fitted()
-        own, others = (
-            how_read({**reader.columns_, **columns}, reader.prepare or {}, bundle) for reader in (ranker, first)
-        )
-        if apart := [key for key, value in own.items() if value != others[key]]:
-            raise InputError(
-                f"compare: {name} reads its features otherwise than {first_name} ({', '.join(apart)}), and all are "
-                f"scored on the same rows, read as {first_name} does; fit both alike, or compare their score"
-            )
-
-
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # a forked process has a copy of the object, not of the directory
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _bundle_files(url: str) -> dict[str, bytes]:
-    manifest = bundles.read_bundle_manifest(url)
-    files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
-    return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
 
 
 def _run(arguments: Arguments, method: AnyMethod, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:

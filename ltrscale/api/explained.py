@@ -17,15 +17,9 @@ from ltrscale.errors import InputError
 def explained(
     bundle: Bundle, split: Split, items: Sequence[str], rows: tuple[int, int] | None, depth: int
 ) -> list[Explanation]:
-    """Explanations of a data set whose documents are named by row number.
+    """Explanations of a data set whose documents are named by row number; `items` are the names of the rows.
 
-    Args:
-        bundle: the ranker.
-        split: the data set.
-        items: the name of each row.
-        rows: the two rows to compare; by default the first item of each query is compared with those of ranks 2 to
-            `depth`.
-        depth: see `rows`.
+    They compare two rows, or by default the first item of each query with those of ranks 2 to `depth`.
 
     Raises:
         InputError: the two rows are not of one query.

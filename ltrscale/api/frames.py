@@ -340,14 +340,9 @@ def prepare_tables(
     *,
     job: type[PrepareJob] = PrepareJob,
 ) -> None:
-    """Make a data set from tables, one period each; `jobs.prepare` reads them as Parquet files.
+    """Make a data set from tables by period; `jobs.prepare`, or another `job`, reads them as Parquet files.
 
-    Args:
-        tables: by period.
-        columns: the keys of `prepare.source.columns`.
-        settings: further keys of `prepare`, such as `max_rejected`.
-        out: directory of the data set.
-        job: the stage that reads them.
+    `columns` are the keys of `prepare.source.columns`, `settings` further keys of `prepare`.
     """
     source = {"kind": "items", "columns": columns}
     apart = any(_is_apart(table, columns.get("query")) for table in tables.values())

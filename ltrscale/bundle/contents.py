@@ -10,7 +10,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import boosters
 from ltrscale.bundle.reference import Reference, reference_of
-from ltrscale.config import Config, Strict, digest
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.split import Split
@@ -18,6 +18,7 @@ from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.in_context import InContextSizes
 from ltrscale.models.ranker import Architecture
+from ltrscale.origin import digest
 
 MetricValue = float | int | str | None
 BundleKind = Literal["neural", "pretrained", "trees", "feature", "blend", "in_context"]

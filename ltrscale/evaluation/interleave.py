@@ -44,7 +44,8 @@ from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
-from ltrscale.stages.stage import BundleUrl, Origin, check_unseen, hashes_of, scored_by
+from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
+from ltrscale.stages.unseen import check_unseen, scored_by
 
 _POWER = 0.8
 """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""

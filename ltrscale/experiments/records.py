@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Self
 
 from ltrscale import storage
-from ltrscale.config import Strict, StrictT, digest, validate
+from ltrscale.config import Strict, StrictT, validate
 from ltrscale.errors import InputError
+from ltrscale.origin import digest
 from ltrscale.stages.runs import heard_by
 from ltrscale.storage import join
 

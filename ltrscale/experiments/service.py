@@ -17,11 +17,12 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.bundle.contents import Provenance, hash_of
-from ltrscale.config import Strict, digest, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.records import read_record, record_bytes
+from ltrscale.origin import digest
 from ltrscale.progress import log
 from ltrscale.serving.register import RegisterJob, Registry, put_alias
 from ltrscale.storage import join

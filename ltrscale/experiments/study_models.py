@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ltrscale.config import Config, Operational, settings_of
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.evaluation.measure.metrics import metrics_of
@@ -14,6 +14,7 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
+from ltrscale.origin import settings_of
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
 from ltrscale.stages.stage import (
@@ -23,10 +24,10 @@ from ltrscale.stages.stage import (
     Settings,
     Stage,
     bundle_hashes,
-    check_unseen,
     dataset_hashes,
     with_splits,
 )
+from ltrscale.stages.unseen import check_unseen
 from ltrscale.storage import join
 
 MOST_STUDY_DRAWS = 10_000

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import content_hash
-from ltrscale.config import Config, Operational, digest, load, result_of, validate
+from ltrscale.config import Config, Operational, load, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.split import Split, SplitsWithTest, among, in_few_words
@@ -50,6 +50,7 @@ from ltrscale.experiments.service import (
 )
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.origin import digest, result_of
 from ltrscale.progress import log
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.serving.choices import FormatName

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
-from ltrscale.config import as_text
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import ADDED, Dataset, Feature, Manifest, parse_dataset_manifest
 from ltrscale.data.dataset.origin import commands
@@ -28,6 +27,7 @@ from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
 from ltrscale.ingest.parquet import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
+from ltrscale.origin import as_text
 
 _BATCH = 1 << 16
 _COPY = 1 << 24

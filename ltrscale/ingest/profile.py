@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
-from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
 from ltrscale.data.vectors import Vectors, lists_of_texts, vector_size
@@ -24,6 +23,7 @@ from ltrscale.ingest.csvjson import Dialect, broken_lines
 from ltrscale.ingest.lines import UTF8, Lines, read_lines
 from ltrscale.ingest.tables import read_rows, read_schema
 from ltrscale.progress import log, progress
+from ltrscale.yaml_text import MOST_BYTES
 
 _BATCH = 1 << 16
 _VALUES = 1 << 27

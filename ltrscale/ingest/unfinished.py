@@ -13,10 +13,10 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
-from ltrscale.config import as_text, digest
 from ltrscale.data.dataset.manifest import Dataset, Manifest, parse_dataset_manifest
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.ingest.additions import mapped_ids
+from ltrscale.origin import as_text, digest
 from ltrscale.progress import log
 
 _SAVE_S = 120.0

@@ -38,14 +38,14 @@ class Waiting:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        check_possible(self._workers)
-        if now >= self._next_line or not (self._looked or has_nodes(self._workers)):
-            log.warning("%s", waiting_line(self._workers))
+        _check_possible(self._workers)
+        if now >= self._next_line or not (self._looked or _has_nodes(self._workers)):
+            log.warning("%s", _waiting_line(self._workers))
             self._next_line = now + _PATIENCE_S
         self._looked = True
 
 
-def has_nodes(workers: WorkersConfig) -> bool:
+def _has_nodes(workers: WorkersConfig) -> bool:
     """True if some node could hold a worker if it were empty."""
     return any(_fits(node, workers) for node in ray.nodes() if node["Alive"])
 
@@ -55,24 +55,24 @@ def resources(workers: WorkersConfig) -> dict[str, float]:
     return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
 
 
-def waiting_line(workers: WorkersConfig) -> str:
+def _waiting_line(workers: WorkersConfig) -> str:
     """One line for a run without capacity for its workers: what they need, and why it is missing."""
     wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
-    if has_nodes(workers):
-        return f"waits for room for {wanted}; {free_line(workers, ray.available_resources())}"
+    if _has_nodes(workers):
+        return f"waits for room for {wanted}; {_free_line(workers, ray.available_resources())}"
     if ray_internals.unmet_requests() is None:
         return f"waits for {wanted}: no node is such, and no autoscaler reports that it adds one; start such nodes"
     return f"waits for {wanted}: none there yet, asked the autoscaler"
 
 
-def free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
+def _free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
     """What is free in the cluster, and why it may not suffice even if the sum is enough.
 
     Example:
         >>> two = WorkersConfig(number=2, cpus=2)
-        >>> free_line(two, {"CPU": 3.0})
+        >>> _free_line(two, {"CPU": 3.0})
         'free in the cluster: 3 CPU, 0 GPU'
-        >>> free_line(two, {"CPU": 4.0})
+        >>> _free_line(two, {"CPU": 4.0})
         'free in the cluster: 4 CPU, 0 GPU; these lie on several nodes, of which none has room for a worker, or ...'
     """
     line = f"free in the cluster: {_named({name: free.get(name, 0) for name in ('CPU', 'GPU')})}"
@@ -82,16 +82,12 @@ def free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
     return f"{line}; {apart}, or have just become free"
 
 
-def check_possible(workers: WorkersConfig) -> None:
-    """Check that the cluster can get capacity for the workers.
-
-    Raises:
-        InputError: the cluster is only this machine, which is too small, or its autoscaler has no node type for them.
-    """
+def _check_possible(workers: WorkersConfig) -> None:
+    """Refuse workers that the cluster cannot get: this machine alone is too small, or no node type is theirs."""
     each = resources(workers)
     needed = f"{workers.least} workers with {_named(each)} each{_place(workers)}"
     if ray_internals.is_own_cluster():
-        if not has_nodes(workers):
+        if not _has_nodes(workers):
             raise InputError(f"{needed}: this machine has none of them; ask for less, or set RAY_ADDRESS to a cluster")
     elif [_asked(workers)] * workers.least in (ray_internals.unmet_requests() or []):
         raise InputError(
@@ -124,12 +120,7 @@ def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
 
 
 def _parsed(selector: str) -> tuple[bool, frozenset[str]]:
-    """True if a Ray label selector is negated, and its values.
-
-    Example:
-        >>> _parsed("a100") == (False, {"a100"}), _parsed("!in(a100, h100)") == (True, {"a100", "h100"})
-        (True, True)
-    """
+    """True if a Ray label selector is negated, and its values."""
     negated, plain = selector.startswith("!"), selector.removeprefix("!")
     values = plain.removeprefix("in(").removesuffix(")").split(",") if plain.startswith("in(") else [plain]
     return negated, frozenset(value.strip() for value in values)

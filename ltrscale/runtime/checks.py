@@ -64,12 +64,9 @@ def pinned_versions() -> dict[str, str]:
 
 
 def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] | None = None) -> CheckResult:
-    """Check versions against the expected ones; a difference in Ray or Python is an error.
+    """Check versions, by default those of this process, against the expected ones, which come from `whose`.
 
-    Args:
-        expected: versions by package; `python` may be one of them.
-        whose: where they come from.
-        found: the versions to check, by default those of this process.
+    A difference in Ray or Python is an error.
     """
     found = versions() if found is None else found
     description = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
@@ -92,11 +89,7 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
 
 
 def gpus(declared: float = 0) -> CheckResult:
-    """Check that torch sees and can use the GPUs, and has NCCL.
-
-    Args:
-        declared: the GPUs that Ray counts on this node.
-    """
+    """Check that torch can use the GPUs, sees as many as Ray has `declared` on this node, and has NCCL."""
     import torch  # imported late: it takes seconds
 
     driver = next(iter(_DRIVER.read_text().splitlines()), "") if _DRIVER.exists() else ""
@@ -133,11 +126,7 @@ def gpus(declared: float = 0) -> CheckResult:
 
 
 def shared_memory(store: float | None = None) -> CheckResult:
-    """Check that /dev/shm has room for Ray's object store.
-
-    Args:
-        store: bytes of the object store; by default the share of memory that Ray would take.
-    """
+    """Check that /dev/shm has room for the bytes of Ray's object store; by default those that Ray would take."""
     if not _SHM.is_dir():
         return CheckResult("ok", "no /dev/shm on this system; Ray uses files")
     size = shutil.disk_usage(_SHM).total
@@ -157,12 +146,7 @@ def default_store() -> float:
 
 
 def spill_disk(folder: Path | None = None, store: float | None = None) -> CheckResult:
-    """Check that the disk for spilled objects has room for as much as the object store holds.
-
-    Args:
-        folder: Ray's session folder; by default the folder for temporary files.
-        store: bytes of the object store.
-    """
+    """Check that Ray's session folder, or else that of temporary files, has room for the bytes of the object store."""
     folder = folder or Path(tempfile.gettempdir())
     usage = shutil.disk_usage(folder)
     description = f"{folder} has {_gb(usage.free)} free of {_gb(usage.total)}"
@@ -252,10 +236,7 @@ def store_clock(url: str) -> CheckResult:
 
 
 def clocks(ahead_s: Mapping[str, float]) -> CheckResult:
-    """Check that clocks agree with this machine's.
-
-    Args:
-        ahead_s: seconds by which each is ahead, including the delay of its answer.
+    """Check that clocks agree with this machine's, by the seconds that each is ahead, the delay of its answer included.
 
     Example:
         >>> clocks({"a": 0.2, "b": -400.0}).what
@@ -269,12 +250,9 @@ def clocks(ahead_s: Mapping[str, float]) -> CheckResult:
 
 
 def config_validity(url: str, job: str | None, config_of: Callable[[str], type[Config]]) -> CheckResult:
-    """Check that a file is a valid config of its job.
+    """Check that a file is a valid config of its job, whose config `config_of` gives.
 
-    Args:
-        url: the file.
-        job: the job; by default the first part of the file's name, such as `pretrain` in `pretrain-news.yaml`.
-        config_of: the config of a job, by its name.
+    By default the job is the first part of the file's name, such as `pretrain` in `pretrain-news.yaml`.
     """
     name = job or PurePosixPath(url).stem.partition("-")[0]
     try:
@@ -306,11 +284,7 @@ Answer = Literal["open", "token", "silent", "closed"]
 
 
 def open_ports(ports: Collection[int]) -> CheckResult:
-    """Check that Ray requires a token on addresses that others can reach.
-
-    Args:
-        ports: the ports to check.
-    """
+    """Check that Ray requires a token on these ports of addresses that others can reach."""
     if not _TABLES[0].exists():
         return CheckResult("ok", "listening ports are not known on this system")
     answers = {
@@ -358,12 +332,7 @@ def listening() -> Iterator[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """An address from Linux's notation, in little-endian words of four bytes.
-
-    Example:
-        >>> _address("0100007F"), _address("00000000000000000000000001000000")
-        ('127.0.0.1', '::1')
-    """
+    """An address from Linux's notation, in little-endian words of four bytes."""
     words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(words))
     mapped = getattr(address, "ipv4_mapped", None)

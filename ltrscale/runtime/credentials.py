@@ -96,12 +96,7 @@ def refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -
 
 
 def refuse_files(folder: Path, sent: Collection[str], copy: Path | None = None) -> None:
-    """Refuse to send files that store credentials or contain one of a well-known form.
-
-    Args:
-        folder: the working directory.
-        sent: the files that would be sent, relative to it.
-        copy: a folder to read them from instead.
+    """Refuse to send files of a folder that store credentials or contain one of a well-known form; `copy` has them too.
 
     Raises:
         InputError: there are such files; the message names them.

@@ -52,7 +52,7 @@ class DoctorConfig(Config):
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class _Found:
     """A result line and its machine."""
 
     where: str
@@ -60,11 +60,7 @@ class Diagnosis:
 
 
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
-    """Run all checks and print their results.
-
-    Returns:
-        The exit status: 1 with an error, otherwise 0.
-    """
+    """Run all checks and print their results; returns the exit status: 1 with an error, otherwise 0."""
     page, failed = _Page(), False
     for finding in _findings(config, config_of):
         failed |= finding.line.level == "error"
@@ -78,20 +74,20 @@ def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> in
     return int(failed)
 
 
-def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[Diagnosis]:
+def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[_Found]:
     address = config.address or os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS)
     if config.config is not None:
-        yield Diagnosis(_HERE, checks.config_validity(config.config, config.job, config_of))
+        yield _Found(_HERE, checks.config_validity(config.config, config.job, config_of))
     pins = checks.pinned_versions()
     look = Look(pins, "cluster/constraints.txt has", config.ports, None if address else config.store)
     for line in look.lines():
-        yield Diagnosis(_HERE, line)
+        yield _Found(_HERE, line)
     if address is None:
         return
     try:
         yield from _dashboard_diagnoses(address, config) if "://" in address else _node_diagnoses(address, config)
     except InputError as error:
-        yield Diagnosis("cluster", checks.from_error(error))
+        yield _Found("cluster", checks.from_error(error))
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ class Look:
                 yield checks.store_clock(self.store)
 
 
-def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
+def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[_Found]:
     """Check every node of the connected cluster."""
     import ray  # imported late, as below: checking a laptop needs no Ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -150,7 +146,7 @@ def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
         yield from _answers(ray, waiting)
 
 
-def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
+def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[_Found]:
     """The nodes' results, then the differences of their clocks."""
     ahead_s = {}
     while waiting:
@@ -163,18 +159,18 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
             lines, then = ray.get(ready[0])
         except ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())
-            yield Diagnosis(
+            yield _Found(
                 node, CheckResult("error", f"the checks failed there ({reason[-300:]})", "see Ray's log of that node")
             )
             continue
         ahead_s[node] = then - now
         for line in lines:
-            yield Diagnosis(node, line)
+            yield _Found(node, line)
     for node in waiting.values():
         problem = f"ran no task within {_NODE_S:.0f} s"
-        yield Diagnosis(node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard"))
+        yield _Found(node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard"))
     if ahead_s:
-        yield Diagnosis("cluster", checks.clocks(ahead_s))
+        yield _Found("cluster", checks.clocks(ahead_s))
 
 
 _NODE_S = 180.0
@@ -187,10 +183,10 @@ def _looked(look: Look) -> tuple[list[CheckResult], float]:
     return lines, time.time()
 
 
-def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
+def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[_Found]:
     """Check a cluster from outside: its dashboard, and its nodes through a job that runs these same checks there."""
     check_answers(address)
-    yield Diagnosis("cluster", open_dashboard(address))
+    yield _Found("cluster", open_dashboard(address))
     settings = {
         "format": "json",
         "expected": config.expected or checks.versions(),
@@ -203,16 +199,16 @@ def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[Diagnos
     findings = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
     if not any(finding.where != _HERE for finding in findings):
         last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
-        yield Diagnosis(
+        yield _Found(
             "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
         )
     # the submitted process runs on a node that its own task has checked as well
     yield from (finding for finding in findings if finding.where != _HERE)
 
 
-def _finding(text: str) -> Diagnosis:
+def _finding(text: str) -> _Found:
     values = json.loads(text)
-    return Diagnosis(values.pop("where"), CheckResult(**values))
+    return _Found(values.pop("where"), CheckResult(**values))
 
 
 class _Page:
@@ -222,7 +218,7 @@ class _Page:
         self._console, self._where = Console(highlight=False, soft_wrap=True), ""
         self._counts = dict.fromkeys(_COLOURS, 0)
 
-    def show(self, finding: Diagnosis) -> None:
+    def show(self, finding: _Found) -> None:
         """Print a finding, with its remedy below it."""
         if finding.where != self._where:
             self._where = finding.where

@@ -44,10 +44,8 @@ _SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 def ray_cluster(cpus: int) -> Iterator[None]:
     """Provide Ray while the block runs: the connected cluster, the one at RAY_ADDRESS, or our own.
 
-    Our own cluster ends with this process, however the process ends.
-
-    Args:
-        cpus: minimum number of logical CPUs for our own cluster; it may exceed the machine's.
+    Our own cluster ends with this process, however the process ends. It has at least this number of logical CPUs, which
+    may exceed the machine's.
 
     Raises:
         InputError: no cluster answers at RAY_ADDRESS.
@@ -73,9 +71,8 @@ def ray_cluster(cpus: int) -> Iterator[None]:
 def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
     """Unwrap errors for the user that Ray tasks and actors raise while the block gets their results.
 
-    Args:
-        whose: a process that makes its death an error for the user, such as "log-7: the process that handled it".
-        remedy: the change to suggest if that process ran out of memory.
+    With `whose`, such as "log-7: the process that handled it", the death of that process is one too; `remedy` is the
+    change to suggest if it ran out of memory.
 
     Raises:
         InputError: a task raised it, or that process died more often than Ray restarts it.

@@ -18,9 +18,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -29,11 +27,12 @@ import torch.distributed as dist
 from ray.exceptions import RayError, RayTaskError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.hangs import Pulse
-from ltrscale.runtime.mailbox import Beat, Left, Sender, Slot, WorkerJoined, forwarded_logs
+from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, alongside, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.runtime.workers import Context, Regrouped, Work, WorkersConfig
 
@@ -52,6 +51,8 @@ class Assignment:
     workers: WorkersConfig
     timeout_s: int
     """Timeout of a collective."""
+    leases: tuple[storage.Lease, ...] = field(default_factory=storage.share_leases)
+    """Those of the launching process, below which a worker may commit."""
 
     @property
     def backend(self) -> str:
@@ -83,32 +84,11 @@ class Requests:
         return self.stop.is_set() or self.regrouping()
 
 
-@contextmanager
-def alongside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run a function in a thread while the block runs; its argument is set when the block ends."""
-    over = threading.Event()
-
-    def run() -> None:
-        try:
-            watch(over)
-        except RayError:  # the cluster is shutting down, or other workers are gone and this one will follow
-            return
-
-    threading.Thread(target=run, name="watch", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
 def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requests) -> None:
     """Do the work in one group after another, until it is done or this worker leaves.
 
-    Args:
-        task: the work and its settings.
-        name: the worker's name at the mailbox: its rank under Ray Train, or a joiner's name.
-        slot: its slot in the first group, which this process has joined.
-        requests: requests to the worker meanwhile.
+    `name` is the worker's at the mailbox: its rank under Ray Train, or a joiner's name; `slot` its place in the first
+    group, which this process has joined.
     """
     carried, sender, of_ray_train = None, Sender(task.mailbox), slot.world  # rank 0 is in the first group
     while True:
@@ -128,12 +108,13 @@ def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requ
 
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
+    storage.join_leases(task.leases)
     this = ray.get_runtime_context().current_actor
     sender(WorkerJoined(rank, this))
     pulse, read_on = Pulse(), task.workers.read_on
     context = Context(
         reader=functools.partial(read_with_ray, read_on=read_on) if read_on else read_with_ray,
-        report=sender.report if rank == 0 else lambda _: None,
+        report=(lambda record: sender(ReportedMetrics(dict(record)))) if rank == 0 else lambda _: None,
         stopping=requests.stopping,
         progressed=lambda: sender.mailbox.count_commit.remote(),
         regrouping=requests.regrouping,

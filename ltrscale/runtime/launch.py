@@ -8,9 +8,7 @@ lines to the launching process, so a run has its metrics and log in one place.
 import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
-from ltrscale import storage
 from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.progress import Report
 from ltrscale.runtime import under_torchrun
@@ -35,33 +33,16 @@ def _needs_ray(workers: WorkersConfig) -> bool:
     return not under_torchrun.is_running() and (workers.most > 1 or workers.gpus > 0)
 
 
-@dataclass(frozen=True)
-class _Holding:
-    """Work that first joins the launching process's leases, so that it may commit below them."""
-
-    work: Work
-    leases: tuple[storage.Lease, ...]
-
-    def __call__(self, context: Context) -> None:
-        storage.join_leases(self.leases)
-        self.work(context)
-
-
 def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool = True) -> None:
-    """Run the work on the workers; a single worker runs in this process.
+    """Run the work, which writes its results to storage, on the workers; a single one runs in this process.
 
-    Args:
-        work: the same for every worker; it writes its results to storage.
-        workers: with several workers this starts Ray or uses the connected cluster. Under torchrun its processes are
-            the workers.
-        report: receives the records of rank 0.
-        regroups: whether the work can continue in another group, by `Regrouped`; otherwise no worker joins it later.
+    Several start Ray or use the connected cluster; under torchrun its processes are the workers. Later ones join only
+    work that `regroups`, which continues in another group after `Regrouped`. `report` receives the records of rank 0.
 
     Raises:
         InputError: a worker raised one.
         Stopped: this process was asked to stop.
     """
-    work = _Holding(work, storage.share_leases())
     if under_torchrun.is_running():
         under_torchrun.lead(work, report, workers.hang_s)
     elif _needs_ray(workers):

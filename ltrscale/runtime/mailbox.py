@@ -5,10 +5,11 @@ The launching process owns the mailbox, which disappears with it. A worker that 
 """
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from ltrscale.progress import log
@@ -31,14 +32,10 @@ class LogLine(NamedTuple):
     text: str
 
 
-class Started(NamedTuple):
-    """All workers run the training function."""
+class Running(NamedTuple):
+    """All workers run the training function; 0 once they have failed or stopped, and will restart."""
 
     workers: int
-
-
-class AttemptEnded(NamedTuple):
-    """The workers have failed or stopped, and will restart."""
 
 
 class WorkerJoined(NamedTuple):
@@ -64,7 +61,7 @@ class Beat(NamedTuple):
     counts: WorkerProgress
 
 
-Post = ReportedMetrics | LogLine | Started | AttemptEnded | WorkerJoined | Left | Beat
+Post = ReportedMetrics | LogLine | Running | WorkerJoined | Left | Beat
 
 
 class Standing(NamedTuple):
@@ -114,10 +111,9 @@ class Mailbox:
                 return
             case WorkerJoined(rank):
                 self._beats.pop(rank, None)  # from the previous worker of this rank
-            case Started():
-                self._starts += 1
-        if isinstance(post, Started | AttemptEnded):  # joiners end with their group
-            self._joiners, self._placed = [], []
+            case Running(workers):
+                self._starts += workers > 0
+                self._joiners, self._placed = [], []  # joiners end with their group
         self._posts.append(post)
 
     def take(self) -> list[Post]:
@@ -201,9 +197,29 @@ class Sender:
         while len(self._sent) > count:
             ray.get(self._sent.popleft())
 
-    def report(self, record: Mapping[str, object]) -> None:
-        """Post metrics."""
-        self(ReportedMetrics(dict(record)))
+
+@contextmanager
+def alongside(watch: Callable[[threading.Event], None], *, waits: bool = False) -> Iterator[None]:
+    """Run a function in a thread while the block runs; its argument is set when the block ends, which may wait for it.
+
+    It may ask Ray: it ends once the cluster shuts down or the launching process is gone, and this process follows.
+    """
+    from ray.exceptions import RayError
+
+    over = threading.Event()
+
+    def run() -> None:
+        with suppress(RayError):
+            watch(over)
+
+    thread = threading.Thread(target=run, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if waits:
+            thread.join()
 
 
 @contextmanager

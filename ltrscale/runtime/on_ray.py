@@ -33,13 +33,9 @@ def read_with_ray(
 ) -> Generator[pa.Table]:
     """Read row groups in tasks of the connected Ray cluster, streaming, with back-pressure.
 
-    A task reads several row groups, to share the cost of its start, and yields blocks of about 16 MB. Few tasks run at
-    once: enough to feed one reader, few enough for several readers to share a cluster. Closing the iterator ends them.
-
-    Args:
-        row_groups: the row groups to read, in order.
-        columns: names of the columns.
-        read_on: custom Ray resources that each reading task takes, such as `{"reader": 1}`.
+    A task reads several row groups, to share the cost of its start, and yields blocks of about 16 MB; it takes the
+    custom Ray resources `read_on`, such as `{"reader": 1}`. Few tasks run at once: enough to feed one reader, few
+    enough for several readers to share a cluster. Closing the iterator ends them.
 
     Raises:
         InputError: as `read_direct`.

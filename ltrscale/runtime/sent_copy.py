@@ -34,11 +34,8 @@ class SentCopy:
 def sent_copy(folder: Path, configs: Collection[str]) -> Iterator[SentCopy]:
     """Copy a directory while the block runs: what git tracks there, or else all that is not ignored.
 
-    Data sets and other outputs of jobs are left out, with a warning.
-
-    Args:
-        folder: the directory.
-        configs: files to send although git does not track them, relative to the directory.
+    Data sets and other outputs of jobs are left out, with a warning. `configs` are sent even if git does not track
+    them.
     """
     names = {*_git(folder, "--cached")}
     if any(name.startswith("jobs/") for name in names):  # otherwise the repository is another project's

@@ -127,11 +127,7 @@ def submission(
 ) -> Submission | None:
     """The submission that a config describes; None if it names no job.
 
-    Args:
-        config: of the submission.
-        digest: of the job's settings.
-        files: configs that the job reads.
-        places: relative paths among its settings, by key.
+    The job's settings have this digest; it reads these files, and its settings name these relative places by key.
     """
     if not config.command:
         return None
@@ -142,10 +138,7 @@ def submission(
 
 
 def submit(config: SubmitConfig, job: Submission | None) -> int:
-    """Run, show or stop a job on a cluster.
-
-    Returns:
-        The exit status: of the job if it was followed to its end, otherwise 0.
+    """Run, show or stop a job on a cluster; returns the exit status of a job that was followed to its end, else 0.
 
     Raises:
         InputError: the cluster does not answer, something looks like a credential, or there is no such job.

@@ -6,7 +6,7 @@ start is useless: after an error that the user must read, after too many failure
 process was asked to stop. Workers that find capacity only later come and go without a restart, see `runtime.groups`.
 
 Torch's store, where workers meet, listens only on its node's address. By default it would listen on all interfaces,
-without a token. Ray Train has no public option for this: `OnItsNode` uses its internals, which are checked with each
+without a token. Ray Train has no public option for this: `_OnItsNode` uses its internals, which are checked with each
 version, see `ltrscale.runtime.ray_internals`.
 """
 
@@ -30,19 +30,19 @@ from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import capacity, ray_internals
-from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, alongside, serve, work_in_groups
+from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, serve, work_in_groups
 from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
-    AttemptEnded,
     Beat,
     Left,
     LogLine,
     Post,
     ReportedMetrics,
+    Running,
     Slot,
     Standing,
-    Started,
     WorkerJoined,
+    alongside,
     open_mailbox,
 )
 from ltrscale.runtime.workers import Work, WorkersConfig
@@ -122,7 +122,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
             label_selector=workers.labels or None,
             accelerator_type=workers.accelerator,
         ),
-        torch_config=OnItsNode(backend=task.backend, timeout_s=task.timeout_s),
+        torch_config=_OnItsNode(backend=task.backend, timeout_s=task.timeout_s),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
@@ -164,7 +164,13 @@ def _attend(
                     report(values)
                 case LogLine(level, text):
                     log.log(level, "%s", text)
-                case Started(count):
+                case Running(0):
+                    report({"running_workers": 0})
+                    running = False
+                    waiting.begin()
+                    watch.clear()
+                    joiners.dismiss()
+                case Running(count):
                     running, starts = True, starts + 1
                     report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
@@ -176,12 +182,6 @@ def _attend(
                     watch.heard(rank, counts)
                 case Left(rank, actor):
                     watch.left(rank, actor)
-                case AttemptEnded():
-                    report({"running_workers": 0})
-                    running = False
-                    waiting.begin()
-                    watch.clear()
-                    joiners.dismiss()
         if not alive:
             return
         joiners.tend()
@@ -245,7 +245,7 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         if standing.starts == self._starts:  # this start's failure is already counted
             return
         self._starts = standing.starts
-        self._post(AttemptEnded())
+        self._post(Running(0))
         if isinstance(error, Stopped) or (isinstance(error, RayActorError) and error.preempted):
             self._post(LogLine(20, "a node is about to be removed: all workers start again without it"))
             return
@@ -256,7 +256,7 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         count = f"failure {self._failures} of {self._max_failures} in a row without a new checkpoint"
         self._post(LogLine(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
 
-    def _post(self, post: LogLine | AttemptEnded) -> None:
+    def _post(self, post: LogLine | Running) -> None:
         ray.get(self._mailbox.post.remote(post))
 
     def _final(self, rank: int, error: Exception) -> Exception:
@@ -296,7 +296,7 @@ def _worker(config: dict[str, Assignment]) -> None:
     task, context = config["task"], ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     if rank == 0:
-        ray.get(task.mailbox.post.remote(Started(world)))
+        ray.get(task.mailbox.post.remote(Running(world)))
     first = ray.get(task.mailbox.standing.remote()).group
     requests = Requests(first)
     with alongside(functools.partial(_watch, task.mailbox, rank, requests)):
@@ -316,7 +316,7 @@ def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -
             requests.follow(standing.group)
 
 
-class OnItsNode(TorchConfig):  # type: ignore[misc]
+class _OnItsNode(TorchConfig):  # type: ignore[misc]
     """Ray Train's torch settings, with the store on the node's address."""
 
     @property

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log
 from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
@@ -62,8 +63,9 @@ def is_restarted() -> bool:
     return is_running() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
-def take_part(job: Callable[[], object]) -> None:
-    """Run a job on rank 0 of torchrun's processes; the others take part in its trainings.
+@contextmanager
+def taking_part() -> Iterator[bool]:
+    """Yield True on rank 0 of torchrun's processes, which runs the job; the others take part in its trainings first.
 
     Raises:
         InputError: a process raised one; every process raises it.
@@ -72,12 +74,13 @@ def take_part(job: Callable[[], object]) -> None:
     group = _meet()
     with _ending_together(group):
         if group.rank == 0:
-            job()
+            yield True
             dist.broadcast_object_list([None], group=group.control)
         else:
             # between trainings it waits in a collective, where no Python handler runs: Ctrl-C ends it like SIGTERM
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _follow(group)
+            yield False
     dist.destroy_process_group()
 
 
@@ -103,7 +106,7 @@ def lead(work: Work, report: Report, hang_s: float) -> None:
     """Share a training with the other processes and take part in it; only rank 0 calls this."""
     assert _group is not None
     watchers = Watchers(_group, hang_s)  # before the others get the work and look at the counts
-    dist.broadcast_object_list([(work, hang_s)], group=_group.control)
+    dist.broadcast_object_list([(work, hang_s, storage.share_leases())], group=_group.control)
     _train(_group, work, report, watchers)
 
 
@@ -124,11 +127,12 @@ def _meet() -> Group:
 def _follow(group: Group) -> None:
     """Take part in each training until rank 0 has no more."""
     while True:
-        message: list[tuple[Work, float] | None] = [None]
+        message: list[tuple[Work, float, tuple[storage.Lease, ...]] | None] = [None]
         dist.broadcast_object_list(message, group=group.control)
         if message[0] is None:
             return
-        work, hang_s = message[0]
+        work, hang_s, leases = message[0]
+        storage.join_leases(leases)
         _train(group, work, lambda _: None, Watchers(group, hang_s))
 
 

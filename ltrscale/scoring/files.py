@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import Config, Operational, Strict, digest
+from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
@@ -31,6 +31,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device, round_to_tf32
 from ltrscale.errors import InputError
+from ltrscale.origin import digest
 from ltrscale.progress import Advance, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors, ray_cluster

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.config import Operational, made_by
+from ltrscale.config import Operational
 from ltrscale.data.dataset.files import Counts, total_of
 from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url
 from ltrscale.data.dataset.split import Periods, Split, Texts
 from ltrscale.errors import InputError
+from ltrscale.origin import made_by
 from ltrscale.progress import Report, log, progress
 from ltrscale.scoring.files import Done, Plan, ScorerConfig, make_plan, score_here, score_with_ray
 from ltrscale.stages.stage import Origin, Stage

@@ -31,8 +31,9 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.arrays import Floats, Ints
-from ltrscale.config import Config, Operational, is_current, made_by
+from ltrscale.config import Config, Operational
 from ltrscale.errors import InputError
+from ltrscale.origin import is_current, made_by
 from ltrscale.progress import Report, log
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.stages.tasks import Task, TaskWorkersConfig, run_all

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ltrscale import storage
-from ltrscale.config import digest, settings_of
 from ltrscale.errors import InputError, without_credentials
+from ltrscale.origin import digest, settings_of
 from ltrscale.stages.trackers import Figures, RefusedError, Tracked, flat, run_name
 
 MLFLOW, EXPERIMENT = "LTRSCALE_MLFLOW", "MLFLOW_EXPERIMENT_NAME"

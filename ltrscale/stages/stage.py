@@ -12,7 +12,6 @@ A field that holds the place of an input is declared as `DataUrl`, `BundleUrl` o
 a mapping or a config below the job. Nothing else needs to be written for its content to be part of the origin.
 """
 
-import inspect
 import time
 import typing
 from abc import abstractmethod
@@ -24,23 +23,21 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config, Operational, is_current, is_operational, made_by, models_in, settings_of, validate
+from ltrscale.config import Config, Operational, is_operational, models_in
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
-from ltrscale.data.dataset.scores import read_periods
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import (
     Split,
     Splits,
     SplitsWithTest,
     Texts,
-    periods_read,
     resolve_periods,
     with_periods_named,
     with_relative_named,
 )
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
+from ltrscale.origin import is_current, made_by, settings_of
 from ltrscale.progress import Report, log
 from ltrscale.stages.runs import holding, recorded
 
@@ -69,84 +66,6 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
             parts = [hashes[split.scores]] if split.scores in hashes else []
             hashes[split.scores] = ",".join([*parts, select(split, labelled=True).hash])
     return hashes
-
-
-def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
-    """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
-
-    A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, while
-    their inputs are still at the recorded URLs.
-
-    Args:
-        url: the bundle.
-        test: the split to evaluate on.
-        chosen_on: allow that they were selected on it, but not that they were trained on it.
-
-    Raises:
-        InputError: one of them has; the message names the period.
-    """
-    if _is_there(test):  # periods by name, as bundles record theirs: folds of the same periods complete each other
-        test = with_periods_named(test)
-    waiting, checked = [url], set()
-    while waiting:
-        if (bundle := waiting.pop()) not in checked:
-            checked.add(bundle)
-            waiting += _check_unseen_by(bundle, test, chosen_on)
-
-
-def check_member(name: str, url: str, split: Split, fault: str, *, chosen_on: bool = False) -> None:
-    """Like `check_unseen`, for one of several bundles; `fault` says what it has seen, the effect and the remedy."""
-    try:
-        check_unseen(url, split, chosen_on=chosen_on)
-    except UnavailableError:  # unreachable storage says nothing about the bundle
-        raise
-    except InputError as error:
-        raise InputError(f"bundles.{name}: {url} {fault} ({error})") from error
-
-
-def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
-    """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
-    made_by = (storage.read_manifest(url) or {}).get("made_by", {})
-    origin = validate(Provenance, made_by, url)
-    splits = origin.config.splits
-    made_from = list(origin.inputs) if splits else []
-    if len(splits) != 2 or not all(map(_is_there, splits)):  # pretraining records one split: it reads no labels
-        return made_from
-    splits = tuple(split.replace(periods=_still_there(split) or None) for split in splits)
-    try:
-        if not chosen_on:
-            check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
-        else:
-            for learnt in splits if made_by.get("stage") == "refit" else splits[:1]:  # a refit learns from both
-                check_disjoint(Splits(train=learnt, validation=test))
-    except UnavailableError:  # unreachable storage says nothing about the bundle
-        raise
-    except InputError as error:
-        raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
-    return made_from + [teacher for split in splits if split.scores for teacher in scored_by(split)]
-
-
-def _is_there(split: Split) -> bool:
-    """True if the data sets still exist, with at least one of the periods that were read."""
-    exist = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
-    return exist and bool(_still_there(split) or split.periods is None)
-
-
-def _still_there(split: Split) -> list[str]:
-    """The periods and ranges that a split names, without periods that its data sets no longer have."""
-    existing = {period for url in split.data for period in open_dataset(url).manifest.periods}
-    return [item for item in split.periods or () if item in existing or ".." in item]
-
-
-def scored_by(split: Split) -> list[str]:
-    """The bundles behind the scores that serve as labels of a split."""
-    assert split.scores is not None
-    scored = list(read_periods(split.scores, periods_read(split)))
-    try:
-        bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
-        return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})
-    except (LookupError, TypeError) as error:
-        raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
 
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
@@ -191,21 +110,19 @@ OutputUrl = Annotated[str, _InputPlace(content_of)]
 """The directory of another committed output, such as an evaluation."""
 
 
-class Input(NamedTuple):
+class _Input(NamedTuple):
     """A split that is read, or the place of an input with its mark."""
 
     what: Split | str
     place: _InputPlace | None = None
 
 
-def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
-    """The splits that a job reads of a field: training and validation, or validation and test if it requires a test.
-
-    The declared type counts: splits of a training job may have a test split, which it does not read.
-    """
+def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
+    """The splits that a job reads of a field: training and validation, or validation and test if it requires a test."""
     match value:
         case Split():
             return (value,)
+        # the declared type counts: splits of a training job may have a test split, which it does not read
         case Splits(validation=validation, test=Split() as test) if SplitsWithTest in models_in(field.annotation):
             return validation, test
         case Splits(train=train, validation=validation):
@@ -213,52 +130,10 @@ def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
     return ()
 
 
-def is_input(field: FieldInfo) -> bool:
-    """True if a field holds only places of inputs or splits."""
-    return any(isinstance(mark, _InputPlace) for mark in field.metadata) or _is_input(field.annotation)
-
-
-def _is_input(annotation: Any) -> bool:
-    if annotation in (None, type(None), Ellipsis, str):
-        return annotation is not str
-    if inspect.isclass(annotation) and issubclass(annotation, Split | Splits):
-        return True
-    inner = typing.get_args(annotation)
-    if typing.get_origin(annotation) is Annotated:
-        return any(isinstance(mark, _InputPlace) for mark in inner[1:])
-    if typing.get_origin(annotation) is dict:
-        inner = inner[1:]  # the keys are names
-    return bool(inner) and all(map(_is_input, inner))
-
-
-def inputs_in(config: Config) -> Iterator[Input]:
-    """All inputs that the fields of a config name, in field order, including nested configs.
-
-    Example:
-        >>> class Job(Config):
-        ...     models: dict[str, tuple[BundleUrl, ...]]
-        ...     name: str = "no input"
-        >>> [found.what for found in inputs_in(Job(models={"a": ("runs/a",), "b": ("runs/b", "runs/c")}))]
-        ['runs/a', 'runs/b', 'runs/c']
-    """
-    for name, field in type(config).model_fields.items():
-        if not is_operational(field):
-            yield from _inputs_in(field, getattr(config, name))
-
-
-def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
-    match value:
-        case Split() | Splits():
-            yield from map(Input, read_of(field, value))
-        case Config():
-            yield from inputs_in(value)
-        case str():
-            marks = [mark for mark in field.metadata if isinstance(mark, _InputPlace)]
-            yield from (Input(value, mark) for mark in (*marks, *_marks(field.annotation)))
-        case tuple():
-            yield from (entry for item in value for entry in _inputs_in(field, item))
-        case dict():
-            yield from (entry for item in value.values() for entry in _inputs_in(field, item))
+def _is_input(field: FieldInfo) -> bool:
+    """Whether a field holds places of inputs or splits."""
+    of_splits = any(issubclass(model, Split | Splits) for model in models_in(field.annotation))
+    return of_splits or any(_marks(field.rebuild_annotation()))
 
 
 def _marks(annotation: Any) -> Iterator[_InputPlace]:
@@ -268,9 +143,33 @@ def _marks(annotation: Any) -> Iterator[_InputPlace]:
         yield from _marks(inner)
 
 
+def _inputs_in(config: Config) -> Iterator[_Input]:
+    """All inputs that the fields of a config name, in field order, including nested configs."""
+    for name, field in type(config).model_fields.items():
+        if is_operational(field):
+            continue
+        for value in _single_values(getattr(config, name)):
+            match value:
+                case Split() | Splits():
+                    yield from map(_Input, _splits_of(field, value))
+                case Config():
+                    yield from _inputs_in(value)
+                case str():
+                    yield from (_Input(value, mark) for mark in _marks(field.rebuild_annotation()))
+
+
+def _single_values(value: Any) -> Iterator[Any]:
+    """The values in a tuple or a mapping, at any depth; any other value itself."""
+    if not isinstance(value, tuple | dict):
+        yield value
+        return
+    for inner in value.values() if isinstance(value, dict) else value:
+        yield from _single_values(inner)
+
+
 def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     """The content hash of each input of a config, by its place, and of further splits that it reads."""
-    inputs = list(inputs_in(config))
+    inputs = list(_inputs_in(config))
     hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
     return hashes | {url: mark.content(url) for url, mark in inputs if isinstance(url, str) and mark}
 
@@ -300,7 +199,7 @@ class Stage(Config):
         If the only other field is a config, such as `finetune` of `FinetuneJob`, its settings; otherwise all settings.
         """
         fields = type(self).model_fields.items()
-        own_fields = [getattr(self, name) for name, field in fields if not (is_operational(field) or is_input(field))]
+        own_fields = [getattr(self, name) for name, field in fields if not (is_operational(field) or _is_input(field))]
         match own_fields:
             case []:
                 return Config()
@@ -311,7 +210,7 @@ class Stage(Config):
     def splits_read(self) -> list[Split]:
         """The splits that are fields of the job itself, with periods that are part of the identity."""
         fields = type(self).model_fields.items()
-        return [split for name, field in fields for split in read_of(field, getattr(self, name))]
+        return [split for name, field in fields for split in _splits_of(field, getattr(self, name))]
 
     def identity(self) -> Settings:
         """The settings that the output depends on, and the periods of the splits."""
@@ -354,24 +253,22 @@ class Stage(Config):
             Stopped: the process was asked to stop.
         """
         with nullcontext() if self.makes_data else one_view():
-            return with_relative_named(self)._run()
-
-    def _run(self) -> bool:
-        self.check()
-        origin = made_by(self.stage, self.identity(), self.inputs())
-        done = self.is_done(origin)
-        with holding(self.out, only_left=done) as was_killed:
-            if done or self.is_done(origin):  # check again: another process may have made it meanwhile
-                if was_killed:
-                    self.tidy()
-                return False
-            start = time.monotonic()
-            with recorded(self.out, self.recorded_as(), self.stage, name=self.record, origin=origin) as report:
-                log.info("%s: writing %s", self.stage, self.out)
-                self.clear()
-                self.work(origin, report)
-                log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
-        return True
+            job = with_relative_named(self)
+            job.check()
+            origin = made_by(job.stage, job.identity(), job.inputs())
+            done = job.is_done(origin)
+            with holding(job.out, only_left=done) as was_killed:
+                if done or job.is_done(origin):  # check again: another process may have made it meanwhile
+                    if was_killed:
+                        job.tidy()
+                    return False
+                start = time.monotonic()
+                with recorded(job.out, job.recorded_as(), job.stage, name=job.record, origin=origin) as report:
+                    log.info("%s: writing %s", job.stage, job.out)
+                    job.clear()
+                    job.work(origin, report)
+                    log.info("%s: done in %.1f s", job.stage, time.monotonic() - start)
+            return True
 
 
 class LabelledStage(Stage):

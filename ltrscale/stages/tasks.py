@@ -11,9 +11,9 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -24,6 +24,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import log
 from ltrscale.runtime.engine import plain_errors, ray_cluster
+from ltrscale.runtime.mailbox import alongside, open_mailbox
 from ltrscale.runtime.workers import or_number
 from ltrscale.signals import ending_on_signal, stop_on_signal
 
@@ -76,12 +77,7 @@ Ended = Callable[[Task, str | None, float], None]
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
-    """Run all tasks, each after those that it needs; returns when all have ended.
-
-    Args:
-        tasks: with different names.
-        workers: the processes.
-        ended: called in this thread for each task that ends.
+    """Run all tasks, each after those that it needs, and call `ended` in this thread for each that ends.
 
     Raises:
         Stopped: this process was asked to stop, and running tasks have ended as they do alone, or by force after a
@@ -155,8 +151,6 @@ class _Queue:
 def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[[], bool]) -> None:
     import ray  # imported late: many processes never use Ray
 
-    from ltrscale.runtime.mailbox import open_mailbox
-
     mailbox = open_mailbox()
     remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RESTARTS)
     at_once = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
@@ -196,37 +190,23 @@ def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.L
     torch.set_num_threads(threads)
     log.setLevel(logging.INFO)  # for the log beside each stage's output
     try:
-        with ending_on_signal(), _asked_through(mailbox):
+        # the watch ends before the handler goes: its signal would end the process
+        with ending_on_signal(), alongside(partial(_watch, mailbox), waits=True):
             return _attempt(call)
     except Stopped as error:
         return str(error)
 
 
-@contextmanager
-def _asked_through(mailbox: Any) -> Iterator[None]:
+def _watch(mailbox: Any, over: threading.Event) -> None:
     """Turn the launching process's request to stop into the signal that also stops a process running alone."""
     import ray
-    from ray.exceptions import RayError
 
-    over = threading.Event()
-
-    def watch() -> None:
-        try:
-            while not over.is_set():
-                if ray.get(mailbox.standing.remote()).stop_asked:
-                    os.kill(os.getpid(), signal.SIGTERM)  # not Ray's own cancellation: it raises SIGINT, which a
-                    return  # process from the background of a shell script ignores
-                over.wait(_LOOK_S)
-        except RayError:  # the launching process is gone, and Ray ends this one
+    while not over.is_set():
+        if ray.get(mailbox.standing.remote()).stop_asked:
+            # not Ray's own cancellation: it raises SIGINT, which a process from the background of a script ignores
+            os.kill(os.getpid(), signal.SIGTERM)
             return
-
-    watching = threading.Thread(target=watch, name="stop", daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watching.join()  # before the handler goes: the signal would end the process
+        over.wait(_LOOK_S)
 
 
 def _attempt(call: Callable[[], object]) -> str | None:

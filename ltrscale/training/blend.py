@@ -17,15 +17,17 @@ from torch import Tensor
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
 from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, save_blend, with_tokens_of
-from ltrscale.config import Config, settings_of
+from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings, check_member, check_unseen
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.unseen import check_member, check_unseen
 
 Judge = Callable[[Tensor], Doubles]
 """Maps scores [N] to the metric of each group [Q]."""

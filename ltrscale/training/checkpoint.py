@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.config import Strict, validate
-from ltrscale.data.stream.batches import GroupStream, Position
+from ltrscale.data.stream.batches import Position
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.feed import Account
-from ltrscale.training.loop import State, Trainer
+from ltrscale.training.loop import State, Stream, Trainer
 from ltrscale.training.reduce import broadcast, from_rank_0, sum_over_workers
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
@@ -100,11 +100,8 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
     groups, moments = optimizer_state(trainer.optimizer)
     return Snapshot(
         state={
-            "step": state.step,
-            "epoch": state.epoch,
+            **vars(state),
             "account": list(state.account),
-            "loss": state.loss,
-            "count": state.count,
             "positions": positions,
             "expected": trainer.expected and list(trainer.expected),
             "optimizer": groups,
@@ -143,7 +140,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
+def _all_positions(stream: Stream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
     """The stream positions of all workers, gathered by a sum over disjoint rows; empty at the start of an epoch."""
     rows = torch.zeros(stream.config.streams, 1 + len(Position()), dtype=torch.int64)
     for c, position in positions.items():
@@ -151,7 +148,7 @@ def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> di
     return {str(c): row[1:] for c, row in enumerate(sum_over_workers(rows).tolist()) if row[0]}
 
 
-def _positions(saved: Mapping[str, Sequence[int]], stream: GroupStream) -> dict[int, Position]:
+def _positions(saved: Mapping[str, Sequence[int]], stream: Stream) -> dict[int, Position]:
     """The positions of this worker's streams; a stream without one has no groups."""
     return {c: Position(*saved.get(str(c), Position())) for c in stream.streams} if saved else {}
 
@@ -173,14 +170,9 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
     trainer.model.load_state_dict(dict(snapshot.tensors["weights"]))
     saved = snapshot.state
     restore_optimizer(trainer.optimizer, saved["optimizer"], snapshot.tensors["optimizer"])
-    trainer.state = State(
-        epoch=saved["epoch"],
-        step=saved["step"],
-        account=Account(*saved["account"]),
-        loss=saved["loss"],
-        count=saved["count"],
-        positions=_positions(saved["positions"], trainer.stream),
-    )
+    counts = {name: saved[name] for name in ("epoch", "step", "loss", "count")}
+    positions = _positions(saved["positions"], trainer.stream)
+    trainer.state = State(**counts, account=Account(*saved["account"]), positions=positions)
     if trainer.auxiliary is not None:
         auxiliary, of_auxiliary = saved["auxiliary"], trainer.auxiliary
         of_auxiliary.epoch = auxiliary["epoch"]

@@ -36,10 +36,6 @@ class FeatureJob(LabelledStage):
     stage: ClassVar = "feature"
     order: FeatureOrder
 
-    def own_settings(self) -> FeatureOrder:
-        """The feature and the direction."""
-        return self.order
-
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate the order on the validation groups and commit the bundle."""
         data = LabelledData.from_splits(self.splits.train, self.splits.validation, without=())

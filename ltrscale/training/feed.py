@@ -60,13 +60,7 @@ class Account(NamedTuple):
 
 
 def checksum(ids_Q: NDArray[np.int64]) -> int:
-    """Sum of a 32-bit hash of every id; exact in float64 (below 2^53) for 2 million groups.
-
-    Example:
-        >>> whole, parts = checksum(np.array([4, 7])), [checksum(np.array([gid])) for gid in (7, 4)]
-        >>> whole == sum(parts), whole == checksum(np.array([5, 6]))
-        (True, False)
-    """
+    """Sum of a 32-bit hash of every id; exact in float64 (below 2^53) for 2 million groups."""
     hashes_Q = splitmix64(np.zeros(len(ids_Q), np.uint64), ids_Q.astype(np.uint64))
     return int((hashes_Q >> np.uint64(32)).sum())
 

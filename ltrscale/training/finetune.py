@@ -6,16 +6,15 @@ of one layer (linear probing) or several (multilayer probing).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale import bundle
-from ltrscale.config import Config, is_current
+from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches
@@ -26,6 +25,7 @@ from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.origin import is_current
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.launch import cluster_for, launch, run_for
@@ -149,7 +149,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets and the pretrained bundle, with its kept encoders if probes choose among them."""
-        probed = kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
+        probed = _kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
         return super().inputs() | bundle_hashes(probed)
 
     def work(self, origin: Origin, report: Report, *, epochs: Mapping[str, int] | None = None) -> None:
@@ -191,9 +191,43 @@ class FinetuneJob(LabelledStage, TrainingStage):
                 transform = fitted(documents, config.network, join(self.out, TRANSFORM), run=run)
             auxiliary = config.auxiliary
             unlabelled = None if auxiliary is None else auxiliary.groups(read(documents), transform, run=run)
-            url = start.url if start else None
-            work = Finetuning(config, data, transform.state_dict(), url, self.out, origin, unlabelled, epochs)
+            job = self.model_copy(update={"finetune": config, "pretrained": start.url if start else None})
+            work = partial(job._train, data, transform.state_dict(), unlabelled, origin, epochs)
             launch(work, workers=workers, report=report)
+
+    def _train(
+        self,
+        data: LabelledData,
+        transform: dict[str, Tensor],
+        unlabelled: Unlabelled | None,
+        origin: Origin,
+        epochs: Mapping[str, int] | None,
+        context: Context,
+    ) -> None:
+        """The work of one worker; rank 0 writes checkpoints and the bundle."""
+        config = self.finetune
+        start = bundle.load(self.pretrained, bundle.EncoderBundle) if self.pretrained else None
+        if start is not None:
+            data = data.serving(start.features, whose=start.url)
+        device = set_up(config)
+        seeds = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
+        rankers = [_ranker(config, seed, transform, start, device) for seed in (config.seed, *seeds)]
+        ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
+        auxiliary = None if unlabelled is None else AuxiliaryObjective(unlabelled, rankers, start)
+        objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
+        fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
+        in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
+        in_full = {} if start is None else config.rates.factors(rankers)
+        best = Best(ranker, config, data)
+        if config.keep_head:
+            best.update("start", 0)  # already a ranker: training must beat it
+        head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
+        Training(objective, config, data.train, self.out, origin, context, best).run(
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
+            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),
+        )
+        probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
+        best.commit(self.out, origin=origin, **probed)
 
     def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
         """The bundle to start from, the best of several if probes choose; None for random weights."""
@@ -217,14 +251,23 @@ class FinetuneJob(LabelledStage, TrainingStage):
         select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before any work starts
         if not config.probe_epochs:
             return start
-        return bundle.load(self._best_of(kept_encoders(start.url), origin, report), bundle.EncoderBundle)
+        return bundle.load(self._best_of(_kept_encoders(start.url), origin, report), bundle.EncoderBundle)
 
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
         """The encoder whose linear probe validates best, the last of equals; a resumed run reuses finished probes."""
         config = self.finetune
-        same = {name: getattr(config, name) for name in RankingConfig.model_fields}
-        probe = FinetuneConfig(
-            **same, noise=config.noise, head=HeadConfig(layers=1), head_epochs=config.probe_epochs, epochs=0
+        probe = config.replace(
+            list_loss=None,
+            head=HeadConfig(layers=1),
+            context=None,
+            network=NetworkConfig(),
+            heads=1,
+            projector_layers=0,
+            probe_epochs=0,
+            head_epochs=config.probe_epochs,
+            epochs=0,
+            rates=RatesConfig(),
+            auxiliary=None,
         )
         metric, values = f"validation_{config.validation_metric}", {}
         for number, url in enumerate(encoders):
@@ -242,58 +285,11 @@ class FinetuneJob(LabelledStage, TrainingStage):
         return best
 
 
-def kept_encoders(pretrained: str) -> list[str]:
-    """The bundles that a pretraining kept, oldest first, and its last one.
-
-    Raises:
-        InputError: as `bundle.load`.
-    """
+def _kept_encoders(pretrained: str) -> list[str]:
+    """The bundles that a pretraining kept, oldest first, and its last one."""
     made_by = bundle.load(pretrained).made_by
     kept = [url for url in children(join(pretrained, EPOCHS)) if read_manifest(url) is not None]
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
-
-
-@dataclass(frozen=True)
-class Finetuning:
-    """The work of a finetuning, equal on all workers."""
-
-    config: FinetuneConfig
-    data: LabelledData
-    transform: dict[str, Tensor]
-    """State of the fitted transform; a pretrained bundle brings its own."""
-    pretrained: str | None
-    out: str
-    origin: Mapping[str, Any]
-    unlabelled: Unlabelled | None = None
-    """The groups of the auxiliary objective, if there is one."""
-    epochs: Mapping[str, int] | None = None
-    """Epochs of each phase, if known beforehand."""
-
-    def __call__(self, context: Context) -> None:
-        """Run on one worker; rank 0 writes checkpoints and the bundle."""
-        config, data = self.config, self.data
-        start = bundle.load(self.pretrained, bundle.EncoderBundle) if self.pretrained else None
-        if start is not None:
-            data = data.serving(start.features, whose=start.url)
-        device = set_up(config)
-        seeds = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
-        rankers = [_ranker(config, seed, self.transform, start, device) for seed in (config.seed, *seeds)]
-        ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
-        auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
-        objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
-        fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
-        in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
-        in_full = {} if start is None else config.rates.factors(rankers)
-        best = Best(ranker, config, data)
-        if config.keep_head:
-            best.update("start", 0)  # already a ranker: training must beat it
-        head, full = (None if self.epochs is None else self.epochs.get(name, 0) for name in ("head", "full"))
-        Training(objective, config, data.train, self.out, self.origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
-            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),
-        )
-        probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
-        best.commit(self.out, origin=self.origin, **probed)
 
 
 def _ranker(
@@ -304,34 +300,24 @@ def _ranker(
     device: torch.device,
 ) -> Ranker:
     """A ranker before finetuning, with pretrained or random weights; checks device memory for all heads."""
-    trained = config.optimizer if config.epochs else None  # probing trains only the head
-    with_room = partial(built, optimizer=trained, device=device, networks=config.heads)
     torch.manual_seed(seed)
-    added: dict[str, Any] = {
-        "context": config.context,
-        "head": config.head,
-        "grades": config.list_loss.grades if config.list_loss else 0,
-        "noise": config.noise,
-    }
-    if pretrained is None:
-        transform = FeatureTransform.from_state(fitted_state, config.network.transform)
-        own = Architecture(**_shared(config.network), **added)
-        ranker = with_room(lambda: Ranker(own, transform))
-        load_initial(ranker.encoder, config.network.initial)
-        return ranker
-    pretrained_architecture, kept = pretrained.architecture, config.projector_layers
-    projector = pretrained_architecture.projector if kept else None
+    network, kept = config.network if pretrained is None else pretrained.architecture.network, config.projector_layers
     architecture = Architecture(
-        **_shared(pretrained_architecture.network),
-        projector=projector,
+        transform=network.transform,
+        numbers=network.numbers,
+        encoder=network.encoder,
+        projector=pretrained.architecture.projector if pretrained and kept else None,
         projector_layers=kept,
-        **added,
+        context=config.context,
+        head=config.head,
+        grades=config.list_loss.grades if config.list_loss else 0,
+        noise=config.noise,
     )
-    ranker = with_room(partial(Ranker, architecture, pretrained.transform()))
-    pretrained.initialise(ranker, head=config.keep_head)
+    transform = pretrained.transform() if pretrained else FeatureTransform.from_state(fitted_state, network.transform)
+    trained = config.optimizer if config.epochs else None  # probing trains only the head
+    ranker = built(lambda: Ranker(architecture, transform), trained, device=device, networks=config.heads)
+    if pretrained is None:
+        load_initial(ranker.encoder, network.initial)
+    else:
+        pretrained.initialise(ranker, head=config.keep_head)
     return ranker
-
-
-def _shared(network: NetworkConfig) -> dict[str, Any]:
-    """The parts of an architecture that its network defines."""
-    return {"transform": network.transform, "numbers": network.numbers, "encoder": network.encoder}

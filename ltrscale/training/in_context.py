@@ -60,10 +60,6 @@ class InContextJob(LabelledStage):
         """Content of the data and of the network's weights."""
         return {**super().inputs(), **weights_of(self.in_context)}
 
-    def own_settings(self) -> InContextConfig:
-        """The settings of the examples."""
-        return self.in_context
-
     def work(self, origin: Origin, report: Report, *, refit: bool = False) -> None:
         """Sample the examples, evaluate the ranker on the validation groups, and commit the bundle.
 

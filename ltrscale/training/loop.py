@@ -10,16 +10,16 @@ Shapes: see `ltrscale.batch`.
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import GroupStream, Position
+from ltrscale.data.stream.batches import MicroBatches, Position, StreamConfig
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -78,6 +78,8 @@ class StepResult:
     count: float
     groups: int
     documents: int
+    checksum: int
+    """Of the groups that all workers read."""
     gradient_norm: float
     wait_s: float = field(compare=False)
     """Time spent waiting for data, mean over the workers."""
@@ -87,6 +89,25 @@ class StepResult:
     """True if a worker was asked to stop; equal on all workers."""
     failed: bool
     """True if a worker cannot continue, so all must end; equal on all workers."""
+
+
+class Stream(Protocol):
+    """Serves the steps of a worker, epoch after epoch, as `GroupStream` does."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """How it serves them."""
+
+    @property
+    def streams(self) -> Sequence[int]:
+        """The streams of this worker."""
+
+    @property
+    def groups_per_epoch(self) -> int:
+        """Groups of all workers."""
+
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
+        """The steps of an epoch after these positions."""
 
 
 class AccountError(RuntimeError):
@@ -108,9 +129,10 @@ class Trainer:
         epochs: total number, for the schedule of the learning rate.
         seed: seed of augmentation, dropout and noise.
         factors: learning rate factors, for parameters with their own rate.
-        precision: precision of matrix products; parameters and gradients are always float32.
+        precision: of matrix products; parameters and gradients are always float32.
         auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
+        done: how much of `epochs` is done, for the schedule; None counts the groups that were read.
         due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
         stopping: true if this worker was asked to stop.
         failed: true if this worker cannot continue.
@@ -120,7 +142,7 @@ class Trainer:
         self,
         model: nn.Module,
         objective: LossOfBatch,
-        stream: GroupStream,
+        stream: Stream,
         config: OptimizerConfig,
         *,
         epochs: int,
@@ -129,6 +151,7 @@ class Trainer:
         auxiliary: Auxiliary | None = None,
         precision: Precision = "float32",
         expected: Account | None = None,
+        done: Callable[[], float] | None = None,
         due: Callable[[], bool] = _never,
         stopping: Callable[[], bool] = _never,
         failed: Callable[[], bool] = _never,
@@ -136,7 +159,8 @@ class Trainer:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
         self.epochs, self.seed, self.precision = epochs, seed, precision
         self.auxiliary = auxiliary
-        self.expected, self.due, self.stopping, self.failed = expected, due, stopping, failed
+        self.expected, self.done = expected, done
+        self.due, self.stopping, self.failed = due, stopping, failed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device_of(model)
         self.optimizer = build_optimizer(self.parameters, config, factors)
@@ -175,7 +199,7 @@ class Trainer:
                     with last, self.rows.planned(step.rows.get(stream)):
                         loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
                 requests = (self.due(), self.stopping(), self.failed())
-                result, checksum = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
+                result = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
                 self.waited_s += wait_s
                 if result.groups == 0:  # summed over all workers, so all end here
                     break
@@ -183,7 +207,7 @@ class Trainer:
                 if result.count:
                     self.state.loss += result.loss * result.count
                     self.state.count += result.count
-                self.state.account = self.state.account.plus(result.groups, result.documents, checksum)
+                self.state.account = self.state.account.plus(result.groups, result.documents, result.checksum)
                 self.state.positions = step.positions
                 yield result
         if self.expected is not None and not self.state.account.agrees_with(self.expected):
@@ -200,10 +224,9 @@ class Trainer:
         return step, time.monotonic() - start
 
     def add_gradient(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> Tensor:
-        """Add the gradient of one micro-batch to the parameters', after seeding its randomness.
+        """Seed the randomness of one micro-batch and add its gradient to the parameters'.
 
-        Returns:
-            Its summed loss and count, float64, on the device: a step copies them to the CPU once.
+        Returns its summed loss and count, float64, on the device: a step copies them to the CPU once.
         """
         seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
@@ -215,14 +238,11 @@ class Trainer:
         counted = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=torch.float64)
         return torch.stack([loss.detach().double(), counted.double()])
 
-    def reduce(self, loss_and_count: Tensor, own: _Sums) -> tuple[StepResult, int]:
+    def reduce(self, loss_and_count: Tensor, own: _Sums) -> StepResult:
         """Sum loss, count and gradient over all workers, and update unless the count is 0.
 
         Everything a step needs from the device (loss, count, gradient norm, workers' sums) is read at once, after the
         gradient. So the host waits for a GPU once per step, and twice more with an auxiliary loss.
-
-        Returns:
-            The result, and the checksum of the groups that all workers read.
         """
         flat = self.gradient.summed()  # first, because some buckets may have been sent during backward
         # one small all-reduce; float64 keeps counts and checksums exact
@@ -245,18 +265,18 @@ class Trainer:
             check_finite("norm of the gradient", norm, self.state.step)
             self.update(flat, norm, total.groups)
         self.optimizer.zero_grad()
-        result = StepResult(
+        return StepResult(
             loss=loss / count if count > 0 else math.nan,
             count=count,
             groups=int(total.groups),
             documents=int(total.documents),
+            checksum=int(total.checksum),
             gradient_norm=norm if count > 0 else math.nan,
             wait_s=total.wait_s / rank_and_world()[1],
             checkpoint_due=bool(total.due),
             stopping=bool(total.stopping),
             failed=bool(total.failed),
         )
-        return result, int(total.checksum)
 
     def update(self, flat: Tensor, norm: float, groups: float) -> None:
         """Clip the gradient `flat` by its norm and apply it; the schedule advances by the `groups` read."""
@@ -265,8 +285,8 @@ class Trainer:
             clip = self.config.clip_norm / norm
             flat *= clip
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
-        done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
-        rate = learning_rate(self.config, done=done, epochs=self.epochs)
+        read = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
+        rate = learning_rate(self.config, done=self.done() if self.done else read, epochs=self.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.step()
@@ -300,11 +320,7 @@ class Trainer:
 
 
 def check_finite(name: str, value: float, step: int) -> None:
-    """Stop a run that has diverged; all workers see the same sums, so all stop.
-
-    Raises:
-        InputError: the value is not finite.
-    """
+    """Stop a run that has diverged, by an `InputError`; all workers see the same sums, so all stop."""
     if not math.isfinite(value):
         raise InputError(
             f"step {step + 1}: the {name} is {value}, training has diverged; "

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import memory_of
 from ltrscale.errors import InputError
@@ -56,11 +57,6 @@ def built(
 
     Raises:
         InputError: there is not enough memory.
-
-    Example:
-        >>> built(lambda: torch.nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
-        Traceback (most recent call last):
-        ltrscale.errors.InputError: the network has 1,000,001,000,000 parameters, which take 16,000.0 GB here, and ...
     """
     with torch.device("meta"):  # takes no memory
         outline = make()
@@ -101,7 +97,7 @@ class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def foresee(trainer: Trainer, title: str) -> None:
+def foresee(trainer: Trainer, selection: Selection, title: str) -> None:
     """Log the costs of a step of the longest group, if it is long; every worker estimates them for its own device.
 
     Memory and time of a list of n documents are about `a n + b n^2` for any network and loss; lists of some hundred or
@@ -110,11 +106,11 @@ def foresee(trainer: Trainer, title: str) -> None:
     Raises:
         InputError: it does not fit into the memory of the device.
     """
-    selection, device = trainer.stream.selection, trainer.device
-    longest, available = selection.longest, memory_of(device)
+    device, longest = trainer.device, selection.longest
+    available = memory_of(device)
     if longest <= _LONG:
         return
-    measured = _measured(trainer)
+    measured = _measured(trainer, selection)
     costs, size = extrapolated(measured, longest), max(measured)
     of_pairs = costs.work > 2 * measured[size].work * longest / size  # grows faster than the length
     remedy = _REMEDY + _OF_PAIRS if of_pairs else _REMEDY
@@ -149,9 +145,9 @@ def _at(longest: int, sizes_S: Sequence[int], costs_S: Sequence[float]) -> float
     return float(quadratic * longest**2 + linear * longest + constant)
 
 
-def _measured(trainer: Trainer) -> dict[int, Taken]:
+def _measured(trainer: Trainer, selection: Selection) -> dict[int, Taken]:
     """The costs of lists of 64, 128, ... documents; leaves the network, its statistics and gradients unchanged."""
-    some = next(iterate(trainer.stream.selection, docs_per_batch=_LARGEST))
+    some = next(iterate(selection, docs_per_batch=_LARGEST))
     measured: dict[int, Taken] = {}
     for size in (_SMALLEST << k for k in count()):
         measured[size] = _costs(trainer, _one_list(some, size).to(trainer.device))

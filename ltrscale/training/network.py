@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
-from ltrscale.config import is_current, made_by
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
@@ -36,6 +35,7 @@ from ltrscale.models.features import (
 )
 from ltrscale.models.fitting import FeatureStatistics, Sample, Wanted
 from ltrscale.models.layers import Encoder, EncoderSettings
+from ltrscale.origin import is_current, made_by
 from ltrscale.pretext.augment import MaskConfig
 from ltrscale.progress import log, progress
 

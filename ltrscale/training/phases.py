@@ -115,7 +115,8 @@ class Training:
             known = saved and saved.state.get("expected")
             expected = Account(*known) if known else self._expected(phases[0])
             for phase in self._left(phases, saved):
-                trainer = self._trainer(phase, checkpoints, expected)
+                stream = self._stream(phase)
+                trainer = self._trainer(phase, stream, checkpoints, expected)
                 if self.best is not None:
                     self.best.begin()
                 if saved is not None:  # after `begin`: the saved weights replace the best ones
@@ -123,9 +124,9 @@ class Training:
                     if self.best is not None:
                         self.best.restore(saved)
                 self._begin(phase, steps)
-                foresee(trainer, phase.title)
+                foresee(trainer, self.selection, phase.title)
                 log_epoch = _EpochLog(phase, exact=expected is not None)
-                documents = (phase.last - trainer.state.epoch) * trainer.stream.documents_per_epoch
+                documents = (phase.last - trainer.state.epoch) * stream.documents_per_epoch
                 with progress(phase.title, documents - trainer.state.account.documents) as advance, closing(trainer):
                     ended = False
                     while not ended:
@@ -209,15 +210,20 @@ class Training:
             return None
         return listed(self.selection, self.context.reader).times(GroupStream(self.selection, order).passes)
 
-    def _trainer(self, phase: Phase, checkpoints: Checkpoints, expected: Account | None) -> Trainer:
+    def _stream(self, phase: Phase) -> GroupStream:
+        """This worker's share of the data in a phase."""
+        order, memory = self.config.order(phase.name), None if self.best is None else self.best.memory
+        rank, world = rank_and_world()
+        return GroupStream(self.selection, order, rank=rank, world=world, reader=self.context.reader, memory=memory)
+
+    def _trainer(
+        self, phase: Phase, stream: GroupStream, checkpoints: Checkpoints, expected: Account | None
+    ) -> Trainer:
         """A trainer of the parameters that are not frozen in the phase."""
         config, context = self.config, self.context
-        rank, world = rank_and_world()
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
         for parameter in self.model.parameters():  # before the trainer collects them
             parameter.requires_grad_(id(parameter) not in frozen)
-        order, memory = config.order(phase.name), None if self.best is None else self.best.memory
-        stream = GroupStream(self.selection, order, rank=rank, world=world, reader=context.reader, memory=memory)
         return Trainer(
             self.model,
             self.model,

@@ -3,7 +3,6 @@
 import functools
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -11,12 +10,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale import bundle
-from ltrscale.config import Operational, is_current, overlay
+from ltrscale.config import Operational, overlay
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, resolve_periods
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
+from ltrscale.origin import is_current
 from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
@@ -128,8 +128,60 @@ class PretrainJob(TrainingStage):
                 config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
             if config.method.needs_marginals(config.augment):
                 marginals_SF = sample_inputs(selection, transform, run=run)
-            work = Pretraining(config, read, transform.state_dict(), marginals_SF, self.out, origin)
+            job = self.model_copy(update={"pretrain": config})
+            work = functools.partial(job._train, read, transform.state_dict(), marginals_SF, origin)
             launch(work, workers=workers, report=report)
+
+    def _train(
+        self,
+        selection: Selection,
+        fitted_state: dict[str, Tensor],
+        marginals_SF: Tensor | None,
+        origin: Origin,
+        context: Context,
+    ) -> None:
+        """The work of one worker; rank 0 writes checkpoints and the bundle."""
+        config = self.pretrain
+        torch.manual_seed(config.seed)
+        transform = FeatureTransform.from_state(fitted_state, config.network.transform)
+        names = [feature.name for feature in selection.features]
+        rates_F = torch.tensor(config.mask.rates(transform.kinds, names))
+        device, augment = set_up(config), config.augment
+        make = functools.partial(Pretrainer, transform, config.network, config.method, augment, marginals_SF, rates_F)
+        model = built(make, config.optimizer, device=device)
+        load_initial(model.encoder, config.network.initial)
+        model.to(device)
+        keep = functools.partial(self._keep, model, selection, origin, context.report)
+        training = Training(model, config, selection, self.out, origin, context, keep=keep, watch=_Watcher(model))
+        loss = training.run(Phase("pretrain", "pretraining", config.epochs))
+        if rank_and_world()[0] == 0:
+            self._save(model, selection, self.out, loss, origin)
+            finish(self.out)
+            log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, self.out)
+
+    def _keep(
+        self, model: Pretrainer, selection: Selection, origin: Origin, report: Report, epoch: int, loss: float
+    ) -> None:
+        """Commit and report the encoder every `keep_every` epochs; keeps bundles that already exist."""
+        config, interval = self.pretrain, self.pretrain.keep_every
+        if interval is None or epoch % interval or epoch == config.epochs or rank_and_world()[0] != 0:
+            return
+        url, of_epoch = join(self.out, EPOCHS, f"{epoch:05d}"), {**origin, "epoch": epoch}
+        if not is_current(url, of_epoch):
+            self._save(model, selection, url, loss, of_epoch)
+        report({"epoch": epoch, "bundle": url})
+
+    def _save(self, model: Pretrainer, selection: Selection, url: str, loss: float, origin: Origin) -> None:
+        """Commit the encoder with its current weights."""
+        about = bundle.BundleFacts(
+            config=self.pretrain.model_dump(mode="json"),
+            features=selection.features,
+            dataset_hash=selection.hash,
+            read_as=selection.read_as,
+            metrics={"loss": loss},
+            made_by=origin,
+        )
+        bundle.save_pretrained(url, model, about)
 
 
 class _Watcher:
@@ -149,61 +201,3 @@ class _Watcher:
             log.warning("pretraining: %s", warning)
             self.warned = True
         return geometry._asdict()
-
-
-@dataclass(frozen=True)
-class Pretraining:
-    """The work of a pretraining, equal on all workers."""
-
-    config: PretrainConfig
-    selection: Selection
-    transform: dict[str, Tensor]
-    """State of the fitted transform."""
-    marginals_SF: Tensor | None
-    """Documents from which corrupted values are drawn; None if the method draws none."""
-    out: str
-    origin: Mapping[str, Any]
-
-    def __call__(self, context: Context) -> None:
-        """Run on one worker; rank 0 writes checkpoints and the bundle."""
-        config, selection = self.config, self.selection
-        torch.manual_seed(config.seed)
-        transform = FeatureTransform.from_state(self.transform, config.network.transform)
-        names = [feature.name for feature in selection.features]
-        rates_F = torch.tensor(config.mask.rates(transform.kinds, names))
-        device, augment = set_up(config), config.augment
-        make = functools.partial(
-            Pretrainer, transform, config.network, config.method, augment, self.marginals_SF, rates_F
-        )
-        model = built(make, config.optimizer, device=device)
-        load_initial(model.encoder, config.network.initial)
-        model.to(device)
-        keep = functools.partial(self._keep, model, context.report)
-        training = Training(model, config, selection, self.out, self.origin, context, keep=keep, watch=_Watcher(model))
-        loss = training.run(Phase("pretrain", "pretraining", config.epochs))
-        if rank_and_world()[0] == 0:
-            self._save(model, self.out, loss, self.origin)
-            finish(self.out)
-            log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, self.out)
-
-    def _keep(self, model: Pretrainer, report: Report, epoch: int, loss: float) -> None:
-        """Commit and report the encoder every `keep_every` epochs; keeps bundles that already exist."""
-        config, interval = self.config, self.config.keep_every
-        if interval is None or epoch % interval or epoch == config.epochs or rank_and_world()[0] != 0:
-            return
-        url, origin = join(self.out, EPOCHS, f"{epoch:05d}"), {**self.origin, "epoch": epoch}
-        if not is_current(url, origin):
-            self._save(model, url, loss, origin)
-        report({"epoch": epoch, "bundle": url})
-
-    def _save(self, model: Pretrainer, url: str, loss: float, origin: Mapping[str, Any]) -> None:
-        """Commit the encoder with its current weights."""
-        about = bundle.BundleFacts(
-            config=self.config.model_dump(mode="json"),
-            features=self.selection.features,
-            dataset_hash=self.selection.hash,
-            read_as=self.selection.read_as,
-            metrics={"loss": loss},
-            made_by=origin,
-        )
-        bundle.save_pretrained(url, model, about)

@@ -1,36 +1,39 @@
 """Pretraining of an in-context network: it learns to rank from examples, on a stream of new synthetic problems.
 
-Each step draws its own problems (`ltrscale/simulate/problems.py`), reads their examples and ranks their other lists.
+Each step of the loop has its own problems (`ltrscale/simulate/problems.py`), reads their examples and ranks their other
+lists.
 Other processes draw ahead, so a step waits only if they are too few. A moving average of the weights is validated and
 kept, because it is better than the weights of any single step.
 """
 
 import copy
 import json
-import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ltrscale import storage
-from ltrscale.batch import repeated
-from ltrscale.config import Config, Operational, is_current
+from ltrscale.batch import QueryGroups, repeated
+from ltrscale.config import Config, Operational
+from ltrscale.data.stream.batches import MicroBatches, Position, StreamConfig
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.layout import registered_offsets
+from ltrscale.layout import layout, registered_offsets
 from ltrscale.models.in_context import InContextNetwork, InContextSizes, loss_of_layers
+from ltrscale.origin import is_current
 from ltrscale.processor import cores
 from ltrscale.progress import Report, log, progress
 from ltrscale.ranking.metrics import ndcg
@@ -38,12 +41,12 @@ from ltrscale.signals import stop_on_signal
 from ltrscale.simulate.problems import Problems, ProblemsConfig, problems
 from ltrscale.stages.stage import Origin, OutputUrl
 from ltrscale.storage import join
-from ltrscale.training.checkpoint import Snapshot, optimizer_state, restore_optimizer
+from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
-from ltrscale.training.loop import check_finite
+from ltrscale.training.loop import Trainer
 from ltrscale.training.memory import built
 from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, ResumingStage, finish
-from ltrscale.training.settings import CosineConfig, OptimizerConfig, build_optimizer, learning_rate
+from ltrscale.training.settings import CosineConfig, OptimizerConfig
 
 _MOST_PROCESSES = 8
 _AHEAD = 2
@@ -108,33 +111,31 @@ class PretrainInContextJob(ResumingStage):
             InputError: training has diverged, or checkpoints cannot be written.
             Stopped: the run was asked to stop.
         """
-        config, every_s = self.pretrain, 60 * self.pretrain.checkpoint_minutes
-        learner = Learner(config, choose_device(config.device))
+        config, url, every_s = self.pretrain, join(self.out, CHECKPOINTS), 60 * self.pretrain.checkpoint_minutes
         with (
+            closing(Learner(config, choose_device(config.device))) as learner,
             stop_on_signal() as stopping,
-            Checkpoints(
-                join(self.out, CHECKPOINTS),
-                origin=origin,
-                data="",
-                every_s=every_s,
-            ) as checkpoints,
-            progress("pretraining", 1.0, "problems") as advance,
+            Checkpoints(url, origin=origin, data="problems", every_s=every_s) as checkpoints,
+            progress("pretraining", 1.0, "lists") as advance,
         ):
+            trainer = learner.trainer
+            trainer.due, trainer.stopping, trainer.failed = checkpoints.due, stopping, checkpoints.failed
             if (snapshot := checkpoints.newest()) is not None:
                 learner.restore(snapshot)
-            for made in _ahead(config, learner.step, learner.device):
-                before = learner.share
-                learner.learn(made)
-                share = learner.share  # read once: with `minutes` it keeps rising
-                advance(len(made.labels_BN), share - before)
-                if learner.step % config.validate_every == 0 or share >= 1:
-                    report(learner.validate())
-                if config.keep_every is not None and learner.step % config.keep_every == 0:
-                    self._keep(learner, origin)
-                if share >= 1:
-                    break
-                checkpoints.after_step(learner.snapshot, stopping=stopping())
-        _commit(self.out, learner.best, config.network, origin, learner.found)
+            share, ended = learner.share, False
+            while not ended:
+                for result in trainer.epoch():
+                    learner.average_weights()
+                    before, share = share, learner.share
+                    advance(result.groups, share - before)
+                    if config.keep_every is not None and learner.step % config.keep_every == 0:
+                        self._keep(learner, origin)
+                    asked = result.checkpoint_due or result.stopping
+                    checkpoints.after(result, trainer, learner.progress() if asked else Progress())
+                ended = learner.share >= 1  # before validation: with `minutes` it keeps rising
+                report(learner.validate())
+        found = {"step": learner.best_step, f"validation_ndcg@{_CUTOFF}": learner.value}
+        _commit(self.out, learner.best, config.network, origin, found)
         finish(self.out)
         log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, self.out)
 
@@ -165,7 +166,7 @@ class Learner:
 
     def __init__(self, config: InContextPretrainConfig, device: torch.device) -> None:
         torch.manual_seed(config.seed)
-        self.config, self.device = config, device
+        self.config = config
         make = partial(InContextNetwork, config.network)
         start = config.start
         network = pretrained_network(start) if start else built(make, config.optimizer, device=device)
@@ -173,13 +174,30 @@ class Learner:
             raise InputError(f"{config.start}: a network of other sizes; set pretrain.network to {network.sizes}")
         self.network = network.to(device).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False)
-        self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
-        self.judged = [_drawn(config.problems, "validation", _JUDGED_FROM + i) for i in range(config.validation)]
+        self.stream = _ProblemStream(config, is_over=lambda: self.share >= 1)
+        self.trainer = Trainer(
+            self.network,
+            self._loss,
+            self.stream,
+            config.optimizer,
+            epochs=config.steps,
+            seed=config.seed,
+            done=lambda: self.share * config.steps + 0.5,
+        )
+        drawn = [_drawn(config.problems, "validation", _JUDGED_FROM + i) for i in range(config.validation)]
+        self.judged = [_as_groups(made).to(device) for made in drawn]
         self.best = self._averaged()
-        self.step = self.best_step = 0
-        self.value = 0.0
+        self.best_step, self.value = 0, 0.0
         self.before_s, self.began = 0.0, time.monotonic()
-        self.losses: list[Tensor] = []
+
+    def close(self) -> None:
+        """End the processes that draw problems."""
+        self.stream.drawn = None
+
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self.trainer.state.step
 
     @property
     def spent_s(self) -> float:
@@ -192,116 +210,78 @@ class Learner:
         minutes = self.config.minutes
         return max(self.step / self.config.steps, self.spent_s / (60 * minutes) if minutes else 0.0)
 
-    @property
-    def found(self) -> dict[str, Any]:
-        """Step and NDCG of the best average, for a manifest."""
-        return {"step": self.best_step, f"validation_ndcg@{_CUTOFF}": self.value}
+    def _loss(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:  # noqa: ARG002
+        return loss_of_layers(*_ranked_questions(self.network, groups, self.config.problems.questions)), 1.0
 
-    def learn(self, made: Problems) -> None:
-        """Learn from the problems of one step."""
-        done = self.share * self.config.steps + 0.5
-        rate = learning_rate(self.config.optimizer, done=done, epochs=self.config.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
-        asked = ranked_questions(self.network, made, self.device)
-        loss = loss_of_layers(asked.scores, asked.labels_BN, asked.offsets_Q1)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.config.optimizer.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip_norm)
-        self.optimizer.step()
-        self.step += 1
-        self.losses.append(loss.detach())  # stays on the device, so that no step waits for it
-        with torch.no_grad():
-            keep = min(self.config.average, 1 - 10 / (self.step + 10))
-            for averaged, present in zip(self.average.parameters(), self.network.parameters(), strict=True):
-                averaged.lerp_(present, 1 - keep)
+    @torch.no_grad()
+    def average_weights(self) -> None:
+        """Move the average towards the weights after a step."""
+        keep = min(self.config.average, 1 - 10 / (self.step + 10))
+        for averaged, present in zip(self.average.parameters(), self.network.parameters(), strict=True):
+            averaged.lerp_(present, 1 - keep)
 
-    def _averaged(self) -> Mapping[str, Tensor]:
+    def _averaged(self) -> dict[str, Tensor]:
         """A copy of the average, because each step changes it in place."""
-        return {name: weight.clone() for name, weight in self.average.state_dict().items()}
-
-    def mean_loss(self) -> float:
-        """The mean loss since the last validation.
-
-        Raises:
-            InputError: training has diverged.
-        """
-        loss = float(torch.stack(self.losses).mean()) if self.losses else math.nan
-        if self.losses:
-            check_finite("loss", loss, self.step)
-        return loss
+        return {name: weight.detach().to("cpu", copy=True) for name, weight in self.average.state_dict().items()}
 
     def validate(self) -> dict[str, float]:
-        """Validate the average and keep it if it is the best; returns the figures for the record.
-
-        Raises:
-            InputError: training has diverged.
-        """
-        loss = self.mean_loss()
-        self.losses = []
+        """Validate the average and keep it if it is the best; returns the figures for the record."""
+        loss = self.trainer.past.mean_loss
         with torch.no_grad():
-            values = [_ndcg(ranked_questions(self.average, made, self.device)) for made in self.judged]
-        value = float(torch.cat(values).double().mean())
+            asked = (_ranked_questions(self.average, each, self.config.problems.questions) for each in self.judged)
+            value = float(torch.cat([_ndcg(*each) for each in asked]).double().mean())
         if value > self.value:
             self.value, self.best_step = value, self.step
             self.best = self._averaged()
         log.info("step %d: loss %.4f, validation NDCG@%d %.4f", self.step, loss, _CUTOFF, value)
         return {"step": self.step, "loss": loss, f"validation_ndcg@{_CUTOFF}": value}
 
-    def snapshot(self) -> Snapshot:
-        """All that a resume needs.
-
-        Raises:
-            InputError: training has diverged.
-        """
-        self.mean_loss()
-        groups, moments = optimizer_state(self.optimizer)
-        names = ("step", "best_step", "value", "spent_s")
-        tensors: dict[str, Mapping[str, Tensor]] = {
-            "weights": self.network.state_dict(),
-            "average": self.average.state_dict(),
-            "best": self.best,
-            "optimizer": moments,
-            "losses": {"losses": torch.stack(self.losses) if self.losses else torch.zeros(0)},
-        }
-        snapshot = Snapshot({"optimizer": groups, **{name: getattr(self, name) for name in names}}, tensors, {})
-        return snapshot.map(lambda value: value.detach().to("cpu", copy=True))
+    def progress(self) -> Progress:
+        """What a resume needs besides the trainer's state."""
+        place = {"best_step": self.best_step, "value": self.value, "spent_s": self.spent_s}
+        return Progress(0, place, {"average": self._averaged(), "best": self.best})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state of a snapshot."""
-        state, tensors = snapshot.state, snapshot.map(lambda value: value.to(self.device)).tensors
-        self.network.load_state_dict(dict(tensors["weights"]))
-        self.average.load_state_dict(dict(tensors["average"]))
-        restore_optimizer(self.optimizer, state["optimizer"], tensors["optimizer"])
-        self.best, self.losses = tensors["best"], list(tensors["losses"]["losses"])
-        self.step, self.best_step, self.value = state["step"], state["best_step"], state["value"]
-        self.before_s = state["spent_s"]
+        restore(self.trainer, snapshot)
+        self.average.load_state_dict(dict(snapshot.tensors["average"]))
+        self.best, place = dict(snapshot.tensors["best"]), snapshot.progress
+        self.best_step, self.value, self.before_s = place["best_step"], place["value"], place["spent_s"]
 
 
-class Questions(NamedTuple):
-    """The lists to rank of B problems: scores [B, N] after each layer, labels, and offsets of a problem's lists."""
+def _as_groups(made: Problems) -> QueryGroups:
+    """The lists of all problems, one problem after the other; the id of a list is the number of its problem."""
+    n_problems, n_lists = len(made.labels_BN), len(made.offsets_Q1) - 1
+    return QueryGroups(
+        made.features_BNF.flatten(0, 1),
+        repeated(made.offsets_Q1, n_problems),
+        made.labels_BN.flatten(),
+        ids_Q=torch.arange(n_problems).repeat_interleave(n_lists),
+    )
 
-    scores: list[Tensor]
-    labels_BN: Tensor
-    offsets_Q1: Tensor
 
-
-def ranked_questions(network: InContextNetwork, made: Problems, device: torch.device) -> Questions:
-    """The other lists of the problems, scored by a network that has read their examples."""
-    x_BNF, labels_BN = (values.to(device, non_blocking=True) for values in (made.features_BNF, made.labels_BN))
-    read, offsets_Q1 = made.n_read, made.offsets_Q1.numpy()
-    known_Q1 = registered_offsets(offsets_Q1[: made.n_examples + 1], device)
-    asked_Q1 = registered_offsets(offsets_Q1[made.n_examples :] - read, device)
+def _ranked_questions(
+    network: InContextNetwork, groups: QueryGroups, n_questions: int
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Scores [B, N] after each layer, labels and offsets of each problem's last lists; the others are its examples."""
+    assert groups.ids_Q is not None
+    assert groups.labels_N is not None
+    n_problems, device = 1 + int(groups.ids_Q[-1]), groups.features_NF.device
+    n_lists = groups.n_groups // n_problems
+    x_BNF = groups.features_NF.view(n_problems, -1, groups.n_features)
+    labels_BN = groups.labels_N.view(n_problems, -1)
+    offsets_Q1, n_examples = layout(groups.offsets_Q1).offsets_Q1[: n_lists + 1], n_lists - n_questions
+    read = int(offsets_Q1[n_examples])
+    known_Q1 = registered_offsets(offsets_Q1[: n_examples + 1], device)
+    asked_Q1 = registered_offsets(offsets_Q1[n_examples:] - read, device)
     reading = network.read(x_BNF[:, :read], labels_BN[:, :read], known_Q1)
-    return Questions(network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
+    return network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1
 
 
-def _ndcg(asked: Questions) -> Tensor:
+def _ndcg(scores: list[Tensor], labels_BN: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The mean NDCG of each problem, shape [B], over lists with a relevant document."""
-    n_problems = len(asked.labels_BN)
-    offsets_R1 = repeated(asked.offsets_Q1, n_problems)
-    value_R = ndcg(asked.scores[-1].flatten(), asked.labels_BN.flatten(), offsets_R1, k=_CUTOFF)
+    n_problems = len(labels_BN)
+    value_R = ndcg(scores[-1].flatten(), labels_BN.flatten(), repeated(offsets_Q1, n_problems), k=_CUTOFF)
     return value_R.view(n_problems, -1).nanmean(1).nan_to_num()
 
 
@@ -319,21 +299,38 @@ class _Steps(Dataset[Problems]):
         return _drawn(self.config, "step", step, self.seed)
 
 
-def _ahead(config: InContextPretrainConfig, first: int, device: torch.device) -> Iterator[Problems]:
-    """The problems of the steps from `first` on, in order, drawn ahead by other processes."""
-    spare = min(_MOST_PROCESSES, cores() - 1)
-    processes = spare if config.processes is None else config.processes
-    several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD} if processes else {}
-    loader = DataLoader(
-        _Steps(config.problems, config.seed),
-        batch_size=None,
-        sampler=range(first, config.steps),
-        num_workers=processes,
-        worker_init_fn=_obey_parent,
-        pin_memory=device.type == "cuda",
-        **several,
-    )
-    yield from loader
+class _ProblemStream:
+    """The problems of each step, drawn ahead by other processes; an epoch lasts until the next validation."""
+
+    def __init__(self, config: InContextPretrainConfig, is_over: Callable[[], bool]) -> None:
+        self.config, self.streams = StreamConfig(docs_per_batch=1, prefetch=0), [0]
+        self.groups_per_epoch = 1  # unknown: the schedule counts steps
+        self._pretrain, self._is_over = config, is_over
+        self.drawn: Iterator[Problems] | None = None
+        """The problems of the coming steps, once the first is asked for."""
+
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
+        """The rest of the steps of an epoch; the position is the number of steps before."""
+        length, done = self._pretrain.validate_every, start[0].group if start else 0
+        end = min(length, self._pretrain.steps - epoch * length)
+        if self.drawn is None:
+            self.drawn = iter(self._loader(first=epoch * length + done))
+        while done < end and not self._is_over():
+            done += 1
+            yield MicroBatches({0: _as_groups(next(self.drawn))}, {0: Position(0, done)})
+
+    def _loader(self, first: int) -> DataLoader[Problems]:
+        config, spare = self._pretrain, min(_MOST_PROCESSES, cores() - 1)
+        processes = spare if config.processes is None else config.processes
+        several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD} if processes else {}
+        return DataLoader(
+            _Steps(config.problems, config.seed),
+            batch_size=None,
+            sampler=range(first, config.steps),
+            num_workers=processes,
+            worker_init_fn=_obey_parent,
+            **several,
+        )
 
 
 def _obey_parent(_: int) -> None:

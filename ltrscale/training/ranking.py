@@ -116,9 +116,8 @@ class RankingObjective(nn.Module):
     ) -> None:
         super().__init__()
         self.ranker, self.config, self.list_loss = ranker, config, list_loss
-        self.auxiliary = (
-            auxiliary  # after the ranker, with which it shares the encoder: weights have the ranker's names
-        )
+        # after the ranker, with which it shares the encoder: weights have the ranker's names
+        self.auxiliary = auxiliary
         self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ The previous checkpoint is kept until the next is committed; a damaged one is sk
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,10 +13,11 @@ from typing import Any, Self
 from safetensors import SafetensorError
 
 from ltrscale import storage
-from ltrscale.config import Operational, is_made_by
+from ltrscale.config import Operational
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.origin import is_made_by
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.workers import ONE, Context, Regrouped, Workers, rank_and_world
@@ -67,7 +68,6 @@ class Checkpoints:
     A context manager: leaving it waits for the write in progress.
 
     Args:
-        url: directory of the checkpoints.
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
@@ -107,16 +107,13 @@ class Checkpoints:
 
         Only rank 0 reads it from storage, for all workers.
         """
-        if from_rank_0(self.context.carried is not None):
-            return self._taken_over(self.context.carried)
-        return broadcast_snapshot(self._choose() if self._first else None)
-
-    def _taken_over(self, carried: object) -> Snapshot | None:
-        """The previous group's state, if rank 0 was part of it."""
+        carried, snapshot = self.context.carried, None
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
-            return broadcast_snapshot(carried.snapshot)
-        return broadcast_snapshot(None)
+            snapshot = carried.snapshot
+        elif self._first:
+            snapshot = self._choose()
+        return broadcast_snapshot(snapshot)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; deletes the remains of interrupted writes."""
@@ -165,8 +162,9 @@ class Checkpoints:
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
         """
+        step = progress.steps_before + trainer.state.step
         if self._paused_since is not None:
-            step, workers = progress.steps_before + trainer.state.step, rank_and_world()[1]
+            workers = rank_and_world()[1]
             pause_s, self._paused_since = time.monotonic() - self._paused_since, None
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
@@ -177,23 +175,11 @@ class Checkpoints:
             raise Regrouped(
                 snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic())
             )
+        if result.checkpoint_due or result.stopping:
+            self._save(trainer, progress)
         if result.stopping:
-            self._save(trainer, progress)
             self._wait()
-            raise self._stopped(progress.steps_before + trainer.state.step)
-        if result.checkpoint_due:
-            self._save(trainer, progress)
-
-    def after_step(self, snapshot: Callable[[], Snapshot], *, stopping: bool) -> None:
-        """Like `after`, for a loop in one process that takes its own snapshots; waits for the write."""
-        if not (stopping or self.due()):
-            return
-        self._due_at, taken = time.monotonic() + self.every_s, snapshot()
-        self._write(taken, f"step {taken.step}", 0.0)
-        if self.failed():
-            raise self._cannot_save()
-        if stopping:
-            raise self._stopped(taken.step)
+            raise self._stopped(step)
 
     def _cannot_save(self) -> InputError:
         return InputError(
@@ -218,9 +204,8 @@ class Checkpoints:
         snapshot = take(trainer, progress, self._buffers)
         if snapshot is None:
             return
-        name = f"step {snapshot.step} ({_progress_of(trainer)})"
         self._due_at = began + self.every_s  # not from the commit: slow storage must not delay the next
-        self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
+        self._writing = self._writer.submit(self._write, snapshot, time.monotonic() - began)
 
     def _is_writing(self) -> bool:
         if self._writing is not None and self._writing.done():
@@ -233,7 +218,7 @@ class Checkpoints:
             self._writing.result()
             self._writing = None
 
-    def _write(self, snapshot: Snapshot, name: str, paused_s: float) -> None:
+    def _write(self, snapshot: Snapshot, paused_s: float) -> None:
         """Commit a snapshot and delete old checkpoints, in the writing thread."""
         began = time.monotonic()
         target = storage.join(self.url, f"step-{snapshot.step:08d}")
@@ -244,14 +229,17 @@ class Checkpoints:
             self._failed += [str(error)] * (FAILURES if lost else 1)
             self._stale.add(target)
             log.warning(
-                "checkpoint of %s not written, %d in a row: %s; training continues", name, len(self._failed), error
+                "checkpoint of step %d not written, %d in a row: %s; training continues",
+                *(snapshot.step, len(self._failed), error),
             )
             return
         self._failed.clear()
         self._good.append(target)
         self.context.progressed()
         took = time.monotonic() - began
-        log.info("checkpoint of %s in %.1f s, for which training paused %.0f ms", name, took, 1e3 * paused_s)
+        log.info(
+            "checkpoint of step %d in %.1f s, for which training paused %.0f ms", snapshot.step, took, 1e3 * paused_s
+        )
         self._prune()
 
     def _prune(self) -> None:
@@ -267,15 +255,7 @@ class Checkpoints:
             log.warning("%s; old checkpoints are left in place", error)
 
 
-def _progress_of(trainer: Trainer) -> str:
-    """Epoch, progress and loss of a trainer, for the log."""
-    state = trainer.state
-    share = min(1.0, state.account.groups / max(1, trainer.stream.groups_per_epoch))
-    loss = f", loss {state.loss / state.count:.4g}" if state.count else ""
-    return f"epoch {state.epoch + 1} of {trainer.epochs}, {share:.0%}{loss}"
-
-
-def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
+def _is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
     """True if a run of this origin was interrupted and can resume from a checkpoint."""
     manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
     return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
@@ -289,7 +269,7 @@ def begin(
     Raises:
         InputError: an interrupted run with the same settings has read other data; or as `checked`.
     """
-    if not is_unfinished(out, origin):
+    if not _is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
             made_by = (read_manifest(checkpoint) or {}).get("made_by", {})
             changed = [url for url, value in _data_of(origin).items() if _data_of(made_by).get(url) != value]
@@ -321,7 +301,7 @@ def finish(out: str) -> None:
     _withdraw(out, TRANSFORM)
 
 
-def start_anew(out: str) -> None:
+def _start_anew(out: str) -> None:
     """Remove everything that a run left, so the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS, STEPS)
 
@@ -334,7 +314,7 @@ def _withdraw(out: str, *names: str) -> None:
         for directory in (*children(url), url):
             withdraw(directory)
     for probe in children(join(out, PROBES)):
-        start_anew(probe)
+        _start_anew(probe)
         withdraw(probe)
     for holder in (CHECKPOINTS, PROBES):  # the directories that held them
         withdraw_checkpoint(join(out, holder))
@@ -349,7 +329,7 @@ class ResumingStage(Stage):
     def clear(self) -> None:
         """Remove checkpoints and everything else that a resume needs."""
         if self._starts_anew():
-            start_anew(self.out)
+            _start_anew(self.out)
 
     def tidy(self) -> None:
         """Remove files that only a resume needs."""
@@ -357,7 +337,7 @@ class ResumingStage(Stage):
 
     def is_done(self, origin: Origin) -> bool:
         """True if the bundle is committed and no checkpoint of this origin is left to resume from."""
-        if self._starts_anew() or is_unfinished(self.out, origin):
+        if self._starts_anew() or _is_unfinished(self.out, origin):
             return False
         return super().is_done(origin)
 

@@ -135,16 +135,7 @@ def build_optimizer(
 
 
 def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float:
-    """The learning rate after `done` of `epochs` epochs.
-
-    Example:
-        >>> step = OptimizerConfig(learning_rate=1.0, schedule=StepDecayConfig(every=20, factor=0.5))
-        >>> learning_rate(step, done=40.7, epochs=100)
-        0.25
-        >>> cosine = OptimizerConfig(learning_rate=1.0, schedule=CosineConfig(warmup=0.1))
-        >>> [round(learning_rate(cosine, done=done, epochs=100), 2) for done in (0, 5, 10, 55, 100)]
-        [0.0, 0.5, 1.0, 0.5, 0.0]
-    """
+    """The learning rate after `done` of `epochs` epochs."""
     return config.learning_rate * config.schedule.share(done, epochs)
 
 

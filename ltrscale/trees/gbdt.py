@@ -18,7 +18,7 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.bundle.views import View
-from ltrscale.config import Config, Operational, settings_of
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
@@ -27,6 +27,7 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
+from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world

@@ -10,17 +10,19 @@ from typing import ClassVar
 from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
-from ltrscale.config import Config, settings_of, validate
+from ltrscale.config import Config, validate
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError
+from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings, check_member
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.unseen import check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of

@@ -21,8 +21,9 @@ from optuna.trial import TrialState
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Strict, by_content, validate
+from ltrscale.config import Strict, validate
 from ltrscale.errors import InputError
+from ltrscale.origin import by_content
 from ltrscale.progress import log
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text

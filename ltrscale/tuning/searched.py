@@ -16,6 +16,7 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
+from ltrscale.origin import result_of
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import BundleUrl, Stage
@@ -49,7 +50,7 @@ class _SearchedJob(Config):
 
     def result(self) -> Config:
         """The settings that determine the metric."""
-        return configs.result_of(self)
+        return result_of(self)
 
     def identity(self) -> dict[str, Any]:
         """The settings that determine the metric, with the periods of the splits by name."""
@@ -162,7 +163,7 @@ class PretrainSearch(_SearchedJob):
         return self.train or self.splits.train
 
     def result(self) -> Config:
-        return configs.result_of(self.replace(train=self.split))
+        return result_of(self.replace(train=self.split))
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "train": _named(self.split)}

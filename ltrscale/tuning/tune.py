@@ -29,6 +29,7 @@ from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
+from ltrscale.origin import digest
 from ltrscale.progress import Report, called, log, progress
 from ltrscale.reports.findings import REPORT
 from ltrscale.runtime import ray_internals
@@ -164,9 +165,9 @@ class TuneJob(SearchConfig, Stage):
     def _same(self, params: Params) -> str:
         """A text that is equal for parameters that give the same settings."""
         try:
-            return configs.digest(with_params(self.job, self.space, params)[0].result())
+            return digest(with_params(self.job, self.space, params)[0].result())
         except InputError:  # the trial itself will fail with this error
-            return configs.digest(params)
+            return digest(params)
 
     def write_found(self) -> None:
         """Write table, report, pictures and the best settings."""

@@ -27,13 +27,13 @@ from sklearn.utils.validation import check_is_fitted
 import ltrscale
 from ltrscale import Ranker, bundle, compare, storage
 from ltrscale.api import frames
-from ltrscale.config import digest
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.origin import digest
 from ltrscale.progress import log
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
@@ -250,15 +250,6 @@ def test_other_columns_their_order_and_their_types_do_not_matter(fitted: Ranker)
     np.testing.assert_array_equal(fitted.predict(no_price), fitted.predict(NEW.assign(price=np.nan)))
 
 
-def test_a_rejected_row_is_an_error_when_it_needs_a_score(fitted: Ranker) -> None:
-    broken = NEW.copy()
-    broken.loc[3, "price"] = np.inf
-    with pytest.raises(InputError, match=r"1 of \d+ rows rejected .*: X:4 infinite"):
-        fitted.predict(broken)
-    kept = clone_fitted(fitted).set_params(prepare={"infinite": "missing"})
-    assert np.isfinite(kept.predict(broken)).all()
-
-
 DATES = {"dates": {"shown": ["weekday", "hour"]}, "features": ["clicks", "price"], "categorical": ["kind", "shop"]}
 CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "as they are": lambda rows: rows,
@@ -273,7 +264,10 @@ CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 def test_the_error_of_an_infinite_number_says_how_to_mark_it_missing(fitted: Ranker) -> None:
     rows = searches(3, 9)
     rows.loc[2, "price"] = np.inf
-    with pytest.raises(InputError, match=r"X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read"):
+    with pytest.raises(
+        InputError,
+        match=r'1 of \d+ rows rejected .*: X:3 infinite .*; prepare=\{"infinite": "missing"\} has Ranker read',
+    ):
         fitted.predict(rows)
     reader = copy.deepcopy(fitted).set_params(prepare={"infinite": "missing"})
     rows.loc[2, "price"] = np.nan

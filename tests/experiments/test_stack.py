@@ -15,7 +15,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.pipeline import PipelineJob
-from ltrscale.stages.stage import check_unseen
+from ltrscale.stages.unseen import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}

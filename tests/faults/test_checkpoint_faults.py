@@ -262,7 +262,7 @@ def test_a_disk_that_is_full_for_a_while(
     assert len(warnings) == 2
     for number, warning in enumerate(warnings, start=1):
         assert re.match(
-            rf"checkpoint of step \d+ .* not written, {number} in a row: {small_disk}/out/checkpoints/step-\d+/\S+: "
+            rf"checkpoint of step \d+ not written, {number} in a row: {small_disk}/out/checkpoints/step-\d+/\S+: "
             r"disk full: [\d,]+ bytes are needed\b.*\b[\d,]+ are free in .*; training continues$",
             warning,
         )

@@ -4,7 +4,7 @@ import pytest
 
 from ltrscale.runtime import mailbox
 from ltrscale.runtime.capacity import _fits
-from ltrscale.runtime.mailbox import AttemptEnded, Mailbox, ReportedMetrics
+from ltrscale.runtime.mailbox import Mailbox, ReportedMetrics, Running
 from ltrscale.runtime.workers import WorkersConfig
 
 
@@ -36,7 +36,7 @@ def test_joiners_wait_a_moment_for_others_and_end_with_a_failed_group() -> None:
     box = Mailbox()
     box.come("a")
     assert not box.standing().changed  # others may come at the same time
-    box.post(AttemptEnded())
+    box.post(Running(0))
     box.form(1, ("host", 1))
     assert box.slot("a", after=0) is None
 

@@ -191,7 +191,7 @@ def test_no_process_outlives_it() -> None:
 _NODE_DIES_IN_A_SEARCH = """
 import os, signal, sys, threading, time
 import ray
-from ltrscale.config import digest
+from ltrscale.origin import digest
 from ltrscale.errors import InputError
 from ltrscale.tuning.history import History
 from ltrscale.tuning.space import SearchConfig

@@ -35,7 +35,8 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring import files
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.stages.stage import dataset_hashes, scored_by
+from ltrscale.stages.stage import dataset_hashes
+from ltrscale.stages.unseen import scored_by
 from ltrscale.trees.configs import LightGBMConfig
 
 FEATURES = tuple(Feature(name=name) for name in "abc")

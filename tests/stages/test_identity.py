@@ -16,10 +16,11 @@ from config_keys import Key, Values, example, keys_of
 from dataset_changes import with_clicks
 
 import ltrscale
-from ltrscale.config import is_made_by, made_by, validate
+from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.origin import is_made_by, made_by
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import Stage
 from ltrscale.trees.gbdt import GBDTJob

@@ -10,7 +10,7 @@ from dataset_changes import add_period, with_renamed_files
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import made_by, validate
+from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -19,6 +19,7 @@ from ltrscale.evaluation.measure import evaluate as evaluating
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.origin import made_by
 from ltrscale.stages.stage import bundle_hashes
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob

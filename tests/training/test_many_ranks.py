@@ -23,7 +23,7 @@ from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.data.stream import plan
 from ltrscale.runtime.hangs import WorkerProgress
-from ltrscale.runtime.mailbox import Beat, Mailbox, Post, Started, WorkerJoined
+from ltrscale.runtime.mailbox import Beat, Mailbox, Post, Running, WorkerJoined
 from ltrscale.training.checkpoint import list_checkpoints, read_checkpoint
 
 WORLD = 256
@@ -122,10 +122,10 @@ def test_a_mailbox_that_nobody_empties_keeps_the_newest_beat_of_each() -> None:
 def test_a_beat_of_a_worker_that_is_gone_does_not_count_for_its_successor() -> None:
     mailbox = Mailbox()
     posts: list[Post] = [
-        Started(1),
+        Running(1),
         WorkerJoined(0, None),
         Beat(0, WorkerProgress(7, 7)),
-        Started(1),
+        Running(1),
         WorkerJoined(0, None),
     ]
     for post in posts:

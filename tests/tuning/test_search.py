@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
 
-from ltrscale import config as configs
 from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped
+from ltrscale.origin import digest
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.tuning.history import History, Result, Trial, ended
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
@@ -35,9 +35,7 @@ def search_of(**values: Any) -> SearchConfig:
 
 def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
     """Run a search of one trial at a time without Ray Tune."""
-    Search(
-        config.replace(trials=min(config.trials, most)), trial, history, {"x": 1, "c": "a"}, configs.digest
-    ).run_here()
+    Search(config.replace(trials=min(config.trials, most)), trial, history, {"x": 1, "c": "a"}, digest).run_here()
 
 
 def records(url: str) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def test_proposals_are_those_of_optuna_for_the_history_and_the_seed_of_the_trial
 def test_the_first_trial_is_the_config_as_given_whether_or_not_it_is_in_the_space(tmp_path: Path) -> None:
     for given, params in (({"x": 1, "c": "a"}, {"x": 1, "c": "a"}), (None, {})):
         history = History(str(tmp_path / str(given)))
-        proposals = Proposals(search_of(), history, [], given=given, same=configs.digest)
+        proposals = Proposals(search_of(), history, [], given=given, same=digest)
         assert proposals.suggest("first") == {"number": 0, "params": params}
         proposals.on_trial_complete("first", {"value": 1.0})
         assert proposals.suggest("second")["number"] == 1
@@ -130,7 +128,7 @@ def test_a_search_whose_space_changes_repeats_no_trial_that_lies_there(spaces: l
             assert all(tuning_trials.attempts(history.folder(n)) == 1 for n in range(len(after) // 2))
             proposed = [trial.params for trial in history.trials()[1:]]
             assert all(is_in(config.space, params) for params in proposed)
-            assert len({configs.digest(params) for params in proposed}) == len(proposed)
+            assert len({digest(params) for params in proposed}) == len(proposed)
 
 
 def test_the_sampler_knows_the_trials_of_an_earlier_space(tmp_path: Path) -> None:
@@ -140,7 +138,7 @@ def test_the_sampler_knows_the_trials_of_an_earlier_space(tmp_path: Path) -> Non
     config = search_of(space=narrow, trials=5)
     by_proposals(config, history, tuning_trials.parabola)
     config = search_of(space=wide, trials=9, search={"startup": 2, "seed": 5})
-    proposals = Proposals(config, history, history.trials(), given=None, same=configs.digest)
+    proposals = Proposals(config, history, history.trials(), given=None, same=digest)
     assert [trial.value for trial in proposals._study.trials] == [
         trial.result.value for trial in ended(history.trials())
     ]
@@ -223,7 +221,7 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
 
 def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
-    search = Search(search_of(), tuning_trials.parabola, history, None, configs.digest)
+    search = Search(search_of(), tuning_trials.parabola, history, None, digest)
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
         history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
@@ -251,7 +249,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
         history = History(str(tmp_path))
-        Search(search_of(**values), trial, history, given, configs.digest).run(lambda _: None)
+        Search(search_of(**values), trial, history, given, digest).run(lambda _: None)
         return history.trials()
 
     return search
@@ -311,7 +309,7 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
 def test_a_search_that_is_asked_to_stop_goes_on_later_with_more_trials_if_so_wanted(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     short, longer = (
-        Search(search_of(space=LEVELS, trials=trials), tuning_trials.slow, history, {"x": 1}, configs.digest)
+        Search(search_of(space=LEVELS, trials=trials), tuning_trials.slow, history, {"x": 1}, digest)
         for trials in (4, 5)
     )
     with pytest.raises(Stopped):

@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ltrscale import storage
 from ltrscale.arrays import offsets, runs
-from ltrscale.config import Json
+from ltrscale.origin import Json
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory of the manifest that lists it."""

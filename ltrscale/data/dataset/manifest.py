@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Json, Strict, digest, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath
 from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
+from ltrscale.origin import Json, digest
 from ltrscale.progress import log
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow.compute as pc
 
 from ltrscale import storage
-from ltrscale.config import as_text
 from ltrscale.data.dataset.files import ADDITION
 from ltrscale.data.dataset.manifest import ADDED, Dataset, Manifest, open_dataset, read_dataset
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.origin import as_text
 
 _NOT_OF_ROWS = {
     *("inputs", "add", "expect", "max_rejected"),

@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Strict, is_current, made_by, validate
+from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.integrity import BadFile, CheckLevel, ColumnTypes, examine
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.errors import InputError
+from ltrscale.origin import is_current, made_by
 from ltrscale.progress import Report, log, progress
 
 _NAMED = 3

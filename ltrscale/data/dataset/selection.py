@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.config import Json, digest
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import in_sample, keep_fold, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
@@ -24,6 +23,7 @@ from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_p
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.draws import among_first
 from ltrscale.errors import InputError, suggestion
+from ltrscale.origin import Json, digest
 
 GID_SPAN = 10**11
 """Number of group ids reserved for each data set of a split; no data set has that many query groups."""

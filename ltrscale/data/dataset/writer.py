@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import offsets
-from ltrscale.config import as_text
 from ltrscale.data.dataset.files import ADDITION, FILE, FILE_SCHEMA, QUARANTINE, Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import ADDED, Manifest, ManifestPart
 from ltrscale.data.dataset.tokens import token_bytes
+from ltrscale.origin import as_text
 
 MIN_ROW_GROUPS = 64
 ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20

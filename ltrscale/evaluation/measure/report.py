@@ -22,7 +22,7 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import load
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Strict, digest, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
@@ -31,6 +31,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateCo
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
+from ltrscale.origin import digest
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
 

@@ -21,7 +21,6 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import digest
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
@@ -34,6 +33,7 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
+from ltrscale.origin import digest
 from ltrscale.ranking.metric import Metric
 from ltrscale.reports.findings import Findings, commit_report
 

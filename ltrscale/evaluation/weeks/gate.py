@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pydantic import model_validator
 
 from ltrscale.bundle import load
-from ltrscale.config import Config, made_by
+from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
@@ -35,6 +35,7 @@ from ltrscale.evaluation.weeks.verdict import (
     verdict_blocks,
 )
 from ltrscale.ingest.leaks import examine_features
+from ltrscale.origin import made_by
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
 from ltrscale.reports.findings import REPORT, commit_report, print_report

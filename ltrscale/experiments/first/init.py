@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import MOST_BYTES, Config, validate
+from ltrscale.config import Config, validate
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
@@ -42,6 +42,7 @@ from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
 from ltrscale.progress import called, log, progress
 from ltrscale.ranking.single_feature import SingleFeature, single_features
+from ltrscale.yaml_text import MOST_BYTES
 
 
 class InitJob(Config):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltrscale.config import digest
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import FilesToRead, FileToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import Found
 from ltrscale.data.dataset.writer import _part_table
+from ltrscale.origin import digest
 
 COUNTS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 9)).map(
     lambda c: Counts(c[0], c[1], min(c[0], c[2]))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ltrscale import storage
-from ltrscale.config import as_text
 from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, open_dataset
@@ -17,6 +16,7 @@ from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.additions import with_addition
+from ltrscale.origin import as_text
 
 FEATURES = (Feature(name="a"),)
 FEW = 5

@@ -1,0 +1,83 @@
+"""Whether a bundle, or one that it was made from, has seen the groups that it is to be evaluated on."""
+
+from ltrscale import storage
+from ltrscale.bundle.contents import Provenance
+from ltrscale.config import validate
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.scores import read_periods
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, periods_read, with_periods_named
+from ltrscale.errors import InputError, UnavailableError
+
+
+def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
+    """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
+
+    A bundle has seen the periods that it was trained or selected on; with `chosen_on` only those that it was trained
+    on. The check covers bundles that a job made, while their inputs are still at the recorded URLs.
+
+    Raises:
+        InputError: one of them has; the message names the period.
+    """
+    if _is_there(test):  # periods by name, as bundles record theirs: folds of the same periods complete each other
+        test = with_periods_named(test)
+    waiting, checked = [url], set()
+    while waiting:
+        if (bundle := waiting.pop()) not in checked:
+            checked.add(bundle)
+            waiting += _check_unseen_by(bundle, test, chosen_on)
+
+
+def check_member(name: str, url: str, split: Split, fault: str, *, chosen_on: bool = False) -> None:
+    """Like `check_unseen`, for one of several bundles; `fault` says what it has seen, the effect and the remedy."""
+    try:
+        check_unseen(url, split, chosen_on=chosen_on)
+    except UnavailableError:  # unreachable storage says nothing about the bundle
+        raise
+    except InputError as error:
+        raise InputError(f"bundles.{name}: {url} {fault} ({error})") from error
+
+
+def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
+    """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
+    made_by = (storage.read_manifest(url) or {}).get("made_by", {})
+    origin = validate(Provenance, made_by, url)
+    splits = origin.config.splits
+    made_from = list(origin.inputs) if splits else []
+    if len(splits) != 2 or not all(map(_is_there, splits)):  # pretraining records one split: it reads no labels
+        return made_from
+    splits = tuple(split.replace(periods=_still_there(split) or None) for split in splits)
+    try:
+        if not chosen_on:
+            check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
+        else:
+            for learnt in splits if made_by.get("stage") == "refit" else splits[:1]:  # a refit learns from both
+                check_disjoint(Splits(train=learnt, validation=test))
+    except UnavailableError:  # unreachable storage says nothing about the bundle
+        raise
+    except InputError as error:
+        raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
+    return made_from + [teacher for split in splits if split.scores for teacher in scored_by(split)]
+
+
+def _is_there(split: Split) -> bool:
+    """True if the data sets still exist, with at least one of the periods that were read."""
+    exist = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
+    return exist and bool(_still_there(split) or split.periods is None)
+
+
+def _still_there(split: Split) -> list[str]:
+    """The periods and ranges that a split names, without periods that its data sets no longer have."""
+    existing = {period for url in split.data for period in open_dataset(url).manifest.periods}
+    return [item for item in split.periods or () if item in existing or ".." in item]
+
+
+def scored_by(split: Split) -> list[str]:
+    """The bundles behind the scores that serve as labels of a split."""
+    assert split.scores is not None
+    scored = list(read_periods(split.scores, periods_read(split)))
+    try:
+        bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
+        return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
