@@ -108,6 +108,15 @@ def test_counts_that_no_row_group_has_are_refused(data: Path, counts: list[int])
         open_dataset(str(data))
 
 
+@pytest.mark.parametrize(
+    ("entry", "key"), [({"longest": 1.5}, "longest"), ({"row_groups": [[1, 1.5, 0]]}, r"row_groups\.0\.1")]
+)
+def test_a_count_with_a_fraction_is_refused(data: Path, entry: dict[str, object], key: str) -> None:
+    change(data, **entry)
+    with pytest.raises(InputError, match=rf"manifest\.json: files\.0\.{key}: .*valid integer"):
+        open_dataset(str(data))
+
+
 def test_what_is_not_listed_is_not_looked_for(tmp_path: Path) -> None:
     url = write_manifest(tmp_path / "out", files=[])
     for name in ("\0", "\ud800", "../precious"):

@@ -177,10 +177,9 @@ def test_a_comparison_under_one_preset_runs(synthetic_dataset: str, tmp_path: Pa
     }
     comparison(methods, preset="hou24", data=synthetic_dataset, out=str(tmp_path)).run()
     made = {name: bundle.load(str(tmp_path / "seed-0" / name / "model")) for name in methods}
-    assert made["trees"].trees is not None
-    assert made["trees"].trees.per_query
+    assert made["trees"].held.per_query
     for name in ("scratch", "rank", "siam"):
-        architecture = made[name].architecture
+        architecture = made[name].held
         assert isinstance(architecture, Architecture)
         assert (architecture.transform.per_query, architecture.transform.numeric) == (True, "none")
         assert architecture.projector_layers == (name == "rank")

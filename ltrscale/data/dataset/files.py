@@ -5,7 +5,7 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
@@ -157,19 +157,18 @@ class DataFiles(Columnar[DataFile]):
         return files
 
     @classmethod
-    def _validated(cls, files: Any, read: Callable[[Any], Sequence[Mapping[str, Any]]]) -> "DataFiles":
+    def _validated(cls, files: Any, read: Callable[[Any], Sequence[DataFile]]) -> "DataFiles":
         """The files as columns, from a sequence of them or the entries of a manifest."""
         if isinstance(files, DataFiles) or (
             isinstance(files, list | tuple) and all(isinstance(file, DataFile) for file in files)
         ):
             return cls.from_iterable(files)
-        entries = read(files)
-        if odd := next((entry for entry in entries if entry.keys() != {*FILE_SCHEMA.names}), None):
-            raise ValueError(f"a file has the keys {[*odd]}, not {FILE_SCHEMA.names}")
         try:
-            return cls.from_table(pa.Table.from_pylist(entries, schema=FILE_SCHEMA))
-        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+            found = cls.from_iterable(read(files))
+        except OverflowError as error:
             raise ValueError(f"a file has a value that does not fit ({error})") from error
+        found._check()
+        return found
 
     def table(self) -> pa.Table:
         """One row a file, with the columns of `DataFile`."""
@@ -311,7 +310,7 @@ class DataFiles(Columnar[DataFile]):
         """Read from and write to a list of files."""
         return core_schema.no_info_wrap_validator_function(
             cls._validated,
-            handler(list[dict[str, Any]]),
+            handler(list[DataFile]),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda files, info: files.table().to_pylist() if info.mode == "json" else files, info_arg=True
             ),
