@@ -63,7 +63,7 @@ class FaultyProxy:
         self.kept = 0.5
         self.first: dict[str, Answer] = {}
         self.match: Match = lambda _method, _path: True
-        self.requests = self.failed = 0
+        self.requests = self.failed = self.answered = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
         (self._port,) = free_ports(1)  # no outgoing connection takes such a port while the proxy is closed
@@ -120,6 +120,16 @@ class FaultyProxy:
             self.failed += failing
             return failing
 
+    @property
+    def idle(self) -> bool:
+        """Whether every request that came has its answer, or a reset in place of it."""
+        return self.requests == self.answered
+
+    def has_answered(self) -> None:
+        """Count a request as answered."""
+        with self._lock:
+            self.answered += 1
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -163,6 +173,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self._body()
         failing = self.proxy.fails(self.command, self.path)
+        try:
+            self._serve_one(body, failing)
+        finally:
+            self.proxy.has_answered()
+
+    def _serve_one(self, body: bytes, failing: bool) -> None:
         fault = self.proxy.fault
         forwarded = not failing or self.proxy.after or fault in ("cut", "short", "stale")
         try:

@@ -145,8 +145,8 @@ def test_a_run_ends_while_its_server_does_not_answer(
     def body(report: Report) -> None:
         steps(1, 5)(report)
         if since == "middle":
-            wait_until(lambda: runs(server) and len(history(server, runs(server)[0].info.run_id)) == 5)
-            fail()
+            wait_until(lambda: runs(server) and len(history(server, runs(server)[0].info.run_id)) == 5 and proxy.idle)
+            fail()  # after the answer, without which no client can know that its figures arrived
         steps(6, 50)(report)
 
     proxy.fault = "reset" if fault == "gone" else fault
