@@ -19,6 +19,7 @@ def result_of(config: ConfigT) -> ConfigT:
     """The config with all operational keys at their defaults, also in configs below it; equal for equal results.
 
     Example:
+        >>> from ltrscale.config import Config, Operational
         >>> class Job(Config):
         ...     seed: int = 0
         ...     threads: Operational[int] = 4
@@ -102,6 +103,7 @@ def settings_of(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     Plain data stay unchanged.
 
     Example:
+        >>> from ltrscale.config import Config, Operational
         >>> class Job(Config):
         ...     out: Operational[str]
         ...     seed: int = 0
