@@ -15,14 +15,11 @@ DEV := .venv/.installed-dev
 PROCESSOR ?=
 PYTEST := OMP_NUM_THREADS=1 $(PROCESSOR) $(BIN)/python -m pytest -q
 SPREAD := --dist loadfile --no-loadscope-reorder
-PARALLEL := -n $(JOBS) $(SPREAD)
-# The files with tests that start a cluster or a server; to import all others takes each process half a minute.
-SERVERS = $(shell grep -rlE 'mark\.(ray|s3)|read: RowGroupReader' tests --include='test_*.py')
 
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo compare lint check test test-alone test-servers nightly bench docs clean
+.PHONY: install demo compare lint check test test-all nightly bench docs clean
 .DELETE_ON_ERROR:
 
 install: $(DEV)
@@ -57,20 +54,16 @@ lint: $(DEV)
 
 # Under three minutes: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
 check: lint
-	$(PYTEST) -m "not slow and not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
+	$(PYTEST) -m "not slow and not nightly and not ray and not s3" -n $(JOBS) $(SPREAD) --doctest-modules ltrscale jobs tests
 
-# Every law and every page. All parts run, whatever fails; the last line names those that did. Tests that start a cluster or
-# a server come last: they fork, of which libraries of other tests warn.
+# Every law, and the pages that a newcomer reads. Both parts run, whatever fails; the last line names those that did.
 test: $(DEV)
 	@failed=; \
-	for part in lint test-alone test-servers; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	for part in lint test-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	[ -z "$$failed" ] || { echo "make test: failed:$$failed" >&2; exit 1; }
 
-test-alone: $(DEV)
-	$(PYTEST) -m "not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
-
-test-servers: $(DEV)
-	$(PYTEST) -m "not nightly and (ray or s3)" $(PARALLEL) $(SERVERS)
+test-all: $(DEV)
+	$(PYTEST) -m "not nightly" -n $(JOBS) $(SPREAD) --doctest-modules ltrscale jobs tests
 
 # The laws once more, at other moments, delays and sizes, and those of drawn examples with more of them.
 nightly: $(DEV)

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from ltrscale import storage
@@ -228,8 +229,13 @@ def _signals_held() -> Iterator[None]:
         yield
         return
     received: list[int] = []
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        signal.alarm(0)  # from its start on, Ray's core prints a stack at SIGTERM and has the process abort 3 s later
+
     try:
-        with handling(lambda number, _: received.append(number)), ray_internals.keep_sigterm():
+        with handling(receive), ray_internals.keep_sigterm():
             yield
     finally:
         for number in received[:1]:

@@ -301,6 +301,7 @@ def test_a_pipeline_passes_groups_on() -> None:
         scaled.score(X, Y, group=QUERY, sample_weight=np.ones(len(X)))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("routing")
 def test_folds_may_run_in_processes_of_their_own() -> None:

@@ -37,6 +37,7 @@ def port() -> int:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.s3
 def test_data_outlives_the_server(tmp_path: Path, port: int) -> None:

@@ -137,6 +137,7 @@ def query(prometheus: str, expression: str, run: str) -> list[dict[str, Any]]:
     return series
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)  # several processes start

@@ -91,6 +91,7 @@ def committed_files(out: Path) -> dict[str, float]:
     return {str(path): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and "run" not in path.parts}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_period_that_is_added_on_the_way_is_not_read(
     synthetic_dataset: str, teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,6 +140,7 @@ def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path,
         assert (out / "summary" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")

@@ -452,6 +452,7 @@ def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
     assert not (place / "weekly" / "service.json").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_mended_rows_of_a_week_that_has_joined_count_once_the_data_set_is_made_again(place: Path) -> None:
     job(place).run()

@@ -100,6 +100,7 @@ def test_workers_that_no_node_type_can_hold_end_the_run_with_one_line(synthetic_
         run_pretraining(FaultyPretraining(str(tmp_path / "steps")), synthetic_dataset, str(tmp_path), workers=workers)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("autoscaling")
 def test_the_autoscaler_adds_nodes_for_workers_where_there_are_none(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

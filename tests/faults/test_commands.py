@@ -263,6 +263,7 @@ def test_ctrl_c_in_the_terminal_of_a_run_with_ray(make_job: MakeJob, expected: C
     job.check_finished(expected(2))
 
 
+@pytest.mark.nightly
 def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job(torchrun("--max-restarts", "3"))
     process = job.start()
@@ -326,6 +327,7 @@ def text_settings(data: str, objective: str) -> tuple[dict[str, Any], str]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("objective", [nightly("masked_language"), "clicks"])
 def test_training_on_text_is_killed_and_goes_on(
     make_job: MakeJob, clicked_texts: str, tmp_path: Path, objective: str

@@ -60,6 +60,7 @@ def a_workers_node(cluster: Cluster, attempt: Attempt) -> Node:
     return next(node for node in cluster.worker_nodes if node.node_id in attempt.nodes.values())
 
 
+@pytest.mark.nightly
 def test_after_the_loss_of_a_node_the_run_starts_again_from_a_checkpoint_on_others(
     cluster: Cluster, synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 def test_killed_and_stopped_again_and_again_with_progress_between(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,6 +52,7 @@ def steps_of(pretrained: Path) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if "step" in record]
 
 
+@pytest.mark.nightly
 def test_a_stop_saves_the_last_step_of_each_task_and_spent_time_adds_up(synthetic_dataset: str, tmp_path: Path) -> None:
     folders = [tmp_path / "out" / "pretrained" / f"seed-{seed}" / "simclr" for seed in (0, 1)]
     before = [Spent(of="")] * 2

@@ -213,7 +213,7 @@ def damaged_text(real: Real, shared: Path, folder: Path, damage: str, seed: int 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", TEXT_DAMAGE)
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", ["MQ2008", *map(nightly, ("OHSUMED", "OHSUMED-null", "MSLR")), "lightgbm", "msft"])
 def test_damaged_text_is_accounted_for(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
     real = TEXTS[name]
     path = damaged_text(real, shared_data, tmp_path, damage)

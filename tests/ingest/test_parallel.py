@@ -115,6 +115,7 @@ def test_where_the_input_is_cut_changes_the_files_and_nothing_else(tmp_path: Pat
         assert ours.unique_in_group == theirs.unique_in_group
 
 
+@pytest.mark.nightly
 @by_ray
 def test_a_period_that_several_units_write_goes_on_in_larger_row_groups(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -79,6 +79,7 @@ def test_scoring_is_timed_beside_a_bare_loop() -> None:
     assert row.ratio
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) -> None:
     shape = wide.Shape(features=100, length=9000, long=1, short=60)

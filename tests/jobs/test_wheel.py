@@ -51,6 +51,7 @@ def test_it_has_all_that_the_jobs_read(site: Path) -> None:
     assert files(site) == files(ROOT)
 
 
+@pytest.mark.nightly
 def test_from_a_log_to_a_ranker(site: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     shopping_log().to_csv(tmp_path / "logs" / "shop.csv", index=False)

@@ -136,6 +136,30 @@ def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str
     assert (done.returncode, lines) == (143, [stopped])
 
 
+_STOPPED_WHILE_RAY_STARTS = """
+import os, signal, time
+import ray
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.signals import stop_on_signal
+
+init = ray.init
+
+def begin(**options):
+    init(**options)
+    os.kill(os.getpid(), signal.SIGTERM)  # which the core of Ray handles from its start on
+
+ray.init = begin
+with stop_on_signal() as stop_requested, ray_cluster(1):
+    time.sleep(6)
+    print("stopped" if stop_requested() else "not asked", flush=True)
+"""
+
+
+def test_a_request_to_stop_that_comes_while_ray_starts_leaves_the_time_for_a_checkpoint() -> None:
+    done = _run(_STOPPED_WHILE_RAY_STARTS)
+    assert (done.stdout, done.returncode) == ("stopped\n", -15), done.stderr
+
+
 _NODE_DIES = """
 import os, signal, sys, threading, time
 import ray
@@ -216,6 +240,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.nightly
 def test_a_search_whose_node_dies_ends_with_one_line_and_resumes(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     said = _run(_NODE_DIES_IN_A_SEARCH, str(tmp_path), "killed").stdout
@@ -257,7 +282,9 @@ except InputError as error:
     [
         nightly("killed", "handled a part of the data ended several times .*; look for its end .* give Ray fewer CPUs"),
         ("low", r"ended several times \(.*running low on memory.*; look for its end in .* give Ray fewer CPUs"),
-        ("training", r"the process that passes on .* killed for memory \(.*low on memory.*; the same command resumes"),
+        nightly(
+            "training", r"the process that passes on .* killed for memory \(.*low on memory.*; the same command resumes"
+        ),
     ],
     ids=["killed", "low", "training"],
 )

@@ -566,6 +566,7 @@ def test_letor_text_and_rows_of_whole_queries_are_read_too(tmp_path: Path) -> No
             assert {row["item_id"]: row["score"] for row in found[str(q)]} == {f"d{i}": s for i, s in enumerate(scores)}
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_items_of_one_process(network: str, tmp_path: Path) -> None:

@@ -334,6 +334,7 @@ def test_two_workers_under_ray_train_on_text(texts: str, tmp_path: Path, monkeyp
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.s3
 @pytest.mark.slow
 def test_text_streams_from_s3(clicked_texts: str, s3: str, tmp_path: Path) -> None:

@@ -363,6 +363,7 @@ def records(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.glob("trials/*/result.json"))}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from nightly import nightly
 from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import Feature
@@ -35,7 +36,7 @@ def share_by_counting(values_N: NDArray[np.float32], offsets_Q1: NDArray[np.int6
     return unique / documents
 
 
-@pytest.mark.parametrize("rows", [1, 7, 1000, 100_000])
+@pytest.mark.parametrize("rows", [nightly(1), 7, 1000, 100_000])
 @pytest.mark.slow
 def test_parts_of_any_size_give_the_moments_of_the_whole(rows: int) -> None:
     rng = np.random.default_rng(0)

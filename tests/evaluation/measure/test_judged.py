@@ -262,6 +262,7 @@ def test_a_study_refuses_judgements() -> None:
         validate(StudyJob, values, "test")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_bm25_has_its_known_quality_on_nfcorpus(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

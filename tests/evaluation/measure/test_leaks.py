@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from nightly import nightly
 from shop import weeks
 
 from ltrscale.bundle import FeatureOrder, load
@@ -250,7 +251,8 @@ def test_what_a_ranker_leans_on(shop: Mapping[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["mq2008", "ohsumed-null", "mslr-sample", "lightgbm-example", "msft-docs", "news-sample"]
+    "name",
+    ["mq2008", *map(nightly, ("ohsumed-null", "mslr-sample", "lightgbm-example")), "msft-docs", "news-sample"],
 )
 def test_real_data_raise_no_question(
     name: str,

@@ -236,6 +236,7 @@ def test_any_parts_and_processes_give_the_same_bits(
         assert mine.low != exact.low
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.slow
 def test_tasks_of_ray_give_the_same_bits(

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from nightly import nightly
 from reference.crossed import drawn
 
 from ltrscale.evaluation.statistics.crossed import crossed_means
@@ -17,7 +18,7 @@ def found_share(groups: float, draws: float, *, n_groups: int, n_draws: int, dif
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("difference", [0.05, 0.08, 0.12])
+@pytest.mark.parametrize("difference", [nightly(0.05), 0.08, 0.12])
 def test_as_many_draws_as_are_foreseen_find_a_difference_and_fewer_do_not(difference: float) -> None:
     n_draws = Spread(0.1**2, 0.1**2 / 100, 100).draws_for(difference)
     assert n_draws is not None

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from linear_teacher import linear_teacher
+from nightly import nightly
 from weekly_log import Row, write_log
 
 from jobs import cli, gate
@@ -148,7 +149,9 @@ def refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "harm_S", [[0.0] * 10, [0.0] * 20, [0.0] * 50, [0.01] * 20, [0.2, *[0.0] * 49]], ids=["10", "20", "50", "at", "one"]
+    "harm_S",
+    [[0.0] * 10, nightly([0.0] * 20), nightly([0.0] * 50), [0.01] * 20, [0.2, *[0.0] * 49]],
+    ids=["10", "20", "50", "at", "one"],
 )
 def test_a_harmed_slice_is_found_and_harmless_ones_are_seldom_refused_however_many(
     found: tuple[Evaluation, Decay], harm_S: list[float]
@@ -161,7 +164,7 @@ def test_a_harmed_slice_is_found_and_harmless_ones_are_seldom_refused_however_ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", [1_000, 5_000])
+@pytest.mark.parametrize("groups", [1_000, nightly(5_000)])
 @pytest.mark.parametrize("harm", [0.0, 0.005, 0.02])
 def test_the_burden_of_proof_decides_how_often_a_gate_errs(
     found: tuple[Evaluation, Decay], groups: int, harm: float

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from nightly import nightly
 from shopping_log import shopping_log
 
 from ltrscale import bundle
@@ -83,7 +84,7 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("searches", "study"), [(400, True), (60, False)])
+@pytest.mark.parametrize(("searches", "study"), [nightly(400, True), (60, False)])
 def test_how_long_the_pipeline_takes_and_why_there_is_no_study_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, searches: int, study: bool
 ) -> None:
@@ -157,8 +158,8 @@ def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp
     [
         ("shop.csv", {"sep": ";", "decimal": ",", "encoding": "cp1252"}),
         ("shop.csv", {"sep": "|", "encoding": "utf-16"}),
-        ("shop.tsv.gz", {"sep": "\t"}),
-        ("shop.jsonl", None),
+        nightly("shop.tsv.gz", {"sep": "\t"}),
+        nightly("shop.jsonl", None),
         ("shop.parquet", None),
     ],
 )
@@ -325,6 +326,7 @@ def wide_log(path: Path, features: int) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_wide_log_has_progress_lines_and_the_names_of_all_features(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

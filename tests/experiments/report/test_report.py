@@ -227,6 +227,7 @@ def test_lists_say_what_they_are_of_with_titles_and_what_they_bring(places: Mapp
             assert float(row[at - 1]) == 10 * float(row[0]) * (int(number_of) + 1)
 
 
+@pytest.mark.nightly
 def test_falls_over_periods_stand_beside_their_noise(places: Mapping[str, str]) -> None:
     for settings in ({}, {"drift": places["drift"]}):
         (section,) = [s for s in document(places, **settings).sections if s.name == "Periods"]
@@ -267,6 +268,7 @@ def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_
     assert row[-1].startswith("other than red for ")
 
 
+@pytest.mark.nightly
 def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -> None:
     config = EvaluateConfig.recorded(places["evaluation"])
     one = config.splits.replace(test=config.splits.test.replace(periods=("d",)))
