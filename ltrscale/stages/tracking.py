@@ -67,7 +67,7 @@ def tracked(run: Tracked) -> Iterator[Track]:
     """
     required = _is_required()
     with _trackers_of(run) as trackers:
-        followers = [_Follower(tracker) for tracker in trackers]
+        followers = [_Follower(tracker, required) for tracker in trackers]
 
         def track(record: Mapping[str, object], point: CurvePoint) -> None:
             gauges(record)
@@ -116,11 +116,12 @@ def _is_required() -> bool:
 class _Follower:
     """Passes figures on to a tracker in its own thread."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, required: bool) -> None:
         self._tracker = tracker
         self._waiting: deque[Figures] = deque()
         self._reported = self._arrived = 0
-        self._trouble, self._warned, self._quiet = "", False, False
+        self._trouble, self._quiet = "", False
+        self._warned = required  # the error of `require` stands for the warning
         self._saying = threading.Lock()
         self._news, self._over = threading.Event(), threading.Event()
         self._opened, self._done = threading.Event(), threading.Event()
@@ -139,7 +140,6 @@ class _Follower:
 
     def require(self) -> None:
         """Wait until the tracker has begun the run; an `InputError` if it does not."""
-        self._warned = True  # the error replaces the warning
         if not self._opened.wait(_OPEN_S):
             self._trouble, self._quiet = self._trouble or f"no answer within {_OPEN_S:.0f} s", True
             raise InputError(f"{self._said()}; start it, or unset {REQUIRED}")

@@ -2,15 +2,24 @@
 
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from jobs.s3 import environment
 from ltrscale import storage
+from ltrscale.errors import UnavailableError
 from tests.chaos.arena import BUCKET, Arena
 from tests.chaos.faults import Fault, Havoc
 from tests.chaos.processes import marked
+
+
+def answers() -> bool:
+    with suppress(UnavailableError):
+        return bool(storage.read_bytes(f"{BUCKET}/kept"))
+    return False
 
 
 @pytest.mark.s3
@@ -30,6 +39,7 @@ def test_what_is_stored_outlives_every_fault(tmp_path: Path) -> None:
             havoc.pass_time()
             assert not havoc.active
         arena.s3.make_bucket(BUCKET.removeprefix("s3://"))
+        wait_until(answers)  # the server recovers from a full disk
         assert storage.read_bytes(f"{BUCKET}/kept") == b"bytes"
         assert shutil.disk_usage(arena.disk).free > 1 << 20
         assert arena.left_on_disk() == []
