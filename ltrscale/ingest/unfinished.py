@@ -44,7 +44,7 @@ class Unfinished:
         self._category_files: dict[str, storage.Placed] = {}
         self._saved_at = time.monotonic()
         if commit.saved.get("identity") == self._identity:
-            commit.go_on()
+            commit.adopt(storage.Placed(**file) for file in commit.saved["files"])
             self.units = commit.saved["units"]
             self.manifest = parse_dataset_manifest(commit.saved["manifest"], commit.url)
             self._id_files = _listed(commit.saved["ids"])

@@ -282,10 +282,10 @@ def test_too_many_rejections_commit_nothing_and_leave_the_quarantine(log_file: P
     table = pq.read_table(left)
     assert table.column("line").to_pylist() == [4, 41, 42, 43, 44, 45, 46]
     assert table.column("rule").to_pylist() == ["unparsable"] * 7
-    assert not [path for path in out.iterdir() if path.name not in ("quarantine", ".kept.json")]
+    assert not [path for path in out.iterdir() if path.name not in ("quarantine", ".unfinished.json")]
     accepted = prepare(config(str(log_file), max_rejected=0.01), str(out))
     assert accepted.manifest.accounting.rows_rejected == 7
-    assert not (out / ".kept.json").exists()
+    assert not (out / ".unfinished.json").exists()
     assert [path.name for path in (out / "quarantine").iterdir()] == [Path(*accepted.manifest.quarantine).name]
 
 
