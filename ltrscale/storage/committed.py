@@ -27,9 +27,9 @@ MANIFEST = "manifest.json"
 HIDDEN_MANIFEST = "_manifest.json"
 """The manifest's name in a directory of tables; readers of tables skip names that begin with an underscore."""
 UNFINISHED = ".unfinished.json"
-"""What unfinished work leaves to the next commit: the files of long work with a document to resume from (`Commit.save`),
-and under `quarantine` files to delete, which a failed commit kept on purpose or a killed one was about to delete. Under
-`ends` it has the hash of a manifest that, once it is there, completes the long work."""
+"""What unfinished work leaves to the next commit: the files of long work with a document to resume from, see
+`Commit.save`; under `quarantine` files to delete, which a failed commit kept on purpose or a killed one was about to
+delete; under `ends` the hash of a manifest that, once it is there, completes the long work."""
 _REQUESTS = 16  # at a time
 _FEW = 64
 _MOST_A_BATCH = 64
