@@ -15,11 +15,11 @@ from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.ingest import assembly, unfinished
+from ltrscale.ingest import additions, assembly
 from ltrscale.ingest import prepare as preparing
+from ltrscale.ingest.additions import Unfinished
 from ltrscale.ingest.assembly import Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.unfinished import Unfinished
 
 UNITS = 5
 TINY = 1e-6
@@ -28,7 +28,7 @@ TINY = 1e-6
 
 @pytest.fixture(autouse=True)
 def _saving_after_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished, "_SAVE_S", 0.0)
+    monkeypatch.setattr(additions, "_SAVE_S", 0.0)
 
 
 class Interrupted(Exception):  # noqa: N818 - a stop is no error
