@@ -124,7 +124,8 @@ class Commit:
         with self._room(join(self.url, name), local, size):
             yield local
         digest = files.sha256(local)
-        placed = Placed(writers.hashed_name(name, digest, self._token), local.stat().st_size, digest)
+        path = name.replace("{hash}", f"{digest[:8]}-{self._token}")
+        placed = Placed(path, local.stat().st_size, digest)
         if placed.path != name:
             files.put(local, join(self.url, placed.path), digest)
         else:

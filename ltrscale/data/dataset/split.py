@@ -358,14 +358,7 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
 
 
 def check_in_order(periods: Sequence[str], where: str) -> None:
-    """Refuse sorted periods with text order other than time order: whole numbers of different lengths.
-
-    Example:
-        >>> check_in_order(["09", "10", "11"], "periods: 'last 1'")
-        >>> check_in_order(["10", "11", "9"], "periods: 'last 1'")
-        Traceback (most recent call last):
-        ltrscale.errors.InputError: periods: 'last 1' takes periods in text order, which puts '11' before '9'; write ...
-    """
+    """Refuse, with an InputError, sorted periods with text order other than time order, such as 10, 11, 9."""
     if not all(period.isdecimal() for period in periods):
         return
     for early, late in itertools.pairwise(periods):
