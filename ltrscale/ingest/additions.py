@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,16 @@ from ltrscale.data.dataset.manifest import ADDED, Dataset, Feature, Manifest, pa
 from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
-from ltrscale.data.ids import QueryIds, hash_ids, save_hashes
+from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
-from ltrscale.ingest.parquet import read_parquet
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.origin import as_text, digest
 from ltrscale.progress import log
 
 _SAVE_S = 120.0
 """The most seconds of work that an interruption costs, apart from the units in progress."""
-_BATCH = 1 << 16
 _COPY = 1 << 24
 _UNIT = re.compile(r"/part-([0-9]+)-")
 
@@ -107,21 +105,29 @@ def next_unit(before: Manifest) -> int:
 
 
 def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
-    """Add the query ids of a data set to `ids`, without the ids in fixed periods, which are separate.
+    """Add the recorded query ids of a data set to `ids`; ids in fixed periods are separate, and not recorded.
 
-    Recorded hashes are copied to `folder` and mapped from there. If the data set has none recorded, all its query ids
-    are read, and this command records them too.
+    The hashes are copied to `folder` and mapped from there.
 
     Raises:
-        InputError: a recorded file is missing or was changed.
+        InputError: a recorded file is missing or was changed, or an earlier version has recorded none.
     """
     recorded = before.manifest.query_ids
+    if not recorded and (unknown := {*before.manifest.periods} - _fixed_periods(before)):
+        raise InputError(
+            f"{before.url}: made by an earlier version, which recorded no query ids of period {min(unknown)!r}; "
+            "prepare it again"
+        )
     for file in sorted(recorded, key=lambda file: -file.bytes):  # largest first, to avoid needless merges
         ids.groups.push(_mapped(before.url, file, folder))
-    if not recorded:
-        for hashes in _known_ids(before):
-            ids.groups.add(hashes)
-            ids.kept.add(hashes)
+
+
+def _fixed_periods(before: Dataset) -> set[str | None]:
+    """The periods that the commands of a data set named for whole inputs; None stands for inputs without one."""
+    try:
+        return {entry["period"] for made_by in commands(before) for entry in json.loads(made_by)["config"]["inputs"]}
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
 
 
 def _mapped(url: str, file: storage.Placed, folder: Path) -> Bits:
@@ -153,19 +159,6 @@ def record_ids(
     with commit.file("query-ids/part-{hash}.npy", size=8 * len(ids.kept)) as path:
         ids.kept.save(path)
     return (*files, commit.files[-1])
-
-
-def _known_ids(before: Dataset) -> Iterator[Bits]:
-    """Hashes of a data set's query ids, block by block, without the ids in fixed periods, which are separate."""
-    try:
-        inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]
-        fixed = {entry["period"] for entry in inputs}
-    except (LookupError, TypeError) as error:
-        raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
-    for file in before.manifest.files:
-        if file.period not in fixed:
-            for batch in read_parquet(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
-                yield hash_ids(batch.rows.column("query_id").to_pylist())
 
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
@@ -242,13 +235,8 @@ class Unfinished:
     def restore(self, ids: QueryIds, folder: Path) -> None:
         """Add the query ids of the finished units to `ids`."""
         for name, file in self._ids.items():
-            of_name, hashes = getattr(ids, name), _mapped(self._commit.url, file, folder)
-            if len(of_name):  # ids of a data set that records none; they were saved too
-                of_name.add(hashes)
-            else:
-                of_name.push(hashes)
-            if name != "unread":
-                ids.groups.push(_mapped(self._commit.url, file, folder))
+            for of_name in [getattr(ids, name), *([ids.groups] if name != "unread" else [])]:
+                of_name.push(_mapped(self._commit.url, file, folder))
 
     def categories(self, folder: Path) -> dict[str, Bits]:
         """The values of each categorical feature in the finished units, as `Written.categories`."""

@@ -114,20 +114,6 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(read) == UNITS - saves
 
 
-def test_hashes_that_were_not_recorded_before_are_recorded_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, out = Path(write_logs(tmp_path / "log")), str(tmp_path / "out")
-    first, *others = sorted(map(str, folder.iterdir()))
-    made = prepare(config(first, period="a"), out)
-    manifest = made.manifest.replace(query_ids=())
-    storage.write_bytes(f"{out}/{storage.MANIFEST}", manifest.model_dump_json().encode())
-    prepare_interrupted(monkeypatch, 2, config(others, period="b", add=True), out)
-    added = prepare(config(others, period="b", add=True), out)
-    recorded = np.concatenate([np.load(storage.join(out, file.path)) for file in added.manifest.query_ids])
-    assert len(recorded) == len(np.unique(recorded)) == added.manifest.counts().groups
-
-
 def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
