@@ -286,11 +286,7 @@ _READS = 5
 
 
 def read_dataset(url: str) -> Dataset:
-    """Open a data set directory as it is now, ignoring any view.
-
-    Raises:
-        InputError: as `open_dataset`.
-    """
+    """Open a data set directory as it is now, ignoring any view; raises as `open_dataset`."""
     for attempt in range(_READS):
         values = storage.read_manifest(url)
         if values is None:

@@ -124,11 +124,7 @@ def read_period(url: str, period: str) -> PeriodScores | None:
 
 
 def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | None]:
-    """Like `read_period`, for several periods in order.
-
-    Raises:
-        InputError: as `read_period`.
-    """
+    """Like `read_period`, for several periods in order."""
     for first in range(0, len(periods), _AT_ONCE):
         some = periods[first : first + _AT_ONCE]
         paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in some]

@@ -60,11 +60,7 @@ class Selection:
     def serving(
         self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
     ) -> Self:
-        """The same groups with these features in this order, matched by name; `on_purpose` as in `places`.
-
-        Raises:
-            InputError: as `places`.
-        """
+        """The same groups with these features in this order; arguments and errors as for `places`."""
         places(features, self.features, whose=whose, where=where, on_purpose=on_purpose)
         return replace(self, features=tuple(features))
 
@@ -248,11 +244,7 @@ def _keeping(selection: Selection, kept: Bools) -> Selection:
 
 
 def check_teaches(selection: Selection, name: str) -> None:
-    """Check that a served labelled group has two different labels: other groups teach no order.
-
-    Raises:
-        InputError: as `nothing_to_learn`.
-    """
+    """Raise an `InputError` if `nothing_to_learn` finds that no served labelled group teaches an order."""
     if wrong := nothing_to_learn(selection):
         remedy = "check which columns prepare takes as the query and the label, or name more periods or labels"
         raise InputError(f"{name}: {wrong}; {remedy}")

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from ltrscale.arrays import Doubles, Ints
+from ltrscale.arrays import Doubles, Ints, offsets
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -330,12 +330,6 @@ class _Budget(NamedTuple):
     tokens: int
 
 
-def _sizes(window: Window) -> list[Ints]:
-    """Cumulative documents, groups and tokens of a window, in a budget's order."""
-    groups_Q1 = np.arange(len(window.offsets_Q1))
-    return [window.offsets_Q1, groups_Q1, np.concatenate([np.zeros(1, np.int64), np.cumsum(window.tokens_Q)])]
-
-
 class _Cursor:
     """A position in one canonical stream, which `take` advances."""
 
@@ -354,8 +348,9 @@ class _Cursor:
         cuts: list[Cut] = []
         while min(budget) > 0 and not self.ended:
             if self._window is None:
-                self._window = self._next_window()
-                self._sizes = _sizes(self._window)
+                self._window = window = self._next_window()
+                # cumulative documents, groups and tokens, as in a budget
+                self._sizes = [window.offsets_Q1, np.arange(len(window.offsets_Q1)), offsets(window.tokens_Q)]
             number, first = self.position
             groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
             ends = [
@@ -377,11 +372,7 @@ class _Cursor:
 
 
 def check_batches(selection: Selection, config: StreamConfig, *, world: int, title: str) -> None:
-    """Check that a training can read its groups, before workers start; logs once what long groups change.
-
-    Raises:
-        InputError: as `GroupStream`.
-    """
+    """Raise as `GroupStream` does, before workers start; logs once what long groups change."""
     longest, budget = selection.longest, config.docs_per_batch
     streams = GroupStream(selection, config, world=world).config.streams
     notes = []
