@@ -183,18 +183,16 @@ _ACTOR_RETRIES = 3
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
     _FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
-    workers = plan.scorer.workers
-    if plan.files:
-        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
-            yield from _results_of_actors(plan, advance)
-
-
-def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
+    if not plan.files:
+        return
     import ray  # imported late: many processes never use Ray
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
-    whose = f"{plan.scorer.name}: the process that scored a file with it"
-    with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
+    workers, whose = plan.scorer.workers, f"{plan.scorer.name}: the process that scored a file with it"
+    with (
+        ray_cluster(math.ceil(workers.number * workers.cpus) + 1),  # one more for Ray Data's own tasks
+        plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"),
+    ):
         for block in ray_internals.ready_blocks(_ray_dataset(plan)):
             for row in ray.get(block).to_pylist():
                 if row["error"]:
