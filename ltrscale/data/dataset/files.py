@@ -6,7 +6,6 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
@@ -76,20 +75,25 @@ class Columnar(Sequence[RowT]):
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
 
-@dataclass(eq=False, repr=False)
 class DataFiles(Columnar[DataFile]):
     """Data files in order, as columns; elements are made on access.
 
     The counts of the row groups of file i are the rows of `counts_R3` from `bounds_F1[i]` to `bounds_F1[i + 1]`.
     """
 
-    paths: list[str]
-    period_of: list[str]
-    bytes_F: Ints
-    sha256: list[str]
-    longest_F: Ints
-    bounds_F1: Ints
-    counts_R3: Ints
+    def __init__(
+        self,
+        paths: list[str],
+        period_of: list[str],
+        bytes_F: Ints,
+        sha256: list[str],
+        longest_F: Ints,
+        bounds_F1: Ints,
+        counts_R3: Ints,
+    ) -> None:
+        self.paths, self.period_of, self.sha256 = paths, period_of, sha256
+        self.bytes_F, self.longest_F = bytes_F, longest_F
+        self.bounds_F1, self.counts_R3 = bounds_F1, counts_R3
 
     @property
     def _of_files(self) -> tuple[Any, ...]:
@@ -208,6 +212,11 @@ class DataFiles(Columnar[DataFile]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without cached values."""
         return type(self), (*self._of_files, self.bounds_F1, self.counts_R3)
+
+    def without_row_groups(self) -> "DataFiles":
+        """The same files without row groups, for readers that have these separately."""
+        columns: list[Any] = [*self._of_files, np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]]
+        return DataFiles(*columns)
 
     def take(self, numbers_F: Ints) -> "DataFiles":
         """The files with these numbers, in this order."""

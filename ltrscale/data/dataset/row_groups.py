@@ -6,7 +6,7 @@ Shapes: R row groups.
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -95,9 +95,7 @@ class FilesToRead(Sequence[FileToRead]):
         """The files with these sorted numbers."""
         ends, parts = np.searchsorted(numbers_F, self._bounds), list[PartToRead]()
         for part, first, (start, stop) in zip(self.parts, self._bounds, itertools.pairwise(ends), strict=False):
-            # the row groups of the files travel apart from them
-            bounds_F1, counts_R3 = np.zeros(len(part.files) + 1, np.int64), part.files.counts_R3[:0]
-            files = replace(part.files, bounds_F1=bounds_F1, counts_R3=counts_R3).take(numbers_F[start:stop] - first)
+            files = part.files.without_row_groups().take(numbers_F[start:stop] - first)
             scores = {path: part.scores[path] for path in files.paths if path in part.scores}
             parts.append(part._replace(files=files, scores=scores))
         return FilesToRead(parts)
