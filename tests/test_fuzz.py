@@ -24,7 +24,7 @@ from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.ingest.additions import _known_ids
+from ltrscale.ingest.additions import _fixed_periods
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
@@ -157,7 +157,7 @@ def read_data(data: Path) -> None:
         lambda: only_relevant(select(split, labelled=True)),
         lambda: select(split.replace(relevant_groups=1), labelled=True),
         lambda: preflight({"train": split}, PreflightConfig(check="content")),
-        lambda: list(_known_ids(open_dataset(str(data)))),
+        lambda: _fixed_periods(open_dataset(str(data))),
     ):
         with contextlib.suppress(InputError):
             read()

@@ -171,6 +171,23 @@ def test_a_kept_file_stays_without_commit(url: str) -> None:
     assert names(url) == [storage.MANIFEST, "other"]
 
 
+def test_saved_work_outlives_a_failure_that_keeps_files(url: str) -> None:
+    with storage.Commit(url) as writer:
+        with writer.file("saved-{hash}") as path:
+            path.write_text("saved")
+        writer.save({"turn": 1})
+        with writer.file("kept-{hash}") as path:
+            path.write_text("kept")
+        writer.keep([writer.files[1].path])
+    assert [name.split("-")[0] for name in names(url)] == ["kept", "saved"]
+    with storage.Commit(url) as writer:
+        assert writer.saved["turn"] == 1
+        assert [name.split("-")[0] for name in names(url)] == ["saved"]
+        writer.adopt(storage.Placed(**file) for file in writer.saved["files"])
+        writer.finish({})
+    assert storage.below(url) == [storage.MANIFEST, writer.files[0].path]
+
+
 def test_files_left_beside_a_damaged_part_go_when_it_is_mended(tmp_path: Path) -> None:
     url, lacks_path = str(tmp_path), pa.table({"path": pa.array([None], pa.string()), "bytes": [0]})
     with storage.Commit(url) as writer:

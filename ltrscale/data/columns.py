@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.errors import InputError
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
@@ -199,13 +199,13 @@ def floats(column: pa.Array) -> pa.FloatArray:
     return column.cast(pa.float32(), safe=False)
 
 
-def float_column(column: pa.Array) -> NDArray[np.float32]:
+def float_column(column: pa.Array) -> Floats:
     """A numeric column in float32 with NaN for null."""
-    values_N: NDArray[np.float32] = floats(column).fill_null(math.nan).to_numpy(zero_copy_only=False)
+    values_N: Floats = floats(column).fill_null(math.nan).to_numpy(zero_copy_only=False)
     return values_N
 
 
-def texts(column: pa.Array) -> tuple[pa.StringArray, NDArray[np.bool_]]:
+def texts(column: pa.Array) -> tuple[pa.StringArray, Bools]:
     """A column as text, null where it has no value, and the rows whose bytes are not UTF-8 (null there too).
 
     Whole numbers are written without a decimal point, even floats: many tools turn a column of integers into floats
@@ -242,7 +242,7 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
-def is_per_document(column: pa.Array, lengths_Q: NDArray[np.int64]) -> bool:
+def is_per_document(column: pa.Array, lengths_Q: Ints) -> bool:
     """True if each list of a group, unless it is null, has a value for each of its documents.
 
     Example:
@@ -253,7 +253,7 @@ def is_per_document(column: pa.Array, lengths_Q: NDArray[np.int64]) -> bool:
     return not ((counts_Q != lengths_Q) & (counts_Q >= 0)).any()
 
 
-def spread_over_documents(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
+def spread_over_documents(column: pa.Array, lengths_Q: Ints) -> pa.Array:
     """The values of all groups' lists, with null for each document of a group without a list.
 
     Example:

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bits, Bools
 from ltrscale.storage import named_errors
 
 _MEMORY_HASHES = 1 << 20
 _MERGE_BLOCK = 1 << 16
 
 
-def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
+def hash_ids(ids: Iterable[str], *, scope: str = "") -> Bits:
     """A 64-bit hash of each id within a scope: BLAKE2b, the same on every machine and in every version.
 
     Ids in different scopes have unrelated hashes. Two of n ids share a hash with a probability of about n^2 / 2^65:
@@ -37,7 +37,7 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
-def save_hashes(path: Path, hashes: NDArray[np.uint64]) -> None:
+def save_hashes(path: Path, hashes: Bits) -> None:
     """Write hashes as a NumPy array to exactly this path."""
     with named_errors(str(path), "write"), path.open("wb") as stream:
         np.save(stream, hashes)
@@ -49,7 +49,7 @@ class QueryIds:
     def __init__(self, folder: Path) -> None:
         self.groups, self.kept, self.others, self.unread = (SeenHashes(folder) for _ in range(4))
 
-    def lost(self) -> NDArray[np.uint64]:
+    def lost(self) -> Bits:
         """Hashes of the ids that only rejected rows have."""
         return np.concatenate([np.empty(0, np.uint64), *(h[~self.groups.has(h)] for h in self.unread.blocks())])
 
@@ -60,12 +60,12 @@ class SeenHashes:
     def __init__(self, folder: Path, *, memory_hashes: int = _MEMORY_HASHES) -> None:
         self._folder = folder
         self._memory_hashes = memory_hashes
-        self._runs: list[NDArray[np.uint64]] = []
+        self._runs: list[Bits] = []
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
 
-    def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def add(self, hashes: Bits) -> Bools:
         """Add hashes; True for each that was in the set before, or occurs earlier in this call."""
         values, first = np.unique(hashes, return_index=True)
         old = self.has(values)
@@ -75,7 +75,7 @@ class SeenHashes:
             self.push(values[~old])
         return is_in
 
-    def has(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def has(self, hashes: Bits) -> Bools:
         """Whether each hash is in the set."""
         is_in = np.zeros(len(hashes), dtype=bool)
         for run in self._runs:
@@ -90,20 +90,20 @@ class SeenHashes:
             self._runs.append(self._merge(self._runs.pop(), last))
         save_hashes(path, self._runs[0] if self._runs else np.empty(0, np.uint64))
 
-    def blocks(self) -> Iterator[NDArray[np.uint64]]:
+    def blocks(self) -> Iterator[Bits]:
         """All hashes, each once, a bounded number at a time."""
         for run in self._runs:
             for start in range(0, len(run), _MERGE_BLOCK):
                 yield run[start : start + _MERGE_BLOCK]
 
-    def push(self, run: NDArray[np.uint64]) -> None:
+    def push(self, run: Bits) -> None:
         """Add unique sorted hashes that are not in the set; deletes a mapped file once merged."""
         # merges from the end while the previous run is less than twice as long
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = self._merge(self._runs.pop(), run)
         self._runs += [run] if len(run) else []
 
-    def _merge(self, a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _merge(self, a: Bits, b: Bits) -> Bits:
         if len(a) + len(b) <= self._memory_hashes:
             return np.sort(np.concatenate([a, b]), kind="stable")
         path = self._folder / f"run-{secrets.token_hex(8)}"

@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.data.columns import is_number, is_number_text, is_text, texts, without_dictionary
 
 PeriodUnit = Literal["week", "day", "hour"]
@@ -76,15 +76,15 @@ class Clock:
         """The zone."""
         return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
 
-    def utc(self, local_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    def utc(self, local_N: Ints) -> Ints:
         """Seconds since 1970 of local times, which are seconds since 1970 on a local clock."""
         return local_N - self._offsets(local_N, lambda at: datetime.fromtimestamp(at, UTC).replace(tzinfo=self.tz))
 
-    def local(self, seconds_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    def local(self, seconds_N: Ints) -> Ints:
         """The inverse of `utc`."""
         return seconds_N + self._offsets(seconds_N, lambda at: datetime.fromtimestamp(at, self.tz))
 
-    def _offsets(self, seconds_N: NDArray[np.int64], local_time: Callable[[int], datetime]) -> NDArray[np.int64]:
+    def _offsets(self, seconds_N: Ints, local_time: Callable[[int], datetime]) -> Ints:
         """Seconds by which local time is ahead of UTC; 0 in years that Python does not support."""
         if self.tz is UTC:
             return np.zeros_like(seconds_N)
@@ -103,7 +103,7 @@ class Clock:
 UTC_CLOCK = Clock()
 
 
-def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> tuple[pa.StringArray, NDArray[np.bool_]]:
+def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> tuple[pa.StringArray, Bools]:
     """The period of each instant, and the rows whose time stamp is missing or cannot be read.
 
     Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit that puts
@@ -149,9 +149,7 @@ def _is_day_number(number: float) -> bool:
     return True
 
 
-def part_of(
-    part: DatePart, seconds_N: NDArray[np.int64], row_seconds_N: NDArray[np.int64] | None, clock: Clock = UTC_CLOCK
-) -> NDArray[np.float64]:
+def part_of(part: DatePart, seconds_N: Ints, row_seconds_N: Ints | None, clock: Clock = UTC_CLOCK) -> Doubles:
     """A feature of times in seconds since 1970, on the clock's zone; `days_before` needs the times of the rows too.
 
     Example:
@@ -168,7 +166,7 @@ def part_of(
             return (clock.local(seconds_N) // _HOUR % 24).astype(np.float64)
 
 
-def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[Ints, Bools]:
     """Seconds since 1970, and the rows whose time is missing or cannot be read, which have 0."""
     column = without_dictionary(column)
     missing_N = column.is_null().to_numpy(zero_copy_only=False)
@@ -200,7 +198,7 @@ def _one_by_one(column: pa.StringArray, clock: Clock) -> pa.Int64Array:
     return pa.array([_by_format(text or "", clock) for text in column.to_pylist()], pa.int64())
 
 
-def _or_bad(seconds_N: pa.Int64Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _or_bad(seconds_N: pa.Int64Array) -> tuple[Ints, Bools]:
     return seconds_N.fill_null(0).to_numpy(), seconds_N.is_null().to_numpy(zero_copy_only=False)
 
 
@@ -236,7 +234,7 @@ def _stamp(text: str, form: str, clock: Clock) -> int | None:
         return None
 
 
-def _numbers_since_1970(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _numbers_since_1970(column: pa.Array) -> tuple[Ints, Bools]:
     """Numbers as seconds since 1970, in float64: exact enough for periods of an hour or more."""
     values_N = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
     near_N = (values_N >= _DAY_NUMBERS[0]) & (values_N <= _DAY_NUMBERS[1])

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Doubles, Floats, Ints
 from ltrscale.data import columns as cols
 
 Similarity = Literal["cosine", "dot"]
@@ -43,20 +43,20 @@ class Vectors:
         if pa.types.is_null(column.type):  # a file in which no row has one
             column = column.cast(pa.list_(pa.float32()))
         lengths_N = pc.list_value_length(column).cast(pa.int64()).fill_null(-1).to_numpy()
-        self.lengths_N: NDArray[np.int64] = lengths_N
+        self.lengths_N: Ints = lengths_N
         self._numbers_L = cols.float_column(column.flatten())
         taken_N = np.maximum(lengths_N, 0)
         self._starts_N = np.cumsum(taken_N) - taken_N
 
     @property
-    def broken_N(self) -> NDArray[np.bool_]:
+    def broken_N(self) -> Bools:
         """The rows whose list has a null or NaN."""
         broken_N = np.zeros(len(self.lengths_N), bool)
         places = np.flatnonzero(np.isnan(self._numbers_L))
         broken_N[np.searchsorted(self._starts_N, places, side="right") - 1] = True  # the last row that begins there
         return broken_N
 
-    def rows_of_length(self, size: int) -> NDArray[np.float32]:
+    def rows_of_length(self, size: int) -> Floats:
         """The vectors of this length as rows [N, D], NaN in all other rows."""
         has_N = self.lengths_N == size
         if has_N.all():
@@ -65,9 +65,9 @@ class Vectors:
         x_ND[has_N] = self.rows(np.flatnonzero(has_N), size)
         return x_ND
 
-    def rows(self, rows_M: NDArray[np.int64], size: int) -> NDArray[np.float32]:
+    def rows(self, rows_M: Ints, size: int) -> Floats:
         """The vectors of some rows, all of this length [M, D]."""
-        found_MD: NDArray[np.float32] = self._numbers_L[self._starts_N[rows_M][:, None] + np.arange(size)]
+        found_MD: Floats = self._numbers_L[self._starts_N[rows_M][:, None] + np.arange(size)]
         return found_MD
 
     @property
@@ -77,7 +77,7 @@ class Vectors:
         return bool(np.all((x_L >= 0) & (x_L == np.floor(x_L)) | np.isnan(x_L)))
 
 
-def lists_of_texts(column: pa.Array) -> tuple[pa.ListArray, NDArray[np.bool_]]:
+def lists_of_texts(column: pa.Array) -> tuple[pa.ListArray, Bools]:
     """Parse texts as lists, null for items that are not numbers; also the rows whose text is not a list or not UTF-8.
 
     Example:
@@ -107,10 +107,6 @@ def vector_size(column: pa.Array) -> int:
     """The usual length of a column's vectors, ignoring a few strays; 0 if the column does not hold vectors.
 
     Lists of whole numbers from 0 on do not count, because they may be token ids.
-
-    Example:
-        >>> vector_size(pa.array([[0.5, 1], None, [2, 3]])), vector_size(pa.array([[5, 7], [8, 9]]))
-        (2, 0)
     """
     if not is_vector(column.type) or pa.types.is_null(column.type):
         return 0
@@ -121,7 +117,7 @@ def vector_size(column: pa.Array) -> int:
     return 0 if found.counting else int(sizes[counts.argmax()])
 
 
-def similarity(kind: Similarity, x: Vectors, y: Vectors) -> NDArray[np.float32]:
+def similarity(kind: Similarity, x: Vectors, y: Vectors) -> Floats:
     """The similarity of the two vectors of each row [N]; NaN where one is missing or their lengths differ.
 
     A cosine with a zero vector is NaN; both similarities are infinite where a vector is.
@@ -141,15 +137,15 @@ def similarity(kind: Similarity, x: Vectors, y: Vectors) -> NDArray[np.float32]:
         return found_N.astype(np.float32)
 
 
-def _alike(kind: Similarity, x_MD: NDArray[np.float32], y_MD: NDArray[np.float32]) -> NDArray[np.float64]:
+def _alike(kind: Similarity, x_MD: Floats, y_MD: Floats) -> Doubles:
     with np.errstate(invalid="ignore", divide="ignore"):
         dot_M = _dot(x_MD, y_MD)
         found_M = dot_M if kind == "dot" else dot_M / (np.sqrt(_dot(x_MD, x_MD)) * np.sqrt(_dot(y_MD, y_MD)))
     return np.where(np.isfinite(dot_M), found_M, np.inf)
 
 
-def _dot(x_MD: NDArray[np.float32], y_MD: NDArray[np.float32]) -> NDArray[np.float64]:
+def _dot(x_MD: Floats, y_MD: Floats) -> Doubles:
     """Dot products summed from the left in float64, bit for bit as exported transformers do."""
     products_MD = x_MD.astype(np.float64) * y_MD
-    sums_M: NDArray[np.float64] = np.cumsum(products_MD, axis=1)[:, -1]
+    sums_M: Doubles = np.cumsum(products_MD, axis=1)[:, -1]
     return sums_M + 0.0  # no negative zero

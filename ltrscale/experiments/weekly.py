@@ -24,7 +24,7 @@ from ltrscale.bundle import content_hash
 from ltrscale.config import Config, Operational, load, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
-from ltrscale.data.dataset.split import Split, SplitsWithTest, among, in_few_words
+from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words, with_periods_named
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
@@ -155,7 +155,9 @@ class WeeklyJob(Config):
     def named(self, periods: list[str]) -> SplitsWithTest:
         """The splits with the existing periods, by name."""
         splits = self.splits.on(self.data)
-        by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
+        by_name = {
+            name: with_periods_named(split, f"splits.{name}", known=periods) for name, split in splits.by_name.items()
+        }
         return SplitsWithTest.from_splits(splits.replace(**by_name))
 
     def run(self) -> None:

@@ -1,18 +1,24 @@
-"""Adding periods to a data set: a new manifest lists the old files and the new ones, and every count is the sum.
+"""What `prepare` adds to: a data set, or the units that an interrupted run has finished.
 
-`made_by` comes from the first command; the additions are listed in it under `added`.
+The manifest of a data set with an addition lists the old files and the new ones, and every count is the sum. `made_by`
+comes from the first command; the additions are listed in it under `added`.
+
+Every few minutes the files, counts, query ids and categories of the units finished so far, in order, are saved beside
+the new data set (`storage.Commit.save`). The same command with the same inputs resumes from them. The result equals
+that of an uninterrupted run, except for the last digits of means and deviations, which are merged from two halves.
 """
 
 import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
@@ -21,15 +27,16 @@ from ltrscale.data.dataset.manifest import ADDED, Dataset, Feature, Manifest, pa
 from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
-from ltrscale.data.ids import QueryIds, hash_ids
+from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
-from ltrscale.ingest.parquet import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
-from ltrscale.origin import as_text
+from ltrscale.origin import as_text, digest
+from ltrscale.progress import log
 
-_BATCH = 1 << 16
+_SAVE_S = 120.0
+"""The most seconds of work that an interruption costs, apart from the units in progress."""
 _COPY = 1 << 24
 _UNIT = re.compile(r"/part-([0-9]+)-")
 
@@ -91,11 +98,6 @@ def _shown(features: Sequence[Feature], i: int) -> str:
     return f"{features[i].name!r} ({features[i].kind})" if i < len(features) else "missing"
 
 
-def schema_of(before: Dataset) -> pa.Schema:
-    """The columns of a data set's files."""
-    return parquet_schema(storage.listed_file(before.url, before.manifest.files[0].path))
-
-
 def next_unit(before: Manifest) -> int:
     """The number of the first unit of an addition, one above the largest in the names of the data set's files."""
     names = [*before.files.paths, *before.quarantine]
@@ -103,24 +105,32 @@ def next_unit(before: Manifest) -> int:
 
 
 def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
-    """Add the query ids of a data set to `ids`, without the ids in fixed periods, which are separate.
+    """Add the recorded query ids of a data set to `ids`; ids in fixed periods are separate, and not recorded.
 
-    Recorded hashes are copied to `folder` and mapped from there. If the data set has none recorded, all its query ids
-    are read, and this command records them too.
+    The hashes are copied to `folder` and mapped from there.
 
     Raises:
-        InputError: a recorded file is missing or was changed.
+        InputError: a recorded file is missing or was changed, or an earlier version has recorded none.
     """
     recorded = before.manifest.query_ids
+    if not recorded and (unknown := {*before.manifest.periods} - _fixed_periods(before)):
+        raise InputError(
+            f"{before.url}: made by an earlier version, which recorded no query ids of period {min(unknown)!r}; "
+            "prepare it again"
+        )
     for file in sorted(recorded, key=lambda file: -file.bytes):  # largest first, to avoid needless merges
-        ids.groups.push(mapped_ids(before.url, file, folder))
-    if not recorded:
-        for hashes in _known_ids(before):
-            ids.groups.add(hashes)
-            ids.kept.add(hashes)
+        ids.groups.push(_mapped(before.url, file, folder))
 
 
-def mapped_ids(url: str, file: storage.Placed, folder: Path) -> Bits:
+def _fixed_periods(before: Dataset) -> set[str | None]:
+    """The periods that the commands of a data set named for whole inputs; None stands for inputs without one."""
+    try:
+        return {entry["period"] for made_by in commands(before) for entry in json.loads(made_by)["config"]["inputs"]}
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
+
+
+def _mapped(url: str, file: storage.Placed, folder: Path) -> Bits:
     """The hashes in a file of a data set, mapped from a checked copy in `folder`."""
     place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
@@ -145,23 +155,10 @@ def record_ids(
     if not len(ids.kept):
         return tuple(files)
     while files and files[-1].bytes < 2 * 8 * len(ids.kept):
-        ids.kept.push(mapped_ids(commit.url, files.pop(), folder))
+        ids.kept.push(_mapped(commit.url, files.pop(), folder))
     with commit.file("query-ids/part-{hash}.npy", size=8 * len(ids.kept)) as path:
         ids.kept.save(path)
     return (*files, commit.files[-1])
-
-
-def _known_ids(before: Dataset) -> Iterator[Bits]:
-    """Hashes of a data set's query ids, block by block, without the ids in fixed periods, which are separate."""
-    try:
-        inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]
-        fixed = {entry["period"] for entry in inputs}
-    except (LookupError, TypeError) as error:
-        raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
-    for file in before.manifest.files:
-        if file.period not in fixed:
-            for batch in read_parquet(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
-                yield hash_ids(batch.rows.column("query_id").to_pylist())
 
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
@@ -205,3 +202,72 @@ def _label_counts(old: Manifest, new: Manifest) -> dict[str, int]:
     labels = LabelCounts.from_counts(old.label_counts)
     labels.merge(LabelCounts.from_counts(new.label_counts))
     return labels.counts()
+
+
+class Unfinished:
+    """The saved state of one command; loads what an earlier process has saved.
+
+    Args:
+        commit: the commit of the data set.
+        origin: the command, including its inputs.
+        before: the data set to add to.
+    """
+
+    def __init__(self, commit: storage.Commit, origin: Mapping[str, Any], before: Dataset | None) -> None:
+        self._commit = commit
+        self._identity = digest(as_text(origin) + (before.manifest.hash if before else ""))
+        self.units = 0
+        """The number of finished units."""
+        self.manifest: Manifest | None = None
+        """The manifest of these units alone."""
+        self._ids: dict[str, storage.Placed] = {}
+        self._categories: dict[str, storage.Placed] = {}
+        self._saved_at = time.monotonic()
+        saved = commit.saved
+        if saved.get("identity") == self._identity:
+            commit.adopt(storage.Placed(**file) for file in saved["files"])
+            self.units, self.manifest = saved["units"], parse_dataset_manifest(saved["manifest"], commit.url)
+            self._ids, self._categories = (
+                {name: storage.Placed(**file) for name, file in saved[key].items()} for key in ("ids", "categories")
+            )
+            log.info("prepare: resumes after %d units that an earlier process has finished", self.units)
+
+    def restore(self, ids: QueryIds, folder: Path) -> None:
+        """Add the query ids of the finished units to `ids`."""
+        for name, file in self._ids.items():
+            for of_name in [getattr(ids, name), *([ids.groups] if name != "unread" else [])]:
+                of_name.push(_mapped(self._commit.url, file, folder))
+
+    def categories(self, folder: Path) -> dict[str, Bits]:
+        """The values of each categorical feature in the finished units, as `Written.categories`."""
+        return {name: _mapped(self._commit.url, file, folder) for name, file in self._categories.items()}
+
+    @property
+    def is_due(self) -> bool:
+        """True if minutes of work would be lost without a save."""
+        return time.monotonic() - self._saved_at >= _SAVE_S
+
+    def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, Bits]) -> None:
+        """Save the first `units` units."""
+        outdated = [file.path for file in (*self._ids.values(), *self._categories.values())]
+        self._ids = {
+            name: self._put(f"{units}-{name}", getattr(ids, name).save) for name in ("kept", "others", "unread")
+        }
+        self._categories = {
+            name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=values))
+            for i, (name, values) in enumerate(categories.items())
+        }
+        document = {
+            "identity": self._identity,
+            "units": units,
+            "manifest": manifest.model_dump(mode="json"),
+            "ids": {name: vars(file) for name, file in self._ids.items()},
+            "categories": {name: vars(file) for name, file in self._categories.items()},
+        }
+        self._commit.save(document, without=outdated)
+        self._saved_at = time.monotonic()
+
+    def _put(self, name: str, write: Callable[[Path], None]) -> storage.Placed:
+        with self._commit.file(f"unfinished/{name}-{{hash}}.npy") as path:
+            write(path)
+        return self._commit.files[-1]

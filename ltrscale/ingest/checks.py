@@ -91,14 +91,14 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
         *("added to " if added else "", out),
         *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
+        *(f"{counts.labelled:,}", f"{new.files.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
     for column, summary in new.token_summaries.items():
         sizes = summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens
         shown = (f"{size:,}" for size in sizes)
         log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
     tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
-    figures = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
+    figures = {"labelled": counts.labelled, "longest": new.files.longest} | ({"tokens": tokens} if tokens else {})
     report({"stage": "prepare", **a.model_dump(), **figures})
 
 

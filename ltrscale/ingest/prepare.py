@@ -22,6 +22,7 @@ from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.additions import (
+    Unfinished,
     check_addable,
     check_nothing_added,
     holds_inputs,
@@ -29,7 +30,6 @@ from ltrscale.ingest.additions import (
     next_unit,
     recall_ids,
     record_ids,
-    schema_of,
     with_addition,
 )
 from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, training_texts, write_unit
@@ -55,10 +55,10 @@ from ltrscale.ingest.inputs import (
 )
 from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.parallel import UnitsOnRay
+from ltrscale.ingest.parquet import parquet_schema
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.source import File
 from ltrscale.ingest.texts import Encoding, encoding_of
-from ltrscale.ingest.unfinished import Unfinished
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.progress import Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
@@ -197,7 +197,8 @@ def _write(
     ids, start, schema = QueryIds(folder), UnitStart(), None
     if dataset is not None:
         groups, documents, _ = dataset.manifest.counts()
-        start, schema = start.after(groups, documents), schema_of(dataset)
+        start = start.after(groups, documents)
+        schema = parquet_schema(storage.listed_file(dataset.url, dataset.manifest.files[0].path))
         if any(not unit.period for unit in units):
             recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)

@@ -1,4 +1,4 @@
-"""Scoring data files: the plan of a job, and scoring file by file, here or in parallel actors of Ray Data.
+"""Scoring data files, one by one: here, or in parallel actors of Ray Data.
 
 The scores of a file are written in order and put in place for their period's commit to take over.
 
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,15 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
-from ltrscale.data.dataset.manifest import Dataset, one_view
-from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
-from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, Texts, resolve_periods
+from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, write_file
+from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.dataset.split import Texts
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device, round_to_tf32
 from ltrscale.errors import InputError
-from ltrscale.origin import digest
-from ltrscale.progress import Advance, log
+from ltrscale.progress import Advance
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors, ray_cluster
 
@@ -97,52 +96,6 @@ class Plan:
     def all_files(self) -> DataFiles:
         """The files of all periods."""
         return DataFiles.joined([*self.files.values()])
-
-
-@one_view()
-def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, meta: Texts) -> Plan:
-    """Find the periods of a split whose scores below a directory are missing or out of date.
-
-    Raises:
-        InputError: the bundle, the data set or a period is missing, or a period's scores would replace something else
-            that is committed.
-    """
-    (part,) = resolve_periods(split)
-    files = part.files
-    hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
-    one, *other_hashes = [hashes[url] for url in scorer.bundles]
-    bundle_hash = digest([one, *other_hashes]) if other_hashes else one
-    by_period, sizes = files.by_period, storage.sizes_below(out)  # a listing takes one request for a thousand files
-    wanted = partial(_is_current, out, sizes, bundle_hash=bundle_hash, columns=(layout, meta))
-    are_current = storage.at_once(lambda period: wanted(by_period[period]), files.periods)
-    pending = [period for period, is_current in zip(files.periods, are_current, strict=True) if not is_current]
-    return Plan(
-        scorer=scorer,
-        layout=layout,
-        meta=meta,
-        out=storage.absolute(out),
-        bundle_hashes=hashes,
-        bundle_hash=bundle_hash,
-        dataset=part.dataset,
-        selection=select(split, labelled=False),
-        files={period: by_period[period] for period in pending},
-        n_current=len(by_period) - len(pending),
-    )
-
-
-def _is_current(
-    out: str, sizes: Mapping[str, int], files: DataFiles, *, bundle_hash: str, columns: tuple[Layout, Texts]
-) -> bool:
-    """True if this bundle's scores of a period's files are committed and complete, with these columns."""
-    (period,) = files.periods
-    folder = period_url("", period).lstrip("/")
-    committed = read_period(out, period) if f"{folder}/{storage.HIDDEN_MANIFEST}" in sizes else None
-    if committed is None or committed.bundle_hash != bundle_hash or not committed.is_of(files.sha256):
-        return False
-    lost = [file.path for file in committed.files if sizes.get(f"{folder}/{file.path}") != file.bytes]
-    if lost:
-        log.warning("%s: %s is missing or cut short", period_url(out, period), lost[0])
-    return not lost and (committed.layout, committed.meta) == columns
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -230,18 +183,16 @@ _ACTOR_RETRIES = 3
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
     _FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
-    workers = plan.scorer.workers
-    if plan.files:
-        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
-            yield from _results_of_actors(plan, advance)
-
-
-def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
+    if not plan.files:
+        return
     import ray  # imported late: many processes never use Ray
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
-    whose = f"{plan.scorer.name}: the process that scored a file with it"
-    with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
+    workers, whose = plan.scorer.workers, f"{plan.scorer.name}: the process that scored a file with it"
+    with (
+        ray_cluster(math.ceil(workers.number * workers.cpus) + 1),  # one more for Ray Data's own tasks
+        plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"),
+    ):
         for block in ray_internals.ready_blocks(_ray_dataset(plan)):
             for row in ray.get(block).to_pylist():
                 if row["error"]:

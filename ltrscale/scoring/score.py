@@ -13,14 +13,17 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from ltrscale import storage
+from ltrscale.bundle import content_hash
 from ltrscale.config import Operational
-from ltrscale.data.dataset.files import Counts, total_of
-from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url
-from ltrscale.data.dataset.split import Periods, Split, Texts
+from ltrscale.data.dataset.files import Counts, DataFiles, total_of
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url, read_period
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Periods, Split, Texts, resolve_periods
 from ltrscale.errors import InputError
-from ltrscale.origin import made_by
+from ltrscale.origin import digest, made_by
 from ltrscale.progress import Report, log, progress
-from ltrscale.scoring.files import Done, Plan, ScorerConfig, make_plan, score_here, score_with_ray
+from ltrscale.scoring.files import Done, Plan, ScorerConfig, score_here, score_with_ray
 from ltrscale.stages.stage import Origin, Stage
 
 
@@ -49,10 +52,46 @@ class ScoreJob(ScorerConfig, Stage):
             raise ValueError("meta has no place in the layout scores; set layout to lists or items")
         return self
 
+    @one_view()
     def plan(self) -> Plan:
-        """The periods to score; see `make_plan`."""
+        """Find the periods whose scores are missing or out of date.
+
+        Raises:
+            InputError: the bundle, the data set or a period is missing, or a period's scores would replace something
+                else that is committed.
+        """
         split = Split(data=(self.data,), periods=self.periods)
-        return make_plan(self, split, self.out, layout=self.layout, meta=self.meta)
+        (part,) = resolve_periods(split)
+        by_period, hashes = part.files.by_period, {url: content_hash(url) for url in self.bundles}
+        one, *other_hashes = [hashes[url] for url in self.bundles]
+        bundle_hash = digest([one, *other_hashes]) if other_hashes else one
+        sizes = storage.sizes_below(self.out)  # a listing takes one request for a thousand files
+        are_current = storage.at_once(lambda p: self._is_current(by_period[p], bundle_hash, sizes), part.files.periods)
+        pending = [period for period, current in zip(part.files.periods, are_current, strict=True) if not current]
+        return Plan(
+            scorer=self,
+            layout=self.layout,
+            meta=self.meta,
+            out=storage.absolute(self.out),
+            bundle_hashes=hashes,
+            bundle_hash=bundle_hash,
+            dataset=part.dataset,
+            selection=select(split, labelled=False),
+            files={period: by_period[period] for period in pending},
+            n_current=len(by_period) - len(pending),
+        )
+
+    def _is_current(self, files: DataFiles, bundle_hash: str, sizes: Mapping[str, int]) -> bool:
+        """True if this bundle's scores of a period's files are committed and complete, with these columns."""
+        (period,) = files.periods
+        folder = period_url("", period).lstrip("/")
+        committed = read_period(self.out, period) if f"{folder}/{storage.HIDDEN_MANIFEST}" in sizes else None
+        if committed is None or committed.bundle_hash != bundle_hash or not committed.is_of(files.sha256):
+            return False
+        lost = [file.path for file in committed.files if sizes.get(f"{folder}/{file.path}") != file.bytes]
+        if lost:
+            log.warning("%s: %s is missing or cut short", period_url(self.out, period), lost[0])
+        return not lost and (committed.layout, committed.meta) == (self.layout, self.meta)
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
         """True, with a log line, if the scores of every period are up to date with the bundle and the data."""

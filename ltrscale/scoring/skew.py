@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Floats
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.config import Strict
@@ -76,7 +76,7 @@ def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
 
 def find_skew(
     reference: Reference,
-    features_NF: NDArray[np.float32] | Tensor,
+    features_NF: Floats | Tensor,
     *,
     lists: int,
     names: Mapping[str, Mapping[str, int]] | None = None,
@@ -125,7 +125,7 @@ _Findings = Iterator[tuple[float, SkewKind, float, float, str]]
 
 
 def _compared(
-    feature: FeatureReference, values_N: NDArray[np.float32], lists: tuple[int, int], names: Mapping[str, int]
+    feature: FeatureReference, values_N: Floats, lists: tuple[int, int], names: Mapping[str, int]
 ) -> _Findings:
     if not len(values_N):
         return
@@ -143,7 +143,7 @@ def _compared(
 
 def _code_findings(
     feature: FeatureReference,
-    present_N: NDArray[np.float32],
+    present_N: Floats,
     rows: int,
     lists: tuple[int, int],
     names: Mapping[str, int],
@@ -161,7 +161,7 @@ def _code_findings(
         yield distance, "category", share, feature.new, message
 
 
-def _range_findings(feature: FeatureReference, present_N: NDArray[np.float32], lists: tuple[int, int]) -> _Findings:
+def _range_findings(feature: FeatureReference, present_N: Floats, lists: tuple[int, int]) -> _Findings:
     least, low, middle, high, most = feature.quantiles
     median = float(np.median(present_N))
     medians = f"the median is {median:.4g}, in training {middle:.4g}"

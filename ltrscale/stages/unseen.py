@@ -6,7 +6,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.scores import read_periods
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, periods_read, with_periods_named
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_periods_named
 from ltrscale.errors import InputError, UnavailableError
 
 
@@ -75,7 +75,7 @@ def _still_there(split: Split) -> list[str]:
 def scored_by(split: Split) -> list[str]:
     """The bundles behind the scores that serve as labels of a split."""
     assert split.scores is not None
-    scored = list(read_periods(split.scores, periods_read(split)))
+    scored = list(read_periods(split.scores, with_periods_named(split).periods or ()))
     try:
         bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
         return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})

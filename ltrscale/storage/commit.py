@@ -15,16 +15,15 @@ from ltrscale.errors import InputError
 from ltrscale.storage import files, names, scratch, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.committed import (
-    KEPT,
     MANIFEST,
     UNFINISHED,
     at_once,
-    delete_kept,
     deleting,
-    kept_at,
     parse_manifest,
     read_manifest,
-    write_kept,
+    read_unfinished,
+    settle,
+    write_unfinished,
 )
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
@@ -64,7 +63,7 @@ class Commit:
     is another name for the manifest, such as `HIDDEN_MANIFEST`.
 
     Long work survives its process by `save`, which records the files in place and a document to resume from. The next
-    commit to the directory finds both in `saved`, and takes the files over by `go_on` or deletes them when it finishes.
+    commit to the directory finds both in `saved`, and takes the files over by `adopt` or deletes them when it finishes.
 
     Example:
         >>> import tempfile
@@ -92,13 +91,9 @@ class Commit:
         """Content hashes, by name, of the files that the manifest to replace lists itself."""
         self.saved: dict[str, Any] = {}
         """The document of an unfinished commit, with its `files`; empty if there is none."""
-        if not helping:
-            if files.read_if_there(join(url, KEPT)) is not None:
-                with self._exclusively():  # another writer may be about to commit or delete these files
-                    delete_kept(url)
-            saved = files.read_if_there(join(url, UNFINISHED))
-            self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
-        self._gone_on = False
+        if not helping and files.read_if_there(join(url, UNFINISHED)) is not None:
+            with self._exclusively():  # another writer may be about to commit or delete these files
+                self.saved = settle(url)
         # refuse a name that leads out of the directory now: `finish` deletes some of these
         for name in (*self.replaced, *map(str, self._previous.get("quarantine", [])), *listed_in(self.saved)):
             names.listed_file(url, name)
@@ -129,7 +124,8 @@ class Commit:
         with self._room(join(self.url, name), local, size):
             yield local
         digest = files.sha256(local)
-        placed = Placed(writers.hashed_name(name, digest, self._token), local.stat().st_size, digest)
+        path = name.replace("{hash}", f"{digest[:8]}-{self._token}")
+        placed = Placed(path, local.stat().st_size, digest)
         if placed.path != name:
             files.put(local, join(self.url, placed.path), digest)
         else:
@@ -154,13 +150,11 @@ class Commit:
         return tuple(self.files)
 
     def adopt(self, placed: Iterable[Placed]) -> None:
-        """Take over the files of a helping commit; without `finish` they are deleted with the others."""
-        self.files += placed
+        """Take over the files of a helping commit, or those in `saved`.
 
-    def go_on(self) -> None:
-        """Take over the files of the unfinished commit."""
-        self._gone_on = True
-        self.adopt(Placed(str(file["path"]), int(file["bytes"]), str(file["sha256"])) for file in self.saved["files"])
+        Without `finish` they are deleted with the others, except those in `saved`.
+        """
+        self.files += placed
 
     def save(self, document: Mapping[str, Any], *, without: Iterable[str] = ()) -> None:
         """Let the files in place outlive this process, except those in `without`, with a document to resume from.
@@ -171,10 +165,9 @@ class Commit:
         self.files = [placed for placed in self.files if placed.path not in left_out]
         before = listed_in(self.saved)
         self.saved = {**document, "files": [vars(placed) for placed in self.files]}
-        self._gone_on = True
         self._flush()
-        with deleting(self.url, before.keys() - listed_in(self.saved).keys()):
-            files.write_bytes(join(self.url, UNFINISHED), json.dumps(self.saved).encode())
+        with deleting(self.url, before.keys() - listed_in(self.saved).keys(), saved=self.saved):
+            pass
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
@@ -304,8 +297,9 @@ class Commit:
             own_files = {placed.path for placed in self.files if placed.path not in self._waiting}
             # perhaps our own: S3 may have stored it and lost the answer
             committed = sizes_in(self.url, read_manifest(self.url, self._name))
-            saved = listed_in(self.saved) if self._gone_on else {}
-            for name in own_files - self._kept - committed.keys() - saved.keys():
+            for name in own_files - self._kept - committed.keys() - listed_in(self.saved).keys():
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := own_files & self._kept:
-                write_kept(self.url, kept | kept_at(self.url))
+                with self._exclusively():
+                    saved, left = read_unfinished(self.url)
+                    write_unfinished(self.url, saved, left | kept)

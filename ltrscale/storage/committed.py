@@ -26,11 +26,10 @@ T = TypeVar("T")
 MANIFEST = "manifest.json"
 HIDDEN_MANIFEST = "_manifest.json"
 """The manifest's name in a directory of tables; readers of tables skip names that begin with an underscore."""
-KEPT = ".kept.json"
-"""Lists files for the next commit to delete like those in quarantine: files that a failed commit kept on purpose, and
-files that a killed commit was about to delete."""
 UNFINISHED = ".unfinished.json"
-"""Lists the files of long work that has ended early, and how to resume it; see `Commit.save`."""
+"""What unfinished work leaves to the next commit: the files of long work with a document to resume from, see
+`Commit.save`; under `quarantine` files to delete, which a failed commit kept on purpose or a killed one was about to
+delete; under `ends` the hash of a manifest that, once it is there, completes the long work."""
 _REQUESTS = 16  # at a time
 _FEW = 64
 _MOST_A_BATCH = 64
@@ -152,65 +151,71 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
             files.remove_with_folders(names.listed_file(url, name), url)
 
 
-def kept_at(url: str) -> set[str]:
-    """The files that the next commit of a directory is to delete."""
-    return {*sizes_in(url, read_manifest(url, KEPT))}
+def read_unfinished(url: str) -> tuple[dict[str, Any], set[str]]:
+    """The document to resume from with its `files`, empty if there is none, and the files left to delete."""
+    record = read_manifest(url, UNFINISHED) or {}
+    stale = set(record.pop("quarantine", []))
+    record.pop("ends", None)
+    return record, stale
 
 
-def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> None:
-    """Leave the deletion of exactly these files to the next commit, even if this process dies.
-
-    `ends` is the hash of the manifest that completes the unfinished work there.
-    """
-    if paths or ends:
-        kept = {"quarantine": sorted(paths), **({"ends": ends} if ends else {})}
-        files.write_bytes(join(url, KEPT), json.dumps(kept).encode())
+def write_unfinished(url: str, saved: Mapping[str, Any], stale: Collection[str], *, ends: str | None = None) -> None:
+    """Replace what is left to the next commit, in one step."""
+    to_delete = {"quarantine": sorted(stale)} if stale else {}
+    record = {**saved, **to_delete, **({} if ends is None else {"ends": ends})}
+    if record:
+        files.write_bytes(join(url, UNFINISHED), json.dumps(record).encode())
     else:
-        files.remove(join(url, KEPT))
+        files.remove(join(url, UNFINISHED))
 
 
 @contextmanager
-def deleting(url: str, paths: Collection[str], *, ends: bytes | None = None) -> Iterator[None]:
+def deleting(
+    url: str, paths: Collection[str], *, saved: Mapping[str, Any] | None = None, ends: bytes | None = None
+) -> Iterator[None]:
     """Delete files that the block makes useless; if this process is killed, the next commit deletes them.
 
-    `ends` is the manifest that the block puts in place, if it completes the unfinished work there.
+    `saved` replaces the document to resume from, in the step that records the files. `ends` is the manifest that the
+    block puts in place, if it completes the saved work there.
     """
-    if not paths and ends is None:
+    if not paths and saved is None and ends is None:
         yield
         return
-    left = kept_at(url)  # of an earlier commit that could not read a part
-    write_kept(url, left | {*paths}, ends=None if ends is None else hashlib.sha256(ends).hexdigest())
+    before, left = read_unfinished(url)  # `left` by an earlier commit that could not read a part
+    saved = before if saved is None else saved
+    write_unfinished(url, saved, left | {*paths}, ends=None if ends is None else hashlib.sha256(ends).hexdigest())
     yield
     for name in paths:
         files.remove_with_folders(names.listed_file(url, name), url)
-    if ends is not None:
-        files.remove(join(url, UNFINISHED))
-    write_kept(url, left - {*paths})
+    if paths or ends is not None:
+        write_unfinished(url, saved if ends is None else {}, left - {*paths})
 
 
-def delete_kept(url: str) -> None:
-    """Delete the uncommitted files that an interrupted commit has left in a directory.
+def settle(url: str) -> dict[str, Any]:
+    """Delete the uncommitted files that are left to the next commit; returns the document to resume from, if any.
 
     Call it only where no other writer can commit. Nothing is deleted beside a manifest with an unreadable part.
     """
-    if (document := read_manifest(url, KEPT)) is None:
-        return
+    if (record := read_manifest(url, UNFINISHED)) is None:
+        return {}
     check_lease(url)
-    if (ends := document.get("ends")) is not None:
+    saved, stale = read_unfinished(url)
+    if (ends := record.get("ends")) is not None:
         data = files.read_if_there(join(url, MANIFEST))
-        if data is not None and hashlib.sha256(data).hexdigest() == ends:
-            files.remove(join(url, UNFINISHED))
+        saved = {} if data is not None and hashlib.sha256(data).hexdigest() == ends else saved
     try:
-        committed = _listed_at(url)
+        committed = _listed_at(url, (MANIFEST, HIDDEN_MANIFEST)) if stale else set[str]()
     except UnavailableError:
         raise
     except InputError as error:
         _log.warning("%s; files of an earlier commit stay there", error)
-        return
-    for name in sizes_in(url, document):
-        if name not in committed:
+    else:
+        for name in stale - committed - listed_in(saved).keys():
             files.remove_with_folders(names.listed_file(url, name), url)
-    write_kept(url, ())
+        stale = set()
+    if record != saved:
+        write_unfinished(url, saved, stale)
+    return saved
 
 
 def sweep(url: str, tokens: Collection[str]) -> None:
@@ -227,9 +232,9 @@ def sweep(url: str, tokens: Collection[str]) -> None:
         with leases.hold(join(url, folder), only_left=True) as before:
             if before:
                 sweep(join(url, folder), before)
-    for folder in _folders_of(found, KEPT):
+    for folder in _folders_of(found, UNFINISHED):
         if not folder.startswith(tuple(leased)):  # another writer may be about to commit these files
-            delete_kept(join(url, folder))
+            settle(join(url, folder))
             files.remove_empty(join(url, folder), url)
     orphans = _orphans(url, [name for name in found if left_there.search(name)])
     for name in orphans:
@@ -250,16 +255,16 @@ def sweep_helpers(url: str) -> None:
         return
     left_there = writers.left_by([writers.HELD[place].token])
     leftovers = [name for name in files.below(url) if left_there.search(name)]
-    for name in _orphans(url, leftovers, also=(KEPT,)):
+    for name in _orphans(url, leftovers):
         files.remove_with_folders(names.listed_file(url, name), url)
 
 
-def _orphans(url: str, leftovers: Sequence[str], *, also: Sequence[str] = ()) -> list[str]:
-    """The files that no manifest above them lists."""
+def _orphans(url: str, leftovers: Sequence[str]) -> list[str]:
+    """The files that no manifest and no unfinished work above them lists."""
     listed, unknown = set[str](), list[str]()
     for folder in {folder for name in leftovers for folder in _folders(name)}:
         try:
-            listed.update(f"{folder}{path}" for path in _listed_at(join(url, folder), also=also))
+            listed.update(f"{folder}{path}" for path in _listed_at(join(url, folder)))
         except UnavailableError:
             raise
         except InputError as error:
@@ -279,7 +284,6 @@ def _folders(name: str) -> list[str]:
     return ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts) + 1)]
 
 
-def _listed_at(url: str, *, also: Sequence[str] = ()) -> set[str]:
-    """The files listed by a directory's manifests, its unfinished work and documents named in `also`."""
-    documents = (read_manifest(url, name) for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED, *also))
-    return {name for document in documents for name in sizes_in(url, document)}
+def _listed_at(url: str, documents: Sequence[str] = (MANIFEST, HIDDEN_MANIFEST, UNFINISHED)) -> set[str]:
+    """The files that some documents of a directory list."""
+    return {path for name in documents for path in sizes_in(url, read_manifest(url, name))}

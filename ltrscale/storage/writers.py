@@ -71,11 +71,6 @@ def is_token(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch("[0-9a-f]{8}", text) is not None
 
 
-def hashed_name(name: str, digest: str, token: str) -> str:
-    """Fill the `{hash}` of a name with the first digits of the content's hash and the token."""
-    return name.replace("{hash}", f"{digest[:8]}-{token}")
-
-
 def staged_name(name: str, token: str) -> str:
     """The temporary name of a small file until it is renamed."""
     return f".{name}.{token}-{secrets.token_hex(4)}"

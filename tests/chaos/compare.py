@@ -112,7 +112,7 @@ def _facts(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterat
         case "ltrscale-dataset":
             dataset = manifest["dataset"]
             yield from ((key, manifest[key]) for key in _OF_THE_DATA)
-            yield "longest", dataset.longest
+            yield "longest", dataset.files.longest
             yield "query ids", [hashes[file.path] for file in dataset.query_ids]
             for i, file in enumerate(dataset.files):
                 yield f"file {i}", [file.period, hashes[file.path], file.row_groups]

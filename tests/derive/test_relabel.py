@@ -77,7 +77,7 @@ def test_counts_add_up_after_every_step(write: Write, apply: Apply, rows_of: Row
     assert len({row["query_id"] for row in rows}) == len(rows)
     counts = manifest.counts()
     assert counts == (len(rows), sum(len(r["features"]) for r in rows), sum(r["labels"] is not None for r in rows))
-    assert manifest.longest == max(len(row["features"]) for row in rows)
+    assert manifest.files.longest == max(len(row["features"]) for row in rows)
     values, documents = np.unique([y for row in rows for y in row["labels"] or ()], return_counts=True)
     if manifest.label_counts:
         assert list(manifest.label_counts.values()) == documents.tolist()
@@ -412,7 +412,7 @@ def test_the_public_settings_on_mq2008(shared_data: Path, tmp_path: Path) -> Non
     job(data, tmp_path / "implicit", {"kind": "implicit_feedback"}).run()
     manifest = open_dataset(str(tmp_path / "implicit")).manifest
     assert manifest.counts().groups == manifest.counts().labelled == 7840
-    assert manifest.longest == 16
+    assert manifest.files.longest == 16
     lists = labels_of(str(tmp_path / "implicit"), "labels", "train", "vali", "test")
     best = np.array([max(r) for r in labels_of(str(tmp_path / "implicit"), "relevance", "train", "vali", "test")])
     top = np.array([max(y) for y in lists])

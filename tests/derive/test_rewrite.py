@@ -84,7 +84,7 @@ def test_groups_without_changes_stay_the_same(make_dataset: Make, tmp_path: Path
         manifest = writer.finish(Accounting(), {"stage": "copy"})
     assert open_dataset(str(tmp_path / "out")).manifest == manifest
     assert manifest.counts() == dataset.manifest.counts()
-    assert manifest.longest == 30
+    assert manifest.files.longest == 30
     gids = []
     for old, new in zip(sorted(dataset.manifest.files, key=lambda file: file.period), manifest.files, strict=True):
         tables = [pq.ParquetFile(f"{url}/{f.path}").read() for url, f in ((made.url, old), (tmp_path / "out", new))]

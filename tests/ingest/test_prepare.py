@@ -63,7 +63,7 @@ def test_rows_come_back_in_order_with_dense_gids(log_file: Path, tmp_path: Path)
     np.testing.assert_array_equal([v for row in rows for v in row["labels"]], block.labels_N)
     assert len([cell for file in dataset.manifest.files for cell in file.row_groups]) == 64
     assert dataset.manifest == open_dataset(dataset.url).manifest
-    assert dataset.manifest.longest == 7
+    assert dataset.manifest.files.longest == 7
 
 
 def test_summaries_and_label_counts_are_those_of_the_rows_kept(tmp_path: Path) -> None:
@@ -282,10 +282,10 @@ def test_too_many_rejections_commit_nothing_and_leave_the_quarantine(log_file: P
     table = pq.read_table(left)
     assert table.column("line").to_pylist() == [4, 41, 42, 43, 44, 45, 46]
     assert table.column("rule").to_pylist() == ["unparsable"] * 7
-    assert not [path for path in out.iterdir() if path.name not in ("quarantine", ".kept.json")]
+    assert not [path for path in out.iterdir() if path.name not in ("quarantine", ".unfinished.json")]
     accepted = prepare(config(str(log_file), max_rejected=0.01), str(out))
     assert accepted.manifest.accounting.rows_rejected == 7
-    assert not (out / ".kept.json").exists()
+    assert not (out / ".unfinished.json").exists()
     assert [path.name for path in (out / "quarantine").iterdir()] == [Path(*accepted.manifest.quarantine).name]
 
 
@@ -441,7 +441,7 @@ def test_real_data_has_the_published_counts(
     documents = sum(expected.documents.values())
     assert manifest.counts() == (expected.groups, documents, expected.groups)
     assert len(manifest.features) == expected.features
-    assert manifest.longest == expected.longest
+    assert manifest.files.longest == expected.longest
     assert (manifest.accounting.rows_in, manifest.accounting.rows_rejected) == (documents, 0)
     if expected.labels is not None:
         assert manifest.label_counts == expected.labels

@@ -15,11 +15,11 @@ from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.ingest import assembly, unfinished
+from ltrscale.ingest import additions, assembly
 from ltrscale.ingest import prepare as preparing
+from ltrscale.ingest.additions import Unfinished
 from ltrscale.ingest.assembly import Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.unfinished import Unfinished
 
 UNITS = 5
 TINY = 1e-6
@@ -28,7 +28,7 @@ TINY = 1e-6
 
 @pytest.fixture(autouse=True)
 def _saving_after_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished, "_SAVE_S", 0.0)
+    monkeypatch.setattr(additions, "_SAVE_S", 0.0)
 
 
 class Interrupted(Exception):  # noqa: N818 - a stop is no error
@@ -112,20 +112,6 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(preparing, "write_unit", count)
     same(whole, prepare(config(inputs), str(tmp_path / "out")))
     assert len(read) == UNITS - saves
-
-
-def test_hashes_that_were_not_recorded_before_are_recorded_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, out = Path(write_logs(tmp_path / "log")), str(tmp_path / "out")
-    first, *others = sorted(map(str, folder.iterdir()))
-    made = prepare(config(first, period="a"), out)
-    manifest = made.manifest.replace(query_ids=())
-    storage.write_bytes(f"{out}/{storage.MANIFEST}", manifest.model_dump_json().encode())
-    prepare_interrupted(monkeypatch, 2, config(others, period="b", add=True), out)
-    added = prepare(config(others, period="b", add=True), out)
-    recorded = np.concatenate([np.load(storage.join(out, file.path)) for file in added.manifest.query_ids])
-    assert len(recorded) == len(np.unique(recorded)) == added.manifest.counts().groups
 
 
 def test_ids_that_the_data_set_has_recorded_are_not_saved_again(

@@ -30,11 +30,7 @@ _DATE = re.compile(r"\d{4}-")
 
 
 def check_splits(splits: Splits) -> None:
-    """Check that splits are disjoint, and that each has a list with different labels to learn an order from.
-
-    Raises:
-        InputError: as `check_disjoint`, `select` and `check_teaches`.
-    """
+    """Check that splits are disjoint, and that each has a list with different labels to learn an order from."""
     check_disjoint(splits)
     for name, split in splits.by_name.items():
         check_teaches(select(split, labelled=True), name)

@@ -12,12 +12,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ltrscale import storage
-from ltrscale.arrays import offsets, runs
+from ltrscale.arrays import Ints, offsets, runs
 from ltrscale.origin import Json
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
@@ -86,11 +85,11 @@ class DataFiles(Columnar[DataFile]):
         self,
         paths: list[str],
         period_of: list[str],
-        bytes_F: NDArray[np.int64],
+        bytes_F: Ints,
         sha256: list[str],
-        longest_F: NDArray[np.int64],
-        bounds_F1: NDArray[np.int64],
-        counts_R3: NDArray[np.int64],
+        longest_F: Ints,
+        bounds_F1: Ints,
+        counts_R3: Ints,
     ) -> None:
         self.paths, self.period_of, self.sha256 = paths, period_of, sha256
         self.bytes_F, self.longest_F = bytes_F, longest_F
@@ -219,7 +218,7 @@ class DataFiles(Columnar[DataFile]):
         columns: list[Any] = [*self._of_files, np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]]
         return DataFiles(*columns)
 
-    def take(self, numbers_F: NDArray[np.int64]) -> "DataFiles":
+    def take(self, numbers_F: Ints) -> "DataFiles":
         """The files with these numbers, in this order."""
         numbers, starts_F = numbers_F.tolist(), self.bounds_F1[numbers_F]
         lengths_F = self.bounds_F1[numbers_F + 1] - starts_F
@@ -266,7 +265,7 @@ class DataFiles(Columnar[DataFile]):
         return sorted(set(self.period_of))
 
     @cached_property
-    def file_R(self) -> NDArray[np.int64]:
+    def file_R(self) -> Ints:
         """The number of each row group's file."""
         return np.repeat(np.arange(len(self)), np.diff(self.bounds_F1))
 

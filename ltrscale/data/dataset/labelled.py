@@ -1,4 +1,4 @@
-"""The labelled groups of a split: a sample, a fold or its complement, their queries, and which are relevant.
+"""The labelled groups of a split: a fold or its complement, their queries, and which are relevant.
 
 A manifest only counts labelled groups; queries and labels are read from the files.
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Bools
 from ltrscale.config import Config
-from ltrscale.draws import among_first, permutation
+from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 
 
@@ -62,28 +63,7 @@ def fold_of(dealt: Fold | None, number: int, of: int, *, held_out: bool, seed: i
     return Fold(number=number, of=of, held_out=held_out, seed=seed, within=within)
 
 
-def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.int64]:
-    """The order in which n labelled groups join a sample, so that smaller samples are part of larger, shape [n]."""
-    return permutation(n, "labelled", seed) if sample == "random" else np.arange(n)
-
-
-def in_sample(n: int, size: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.bool_]:
-    """Which of n labelled groups are among the first `size` of `order_of`, shape [n]."""
-    return among_first(n, size, "labelled", seed) if sample == "random" else np.arange(n) < size
-
-
-def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
-    """How many groups of an order must join so that `n_relevant` are relevant; None if there are too few.
-
-    Example:
-        >>> to_reach(2, np.array([False, True, False, True, True])), to_reach(4, np.array([True]))
-        (4, None)
-    """
-    places = np.flatnonzero(relevant)
-    return int(places[n_relevant - 1]) + 1 if n_relevant <= len(places) else None
-
-
-def keep_fold(kept: NDArray[np.bool_], fold: OuterFold, where: str) -> NDArray[np.bool_]:
+def keep_fold(kept: Bools, fold: OuterFold, where: str) -> Bools:
     """Mask of the groups of a fold if it is `held_out`, else of the others; `kept` marks those that are dealt.
 
     Raises:
@@ -108,9 +88,7 @@ _COPY = re.compile(r"#\d+$")
 """The suffix that `jobs.relabel` adds to the query id of a copy."""
 
 
-def with_relevant(
-    files: Sequence[tuple[str, str]], column: str, *, differing: bool = False
-) -> list[list[NDArray[np.bool_]]]:
+def with_relevant(files: Sequence[tuple[str, str]], column: str, *, differing: bool = False) -> list[list[Bools]]:
     """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group.
 
     With `differing` they must have a second label too: only such groups can teach or test an order. It reads only the
@@ -143,8 +121,8 @@ def _in_file(
     sha256: str,  # noqa: ARG001 - other content, another answer
     column: str,
     differing: bool,
-) -> list[NDArray[np.bool_]]:
-    def is_counted(file: pq.ParquetFile, number: int) -> NDArray[np.bool_]:
+) -> list[Bools]:
+    def is_counted(file: pq.ParquetFile, number: int) -> Bools:
         lists = _labelled(file, number, column).combine_chunks()
         labels_N, offsets_Q1 = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy()
         starts_Q, ends_Q = offsets_Q1[:-1], offsets_Q1[1:]
@@ -157,9 +135,7 @@ def _in_file(
     return [*each_row_group(url, is_counted, column)]
 
 
-def _any_between(
-    flags_N: NDArray[np.bool_], starts_Q: NDArray[np.int32], ends_Q: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _any_between(flags_N: Bools, starts_Q: NDArray[np.int32], ends_Q: NDArray[np.int32]) -> Bools:
     """Whether a flag is set from each start up to its end, shape [Q]."""
     set_N1 = np.concatenate([[0], np.cumsum(flags_N)])
     last = len(flags_N)  # an empty list at the end starts past all flags

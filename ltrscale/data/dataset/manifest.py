@@ -214,14 +214,13 @@ class Manifest(Strict):
         return {period: self._hash_of(content) for period, content in self.files.content_by_period().items()}
 
     def _hash_of(self, content: Json) -> str:
-        features = [(feature.name, feature.kind) for feature in self.features]
-        return digest({"features": features, "files": content} | self.text_identity())
-
-    def text_identity(self) -> dict[str, object]:
-        """The token fields and their vocabulary; empty without tokens, so that hashes without tokens do not change."""
-        if self.vocabulary is None:
-            return {}
-        return {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
+        identity: dict[str, Any] = {
+            "features": [(feature.name, feature.kind) for feature in self.features],
+            "files": content,
+        }
+        if self.vocabulary is not None:  # so that hashes without tokens do not change
+            identity |= {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
+        return digest(identity)
 
     @property
     def names_of_categories(self) -> dict[str, dict[int, str]]:
@@ -232,11 +231,6 @@ class Manifest(Strict):
     def periods(self) -> list[str]:
         """The periods that have data, sorted."""
         return self.files.periods
-
-    @property
-    def longest(self) -> int:
-        """Documents of the longest group."""
-        return self.files.longest
 
     def counts(self) -> Counts:
         """Groups, documents and labelled groups of the whole data set."""
@@ -292,11 +286,7 @@ _READS = 5
 
 
 def read_dataset(url: str) -> Dataset:
-    """Open a data set directory as it is now, ignoring any view.
-
-    Raises:
-        InputError: as `open_dataset`.
-    """
+    """Open a data set directory as it is now, ignoring any view; raises as `open_dataset`."""
     for attempt in range(_READS):
         values = storage.read_manifest(url)
         if values is None:

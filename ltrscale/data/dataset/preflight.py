@@ -103,10 +103,7 @@ def checked(
 ) -> Preflight:
     """Load the pre-flight frozen at a URL for the run of this origin, or make it and commit it there.
 
-    `report` receives a record with the counts.
-
-    Raises:
-        InputError: as `preflight`.
+    `report` receives a record with the counts. Raises as `preflight`.
     """
     identity = {**made_by("preflight", config, {}), "run": dict(origin)}
     if is_current(url, identity):
@@ -122,11 +119,7 @@ def checked(
 
 
 def contents_of_read(splits: Iterable[Split]) -> Contents:
-    """The content hashes of the files that some splits read together.
-
-    Raises:
-        InputError: as `select`, before files are opened.
-    """
+    """The content hashes of the files that some splits read together; raises as `resolve_periods`."""
     contents: dict[str, dict[str, list[str]]] = {}
     for split in splits:
         for url, part in zip(split.data, resolve_periods(split), strict=True):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Ints
 from ltrscale.data.dataset.files import Columnar, DataFiles
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.scores import Found
@@ -91,7 +91,7 @@ class FilesToRead(Sequence[FileToRead]):
         of_scores = scored and scored.url
         return FileToRead(file, files.period_of[i], gid_base, of_scores, url, files.sha256[i], bytes_, stored, longest)
 
-    def take(self, numbers_F: NDArray[np.int64]) -> "FilesToRead":
+    def take(self, numbers_F: Ints) -> "FilesToRead":
         """The files with these sorted numbers."""
         ends, parts = np.searchsorted(numbers_F, self._bounds), list[PartToRead]()
         for part, first, (start, stop) in zip(self.parts, self._bounds, itertools.pairwise(ends), strict=False):
@@ -107,18 +107,18 @@ class RowGroups(Columnar[RowGroup]):
 
     files: Sequence[FileToRead]
     """The files that contain them."""
-    longest_F: NDArray[np.int64]
+    longest_F: Ints
     """Documents of the longest group of each file."""
-    file_R: NDArray[np.int64]
+    file_R: Ints
     """The number of each row group's file; the other columns are those of `RowGroup`."""
-    index_R: NDArray[np.int64]
-    groups_R: NDArray[np.int64]
-    documents_R: NDArray[np.int64]
-    labelled_R: NDArray[np.int64]
-    first_labelled_R: NDArray[np.int64]
+    index_R: Ints
+    groups_R: Ints
+    documents_R: Ints
+    labelled_R: Ints
+    first_labelled_R: Ints
 
     @property
-    def _columns(self) -> tuple[NDArray[np.int64], ...]:
+    def _columns(self) -> tuple[Ints, ...]:
         counts = self.groups_R, self.documents_R, self.labelled_R
         return self.file_R, self.index_R, *counts, self.first_labelled_R
 
@@ -160,7 +160,7 @@ class RowGroups(Columnar[RowGroup]):
             files = [self.files[i] for i in used_F.tolist()]
         return type(self), (files, self.longest_F[used_F], file_R, *self._columns[1:])
 
-    def take(self, which_R: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> "RowGroups":
+    def take(self, which_R: Ints | Bools | Sequence[int]) -> "RowGroups":
         """The row groups with these numbers in this order, or those that a mask selects."""
         which_R = np.asarray(which_R, None if len(which_R) else np.int64)
         return RowGroups(self.files, self.longest_F, *(column[which_R] for column in self._columns))

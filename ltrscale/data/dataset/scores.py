@@ -24,10 +24,9 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import offsets, place_in_group
+from ltrscale.arrays import Doubles, Ints, offsets, place_in_group
 from ltrscale.config import Strict, validate
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, PeriodName
@@ -83,9 +82,9 @@ class PeriodScores(Strict):
 class ScoredGroups(NamedTuple):
     """Scores of some query groups, concatenated: ids [Q], offsets [Q + 1], scores [N]."""
 
-    gids_Q: NDArray[np.int64]
-    offsets_Q1: NDArray[np.int64]
-    scores_N: NDArray[np.float64]
+    gids_Q: Ints
+    offsets_Q1: Ints
+    scores_N: Doubles
 
 
 class Found(NamedTuple):
@@ -125,11 +124,7 @@ def read_period(url: str, period: str) -> PeriodScores | None:
 
 
 def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | None]:
-    """Like `read_period`, for several periods in order.
-
-    Raises:
-        InputError: as `read_period`.
-    """
+    """Like `read_period`, for several periods in order."""
     for first in range(0, len(periods), _AT_ONCE):
         some = periods[first : first + _AT_ONCE]
         paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in some]
@@ -250,7 +245,7 @@ def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:
     return pa.table(columns | {name: of_data[name].take(group_N) for name in meta}).combine_chunks()
 
 
-def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray:
+def _item_ids(of_data: pa.Table, lengths_Q: Ints) -> pa.StringArray:
     """The id of each document; null where there is none."""
     if "doc_ids" not in of_data.column_names:
         return pa.nulls(int(lengths_Q.sum()), pa.string())

@@ -10,18 +10,18 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Ints
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import in_sample, keep_fold, order_of, to_reach, with_relevant
+from ltrscale.data.dataset.labelled import keep_fold, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
-from ltrscale.draws import among_first
+from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
 from ltrscale.origin import Json, digest
 
@@ -46,7 +46,7 @@ class Selection:
     row_groups: RowGroups
     hash: str
     labelled: bool
-    kept_labelled: NDArray[np.bool_] | None = None
+    kept_labelled: Bools | None = None
     label_column: Literal[LabelColumn, "scores"] = "labels"
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """Result of `origin.read_as` for the first data set; not part of the hash."""
@@ -60,11 +60,7 @@ class Selection:
     def serving(
         self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
     ) -> Self:
-        """The same groups with these features in this order, matched by name; `on_purpose` as in `places`.
-
-        Raises:
-            InputError: as `places`.
-        """
+        """The same groups with these features in this order; arguments and errors as for `places`."""
         places(features, self.features, whose=whose, where=where, on_purpose=on_purpose)
         return replace(self, features=tuple(features))
 
@@ -95,14 +91,14 @@ class Selection:
             return len(self.kept_labelled)
         return int((self.row_groups.first_labelled_R + self.row_groups.labelled_R).max())
 
-    def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
+    def kept(self, row_group: RowGroup) -> Bools:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
         if self.kept_labelled is None:
             return np.ones(row_group.labelled, dtype=np.bool_)
         return self.kept_labelled[row_group.first_labelled :][: row_group.labelled]
 
     @cached_property
-    def served_groups_R(self) -> NDArray[np.int64]:
+    def served_groups_R(self) -> Ints:
         """Groups of each row group that are served."""
         if not self.labelled:
             return self.row_groups.groups_R
@@ -115,7 +111,7 @@ class Selection:
         return np.asarray(kept_R, np.int64)
 
     @cached_property
-    def served_documents_R(self) -> NDArray[np.int64]:
+    def served_documents_R(self) -> Ints:
         """Served documents of each row group; an estimate in proportion to the groups if only some are served."""
         share_R = self.served_groups_R / np.maximum(1, self.row_groups.groups_R)
         return np.rint(self.row_groups.documents_R * share_R).astype(np.int64)
@@ -166,7 +162,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     if scored := labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
     parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
-    files = [_but(part, without) for part in parts]
+    files = [part.files.where(lambda url: url not in without, part.urls) if without else part.files for part in parts]
     row_groups = _row_groups(parts, files)
     kept = None
     identity: dict[str, Any] = {
@@ -241,18 +237,14 @@ def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
     return _keeping(selection, kept)
 
 
-def _keeping(selection: Selection, kept: NDArray[np.bool_]) -> Selection:
+def _keeping(selection: Selection, kept: Bools) -> Selection:
     """Replace the kept groups, and drop row groups that serve none."""
     keeping = replace(selection, kept_labelled=kept)
     return keeping.only(selection.row_groups.take(keeping.served_groups_R > 0))
 
 
 def check_teaches(selection: Selection, name: str) -> None:
-    """Check that a served labelled group has two different labels: other groups teach no order.
-
-    Raises:
-        InputError: as `nothing_to_learn`.
-    """
+    """Raise an `InputError` if `nothing_to_learn` finds that no served labelled group teaches an order."""
     if wrong := nothing_to_learn(selection):
         remedy = "check which columns prepare takes as the query and the label, or name more periods or labels"
         raise InputError(f"{name}: {wrong}; {remedy}")
@@ -314,14 +306,9 @@ def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
     return identity
 
 
-def _but(part: SplitPart, without: Collection[str]) -> DataFiles:
-    """The files of a part, without the URLs that are left out."""
-    return part.files.where(lambda url: url not in without, part.urls) if without else part.files
-
-
 def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGroups:
     """The row groups of the chosen periods, in the order of the manifests."""
-    of_parts: list[tuple[NDArray[np.int64], ...]] = []
+    of_parts: list[tuple[Ints, ...]] = []
     to_read: list[PartToRead] = []
     for number, (part, of_part) in enumerate(zip(parts, files, strict=True)):
         groups_R, documents_R, labelled_R = of_part.counts_R3.T
@@ -347,14 +334,14 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
     return tuple(feature for feature in features if feature not in left_out)
 
 
-def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
+def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> Bools | None:
     """Mask of the n labelled groups that are served, shape [n], or None for all."""
     if not split.size and split.fold is None:  # with scores as labels there may be a billion
         return None
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
-        size = _size(split, n, row_groups, where)
-        kept = in_sample(n, size, sample=split.labelled_sample, seed=split.labelled_seed)
+        size, is_random = _size(split, n, row_groups, where), split.labelled_sample == "random"
+        kept = among_first(n, size, "labelled", split.labelled_seed) if is_random else np.arange(n) < size
     if split.fold is not None:
         kept = keep_fold(kept, split.fold, _name(split))
     return None if kept.all() else kept
@@ -364,12 +351,13 @@ def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> i
     """How many of n labelled groups join the sample."""
     if split.relevant_groups is not None:
         relevant_Q = np.concatenate([np.zeros(0, np.bool_), *_relevant(row_groups, split.labels)])
-        order_Q = order_of(n, sample=split.labelled_sample, seed=split.labelled_seed)
-        size = to_reach(split.relevant_groups, relevant_Q[order_Q])
-        if size is None:
-            count = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
+        if split.labelled_sample == "random":  # in the order in which groups join the sample
+            relevant_Q = relevant_Q[permutation(n, "labelled", split.labelled_seed)]
+        places = np.flatnonzero(relevant_Q)
+        if split.relevant_groups > len(places):
+            count = f"{len(places)} of its labelled groups have a relevant document"
             raise InputError(f"{where}: {count}, relevant_groups is {split.relevant_groups}; lower it")
-        return size
+        return int(places[split.relevant_groups - 1]) + 1
     if split.labelled_groups is None:
         return max(1, round(split.labelled_fraction * n))
     if split.labelled_groups > n:
@@ -378,9 +366,7 @@ def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> i
     return split.labelled_groups
 
 
-def _relevant(
-    row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False
-) -> list[NDArray[np.bool_]]:
+def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False) -> list[Bools]:
     """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
     files = {file.url: file.sha256 for file in RowGroups.from_iterable(row_groups).own_files}
     by_url = dict(zip(files, with_relevant([*files.items()], column, differing=differing), strict=True))

@@ -92,7 +92,7 @@ def _known_words(items: tuple[str, ...]) -> tuple[str, ...]:
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts), AfterValidator(_known_words)] | None
-"""Periods as in `Split.periods`; None for all."""
+"""Periods of the data sets in the field `data` beside it, as in `Split.periods`; None for all."""
 PeriodTexts = Annotated[Texts, AfterValidator(_known_words)]
 """Like `Periods`, but may be empty."""
 LabelColumn = Literal["labels", "relevance"]
@@ -279,7 +279,7 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
         raise InputError(f"{key or 'a split'} names no data set; add data: DIRECTORY, made by jobs.prepare")
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
     all_periods = sorted({period for dataset in datasets for period in dataset.manifest.periods})
-    chosen = _chosen_periods(split, all_periods, f"{key}.periods".removeprefix("."))
+    chosen = _chosen_periods(split, all_periods, key)
     parts = [SplitPart(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
     urls: dict[str, str] = {}
     for part in parts:
@@ -294,14 +294,14 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     return parts
 
 
-def periods_read(split: Split, key: str = "") -> list[str]:
-    """The names of the periods that a split reads now, sorted; arguments and errors as for `resolve_periods`."""
-    return sorted({period for part in resolve_periods(split, key) for period in part.periods})
+def with_periods_named(split: Split, key: str = "", *, known: Sequence[str] | None = None) -> Split:
+    """The same split with its current periods listed by name, so that later periods do not join it.
 
-
-def with_periods_named(split: Split) -> Split:
-    """The same split with its current periods listed by name, so that later periods do not join it."""
-    return split.replace(periods=periods_read(split))
+    With `known`, its data sets are taken to have these sorted periods. `key` and errors as for `resolve_periods`.
+    """
+    if known is not None:
+        return split.replace(periods=sorted(_chosen_periods(split, known, key)))
+    return split.replace(periods=sorted({period for part in resolve_periods(split, key) for period in part.periods}))
 
 
 def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
@@ -314,33 +314,28 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
         InputError: a data set is missing, or has too few periods or periods without an order.
     """
     changes: dict[str, object] = {}
-    for name in type(config).model_fields:
+    for name, info in type(config).model_fields.items():
         value, key_path = getattr(config, name), f"{key}.{name}".removeprefix(".")
         if isinstance(value, Config):
             changes[name] = with_relative_named(value, key_path)
-        elif name == "periods" and value and any(map(Relative.parse, value)) and (data := getattr(config, "data", ())):
+        elif (
+            info.annotation == Periods
+            and any(map(Relative.parse, value or ()))
+            and (data := getattr(config, "data", ()))
+        ):
             split = Split(data=data, periods=value)
-            chosen = periods_read(split, key)
+            chosen = with_periods_named(split, key).periods or ()
             log.info("%s: %s of %s: %s", key_path, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
-            changes[name] = tuple(chosen)
+            changes[name] = chosen
     changes = {name: value for name, value in changes.items() if value is not getattr(config, name)}
     return config.model_copy(update=changes) if changes else config
 
 
-def among(split: Split, known: Sequence[str], key: str = "") -> Split:
-    """The same split with its periods listed by name, assuming its data sets had these sorted periods.
-
-    Raises:
-        InputError: it takes a period that is not among them, or more periods than there are, or they have no order.
-    """
-    return split.replace(periods=sorted(_chosen_periods(split, known, f"{key}.periods".removeprefix("."))))
-
-
 def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[str]:
-    """The periods that a split names, or all; `key` is the key of the periods, for errors."""
+    """The periods that a split names, or all; `key` is the split's key, for errors."""
     if split.periods is None:
         return set(all_periods)
-    chosen, there = set[str](), set(all_periods)
+    chosen, there, key = set[str](), set(all_periods), f"{key}.periods".removeprefix(".")
     for item in split.periods:
         if (relative := Relative.parse(item)) or ".." in item:
             check_in_order(all_periods, f"{key}: {_whose(split)}{item!r}")
@@ -363,14 +358,7 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
 
 
 def check_in_order(periods: Sequence[str], where: str) -> None:
-    """Refuse sorted periods with text order other than time order: whole numbers of different lengths.
-
-    Example:
-        >>> check_in_order(["09", "10", "11"], "periods: 'last 1'")
-        >>> check_in_order(["10", "11", "9"], "periods: 'last 1'")
-        Traceback (most recent call last):
-        ltrscale.errors.InputError: periods: 'last 1' takes periods in text order, which puts '11' before '9'; write ...
-    """
+    """Refuse, with an InputError, sorted periods with text order other than time order, such as 10, 11, 9."""
     if not all(period.isdecimal() for period in periods):
         return
     for early, late in itertools.pairwise(periods):

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ltrscale.arrays import Moments
+from ltrscale.arrays import Bools, Floats, Ints, Moments
 from ltrscale.batch import length_chunks
 from ltrscale.data.dataset.manifest import Feature, FeatureSummary
 
@@ -46,7 +45,7 @@ class FeatureStats:
         """Documents in groups of at least two."""
         return self._unique.grouped
 
-    def add(self, features_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64]) -> None:
+    def add(self, features_NF: Floats, offsets_Q1: Ints) -> None:
         """Add the rows of whole groups, in parts that fit the processor's cache."""
         step = max(_VALUES // features_NF.shape[1], 1)
         for start in range(0, len(features_NF), step):
@@ -104,13 +103,6 @@ class UniqueInGroup:
 
     Only features of whole numbers are counted, which includes all categories, because measurements differ anyway.
     Groups of one document are left out; a missing value is not unique.
-
-    Example:
-        >>> unique = UniqueInGroup(3)
-        >>> x_NF = np.array([[7, 1, 0.5], [8, 1, 0], [9, 2, 0], [7, 2, 0]], np.float32)
-        >>> unique.add(x_NF, np.array([0, 3, 4]))
-        >>> unique.shares()
-        [1.0, 0.333..., None]
     """
 
     def __init__(self, n_features: int) -> None:
@@ -119,7 +111,7 @@ class UniqueInGroup:
         self._unique_F = np.zeros(n_features, dtype=np.int64)
         self._whole_F = np.ones(n_features, dtype=np.bool_)
 
-    def add(self, features_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64]) -> None:
+    def add(self, features_NF: Floats, offsets_Q1: Ints) -> None:
         """Add the rows of whole groups, in chunks that fit the processor's cache."""
         lengths_Q = np.diff(offsets_Q1)
         self.grouped += int(lengths_Q[lengths_Q > 1].sum())
@@ -162,11 +154,6 @@ def identifying(
 
     Returns:
         Categorical features with a share of at least .5; numeric features of whole numbers with at least .95.
-
-    Example:
-        >>> features = Feature(name="id", kind="categorical"), Feature(name="rank"), Feature(name="age")
-        >>> identifying(features, [0.5, 0.99, None])
-        ({'id': 0.5}, {'rank': 0.99})
     """
     counted = {feature: share for feature, share in zip(features, shares, strict=True) if share is not None}
     return (
@@ -175,12 +162,12 @@ def identifying(
     )
 
 
-def _whole(x_NF: NDArray[np.float32]) -> NDArray[np.bool_]:
+def _whole(x_NF: Floats) -> Bools:
     """Whether all values of each feature are whole numbers or missing, shape [F]."""
     return np.asarray(((np.floor(x_NF) == x_NF) | np.isnan(x_NF)).all(0))
 
 
-def _unique(x_KML: NDArray[np.float32]) -> NDArray[np.int64]:
+def _unique(x_KML: Floats) -> Ints:
     """The number of values of each feature that occur once in their group, shape [K]; NaN does not count."""
     x_KML.sort(axis=2)  # NaN comes last, and is not equal to itself
     same_KML = x_KML[..., 1:] == x_KML[..., :-1]
@@ -196,7 +183,7 @@ class LabelCounts:
     def __init__(self) -> None:
         self._counts: Counter[float] = Counter()
 
-    def add(self, labels_N: NDArray[np.float32]) -> None:
+    def add(self, labels_N: Floats) -> None:
         """Count labels; missing ones do not count."""
         if len(self._counts) > _LABELS:  # too many to report: stop counting, to bound memory
             return

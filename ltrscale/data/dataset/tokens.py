@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from ltrscale import storage
-from ltrscale.arrays import offsets
+from ltrscale.arrays import Ints, offsets
 from ltrscale.config import Strict
 
 Owner = Literal["query", "document"]
@@ -85,12 +84,7 @@ class Vocabulary(Strict):
 
 
 def lengths_of(column: str) -> str:
-    """The column with the number of tokens of each document that belongs to a column of tokens.
-
-    Example:
-        >>> lengths_of("document_tokens_title")
-        'document_lengths_title'
-    """
+    """The column with the number of tokens of each document that belongs to a column of tokens of documents."""
     return column.replace("_tokens_", "_lengths_", 1)
 
 
@@ -99,7 +93,7 @@ def is_of_documents(column: str) -> bool:
     return column.startswith("document_tokens_")
 
 
-def to_columns(name: str, tokens_N: pa.ListArray, offsets_Q1: NDArray[np.int64]) -> dict[str, pa.ListArray]:
+def to_columns(name: str, tokens_N: pa.ListArray, offsets_Q1: Ints) -> dict[str, pa.ListArray]:
     """The two columns of a document field, from one list per document; no list is null.
 
     Example:
@@ -131,7 +125,7 @@ def from_columns(tokens_Q: pa.ListArray, lengths_Q: pa.ListArray) -> pa.ListArra
     return pa.ListArray.from_arrays(pa.array(bounds_N1.astype(np.int32)), tokens_Q.flatten())
 
 
-def token_bytes(table: pa.Table) -> NDArray[np.int64]:
+def token_bytes(table: pa.Table) -> Ints:
     """Bytes of each group's tokens in a table of a data set's columns, shape [Q]."""
     bytes_Q = np.zeros(len(table), np.int64)
     for name in table.schema.names:

@@ -32,10 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import offsets
+from ltrscale.arrays import Bools, Ints, offsets
 from ltrscale.data.dataset.files import ADDITION, FILE, FILE_SCHEMA, QUARANTINE, Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import ADDED, Manifest, ManifestPart
 from ltrscale.data.dataset.tokens import token_bytes
@@ -144,11 +143,11 @@ class DatasetWriter:
             self._close_file(state)
         return DataFiles.from_iterable(sorted(self.files, key=lambda file: (file.period, file.path)))
 
-    def _sizes(self, table: pa.Table) -> NDArray[np.int64]:
+    def _sizes(self, table: pa.Table) -> Ints:
         """Bytes of each group's features, labels and tokens, uncompressed."""
         return self._lengths(table) * 4 * (self._n_features + 1) + token_bytes(table)
 
-    def _lengths(self, table: pa.Table) -> NDArray[np.int64]:
+    def _lengths(self, table: pa.Table) -> Ints:
         return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
 
     def _target(self) -> int:
@@ -243,7 +242,7 @@ def parquet_writer(
     )
 
 
-def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:
+def to_lists(values: pa.Array, lengths_Q: Ints, present_Q: Bools) -> pa.ListArray:
     """Values as one list per group; an absent group has null, and its values are dropped."""
     if present_Q.all():
         return pa.ListArray.from_arrays(_bounds(lengths_Q), values)
@@ -252,11 +251,11 @@ def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[
     return pa.ListArray.from_arrays(bounds_Q1, values, mask=pa.array(~present_Q))
 
 
-def _bounds(lengths_Q: NDArray[np.int64]) -> pa.Int32Array:
+def _bounds(lengths_Q: Ints) -> pa.Int32Array:
     return pa.array(offsets(lengths_Q), pa.int32())
 
 
-def _split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
+def _split_evenly(sizes_Q: Ints, parts: int) -> list[int]:
     """The bounds, 0 to Q, of `parts` consecutive non-empty runs of about equal sums; fewer if Q is smaller."""
     n, parts = len(sizes_Q), min(parts, len(sizes_Q))
     ends_Q = np.cumsum(sizes_Q)

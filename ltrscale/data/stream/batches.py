@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from ltrscale.arrays import Doubles, Ints, offsets
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -205,11 +205,11 @@ class GroupStream:
         return int(self._documents_R.sum())
 
     @cached_property
-    def _documents_R(self) -> NDArray[np.int64]:
+    def _documents_R(self) -> Ints:
         """Documents that a pass serves of each row group."""
         return np.rint(self._on_average(self.selection.served_documents_R)).astype(np.int64)
 
-    def _on_average(self, served_once_R: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _on_average(self, served_once_R: Ints) -> Doubles:
         """A count of each row group times the mean number of times that its groups are served."""
         return np.asarray(served_once_R * (1.0 if self._mean_times_R is None else self._mean_times_R), np.float64)
 
@@ -256,7 +256,7 @@ class GroupStream:
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
 
-    def _dealt(self, number: int) -> list[NDArray[np.int64]]:
+    def _dealt(self, number: int) -> list[Ints]:
         """The numbers of the row groups of each canonical stream in a pass."""
         config = self.config
         return plan.canonical_streams(
@@ -330,12 +330,6 @@ class _Budget(NamedTuple):
     tokens: int
 
 
-def _sizes(window: Window) -> list[NDArray[np.int64]]:
-    """Cumulative documents, groups and tokens of a window, in a budget's order."""
-    groups_Q1 = np.arange(len(window.offsets_Q1))
-    return [window.offsets_Q1, groups_Q1, np.concatenate([np.zeros(1, np.int64), np.cumsum(window.tokens_Q)])]
-
-
 class _Cursor:
     """A position in one canonical stream, which `take` advances."""
 
@@ -343,7 +337,7 @@ class _Cursor:
         self.position = start
         self._next_window, self._windows, self._n_features = next_window, windows, n_features
         self._window: Window | None = None
-        self._sizes: list[NDArray[np.int64]] = []
+        self._sizes: list[Ints] = []
 
     @property
     def ended(self) -> bool:
@@ -354,8 +348,9 @@ class _Cursor:
         cuts: list[Cut] = []
         while min(budget) > 0 and not self.ended:
             if self._window is None:
-                self._window = self._next_window()
-                self._sizes = _sizes(self._window)
+                self._window = window = self._next_window()
+                # cumulative documents, groups and tokens, as in a budget
+                self._sizes = [window.offsets_Q1, np.arange(len(window.offsets_Q1)), offsets(window.tokens_Q)]
             number, first = self.position
             groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
             ends = [
@@ -377,11 +372,7 @@ class _Cursor:
 
 
 def check_batches(selection: Selection, config: StreamConfig, *, world: int, title: str) -> None:
-    """Check that a training can read its groups, before workers start; logs once what long groups change.
-
-    Raises:
-        InputError: as `GroupStream`.
-    """
+    """Raise as `GroupStream` does, before workers start; logs once what long groups change."""
     longest, budget = selection.longest, config.docs_per_batch
     streams = GroupStream(selection, config, world=world).config.streams
     notes = []

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ltrscale.arrays import offsets, runs
+from ltrscale.arrays import Floats, Ints, offsets, runs
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.manifest import places as find_places
@@ -53,7 +53,7 @@ class Decoder:
         self._types: dict[str, pa.DataType] = {}
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
-    def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
+    def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> Ints:
         """The rows that are served, numbered over all tables: all rows, or the kept labelled ones.
 
         Raises:
@@ -73,10 +73,10 @@ class Decoder:
             if n != row_group.labelled:
                 expected = f"the manifest lists {row_group.labelled}"
                 raise mismatch(row_group, f"it has {n} labelled query groups where {expected}")
-        rows_Q: NDArray[np.int64] = np.flatnonzero(labelled_R)[kept]
+        rows_Q: Ints = np.flatnonzero(labelled_R)[kept]
         return rows_Q
 
-    def decode(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]) -> Window:
+    def decode(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: Ints) -> Window:
         """Decode the groups in the rows `rows_Q` of some row groups' tables, in this order; a row may repeat.
 
         Raises:
@@ -106,8 +106,8 @@ class Decoder:
         key: TokenField,
         row_groups: Sequence[RowGroup],
         tables: Sequence[pa.Table],
-        rows_Q: NDArray[np.int64],
-        lengths_Q: NDArray[np.int64],
+        rows_Q: Ints,
+        lengths_Q: Ints,
     ) -> TokenRows:
         """The tokens of a field, checked against the vocabulary."""
         assert self.selection.vocabulary is not None
@@ -133,8 +133,8 @@ class Decoder:
                 raise mismatch(row_group, f"column {name!r} is not as in the other files, or in some of them only")
 
     def _features(
-        self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
-    ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
+        self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: Ints
+    ) -> tuple[list[Floats], Ints]:
         """Views of the features of some rows, and the number of documents of each row."""
         buffers, bounds, widths, places = [], [], [], []
         for row_group, table in zip(row_groups, tables, strict=True):
@@ -170,10 +170,10 @@ class Decoder:
         return self._places[stored]
 
 
-def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
+def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> Ints:
     """The ids of all rows of some tables, unique over the data sets of a split, shape [R]."""
     bases_R = np.repeat([row_group.file.gid_base for row_group in row_groups], [len(table) for table in tables])
-    ids_R: NDArray[np.int64] = _concat(tables, "gid").to_numpy() + bases_R
+    ids_R: Ints = _concat(tables, "gid").to_numpy() + bases_R
     return ids_R
 
 
@@ -199,9 +199,7 @@ def _remedy(name: str) -> str:
     return scores.SCORE_AGAIN if name == SCORES else PREPARE_AGAIN
 
 
-def _check_present(
-    name: str, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
-) -> None:
+def _check_present(name: str, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: Ints) -> None:
     """Check that served labelled groups have values in the column that serves as labels."""
     lists = _concat(tables, name)
     if not lists.null_count:
@@ -218,9 +216,9 @@ def _gather(
     name: str,
     row_groups: Sequence[RowGroup],
     tables: Sequence[pa.Table],
-    rows_Q: NDArray[np.int64],
-    lengths_Q: NDArray[np.int64],
-) -> NDArray[np.float32]:
+    rows_Q: Ints,
+    lengths_Q: Ints,
+) -> Floats:
     """The values of some rows of a column with one value per document, concatenated; NaN for a null row."""
     lists = _concat(tables, name)
     values = _values(row_groups[0], name, lists)
@@ -248,17 +246,15 @@ def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
     return pa.concat_arrays([chunk for table in tables for chunk in table.column(name).chunks])
 
 
-def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.float32]:
+def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> Floats:
     """A view of the values of all lists; the whole child of a sliced array, because the offsets refer to that."""
     if lists.values.null_count:
         raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant", _remedy(name))
-    values: NDArray[np.float32] = lists.values.to_numpy()
+    values: Floats = lists.values.to_numpy()
     return values
 
 
-def _decoded_tokens(
-    field: TokenField, columns: Sequence[pa.ListArray], rows_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]
-) -> TokenRows:
+def _decoded_tokens(field: TokenField, columns: Sequence[pa.ListArray], rows_Q: Ints, lengths_Q: Ints) -> TokenRows:
     """The token lists of some groups, or of their documents, from the columns of a field."""
     if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
         raise ValueError("it must have a list of int32 in every row")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
@@ -30,7 +30,7 @@ class NamedGroups(NamedTuple):
 
 
 def read_named(
-    selection: Selection, also: Sequence[str] = (), *, chosen_M: NDArray[np.int64] | None = None
+    selection: Selection, also: Sequence[str] = (), *, chosen_M: Ints | None = None
 ) -> Iterator[NamedGroups]:
     """The groups of a selection, a row group at a time in its order, with the columns `also` where a file has them.
 

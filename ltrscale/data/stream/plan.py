@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.draws import mix, permutation, uniforms
 
 T = TypeVar("T")
@@ -25,14 +25,14 @@ def step_seed(seed: int, step: int, stream: int) -> int:
 
 
 def canonical_streams(
-    documents_R: Sequence[int] | NDArray[np.int64],
+    documents_R: Sequence[int] | Ints,
     *,
     seed: int,
     epoch: int,
     key: str,
     streams: int,
     shuffle: bool = True,
-) -> list[NDArray[np.int64]]:
+) -> list[Ints]:
     """Deal row groups to C = `streams` streams that are balanced by documents; returns the numbers of each in order.
 
     The row groups are permuted, by seed, epoch and `key`, the hash of the selection (in file order without `shuffle`).
@@ -63,12 +63,6 @@ def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) ->
     """Cut a stream into windows of at most `window` row groups; one ends earlier where row groups are very large.
 
     It ends with the row group that brings it to 2^22 values (16 MiB of features) per row group that it could have.
-
-    Example:
-        >>> windows([4, 2, 0, 1, 3], 2, values=lambda _: 1)
-        [[4, 2], [0, 1], [3]]
-        >>> windows([4, 2, 0], 2, values=lambda row_group: row_group << 21)
-        [[4], [2, 0]]
     """
     cut, total = list[list[T]](), 0
     for row_group in row_groups:
@@ -83,21 +77,17 @@ def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) ->
 _LARGE = 1 << 22
 
 
-def window_order(
-    groups: int, *, seed: int, epoch: int, stream: int, window: int, shuffle: bool = True
-) -> NDArray[np.int64]:
+def window_order(groups: int, *, seed: int, epoch: int, stream: int, window: int, shuffle: bool = True) -> Ints:
     """The order in which the groups of a window are served, shape [groups]; file order without `shuffle`."""
     return permutation(groups, "window", seed, epoch, stream, window) if shuffle else np.arange(groups)
 
 
-def document_order(documents: int, *, seed: int, epoch: int, stream: int, window: int) -> NDArray[np.int64]:
+def document_order(documents: int, *, seed: int, epoch: int, stream: int, window: int) -> Ints:
     """The order in which a window's documents are dealt to new groups (`regroup`), shape [documents]."""
     return permutation(documents, "documents", seed, epoch, stream, window)
 
 
-def times_served(
-    mean_times_Q: NDArray[np.float64], ids_Q: NDArray[np.int64], *, seed: int, epoch: int
-) -> NDArray[np.int64]:
+def times_served(mean_times_Q: Doubles, ids_Q: Ints, *, seed: int, epoch: int) -> Ints:
     """The number of times to serve each group in an epoch, `mean_times_Q` on average, shape [Q].
 
     This is the whole part of the mean, plus one with the probability of the fraction. It is a function of seed, epoch

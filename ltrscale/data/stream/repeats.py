@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -47,7 +47,7 @@ class Repeat(Config):
     """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
 
 
-def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[np.float64]:
+def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> Doubles:
     """The number of times that each row of a table is served per epoch on average, shape [R].
 
     Raises:
@@ -62,7 +62,7 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
         remedy = "say under stream.repeat.times how often each of its values is served"
         raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
     values = without_dictionary(column).cast(pa.float64(), safe=False)
-    times_R: NDArray[np.float64] = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    times_R: Doubles = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
     bad_R = ~((times_R >= 0) & (times_R <= _MOST))  # NaN too
     if bad_R.any():
         row = int(bad_R.argmax())
@@ -73,7 +73,7 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
     return times_R
 
 
-def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> NDArray[np.float64]:
+def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> Doubles:
     """Read the column of a whole selection: the mean number of times over each row group's served groups, shape [R].
 
     Raises:

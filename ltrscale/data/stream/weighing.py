@@ -59,14 +59,7 @@ def _look(selection: Selection) -> str:
 
 
 def _wrong(documents: Counter[float], zeros: Counter[float]) -> str:
-    """Describe what is wrong with weights, from the documents and zero-weight documents of each label.
-
-    Example:
-        >>> _wrong(Counter({0.0: 90, 1.0: 10}), Counter({0.0: 90}))
-        '90 of 100 documents (90.0%) have weight 0, among them all 90 of label 0'
-        >>> _wrong(Counter({0.0: 90, 1.0: 10}), Counter({0.0: 9}))
-        ''
-    """
+    """What is wrong with weights, from the documents and zero-weight documents of each label; "" if nothing is."""
     whole = [label for label in sorted(zeros) if zeros[label] == documents[label]]
     total, without = documents.total(), zeros.total()
     if 2 * without <= total and (not whole or len(documents) > _MOST_LABELS):

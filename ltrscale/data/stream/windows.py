@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.arrays import offsets, runs
+from ltrscale.arrays import Doubles, Floats, Ints, offsets, runs
 from ltrscale.batch import QueryGroups, Tokens
 from ltrscale.data.dataset.tokens import Owner, TokenField
 
@@ -25,10 +25,10 @@ class TokenRows:
     """Token lists of rows: row r has `ids_T[starts_R[r] : starts_R[r] + lengths_R[r]]`."""
 
     ids_T: NDArray[np.int32]
-    starts_R: NDArray[np.int64]
-    lengths_R: NDArray[np.int64]
+    starts_R: Ints
+    lengths_R: Ints
 
-    def take(self, rows_M: NDArray[np.int64]) -> "TokenRows":
+    def take(self, rows_M: Ints) -> "TokenRows":
         """These rows, in this order, without copying tokens."""
         return TokenRows(self.ids_T, self.starts_R[rows_M], self.lengths_R[rows_M])
 
@@ -68,17 +68,17 @@ class Window:
     of different queries (`regroup`).
     """
 
-    ids_Q: NDArray[np.int64] | None
-    offsets_Q1: NDArray[np.int64]
-    features: list[NDArray[np.float32]]
-    columns_N: dict[str, NDArray[np.float32]]
-    mean_times_Q: NDArray[np.float64] | None = None
+    ids_Q: Ints | None
+    offsets_Q1: Ints
+    features: list[Floats]
+    columns_N: dict[str, Floats]
+    mean_times_Q: Doubles | None = None
     """The mean number of times that each group is served per epoch, if a column sets it."""
     tokens: Mapping[TokenField, TokenRows] = field(default_factory=dict)
     """Token lists of queries and documents, views like `features`."""
 
     @property
-    def tokens_Q(self) -> NDArray[np.int64]:
+    def tokens_Q(self) -> Ints:
         """Token counts of each group as pairs: its documents' tokens, and its query's tokens once per document."""
         lengths_Q = np.diff(self.offsets_Q1)
         total_Q = np.zeros(len(lengths_Q), np.int64)
@@ -90,7 +90,7 @@ class Window:
                 total_Q += np.diff(ends_N1[self.offsets_Q1])
         return total_Q
 
-    def take(self, groups_M: NDArray[np.int64]) -> "Window":
+    def take(self, groups_M: Ints) -> "Window":
         """The groups with these numbers, in this order; a number may repeat."""
         lengths_M = np.diff(self.offsets_Q1)[groups_M]
         rows_N = runs(self.offsets_Q1[groups_M], lengths_M)
@@ -172,7 +172,7 @@ def _tokens(cuts: Sequence[Cut], owner: Owner) -> dict[str, Tokens]:
     }
 
 
-def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Window:
+def regroup(window: Window, order_N: Ints, n_features: int) -> Window:
     """Deal the documents of a window to new groups of the same lengths, in the same places.
 
     Document n of the window goes to place `order_N[n]`. The new groups are not queries, so they have no ids and no

@@ -27,7 +27,7 @@ from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, periods_read, resolve_periods
+from ltrscale.data.dataset.split import Split, resolve_periods, with_periods_named
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
@@ -248,7 +248,7 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     histograms = reference.histograms | scored.histograms
     reference = replace(reference, histograms=histograms, sums=scored.sums, lists=scored.lists)
     drifts = {}
-    for period in periods_read(test):
+    for period in with_periods_named(test).periods or ():
         split = test.replace(periods=(period,))
         later = {key: histogram.later() for key, histogram in histograms.items()}
         counted = _counted(split, later, features, bundles, sampled)

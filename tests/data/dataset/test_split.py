@@ -15,7 +15,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import GID_SPAN, select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, among, resolve_periods, with_periods_named
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, resolve_periods, with_periods_named
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
@@ -473,7 +473,7 @@ def test_periods_that_text_puts_in_another_order_than_time_are_only_named(make_d
     with pytest.raises(InputError, match=message):
         resolve_periods(Split(data=(data,), periods=(item,)), "splits.test")
     with pytest.raises(InputError, match=message):
-        among(Split(periods=(item,)), sorted(months), "splits.test")
+        with_periods_named(Split(periods=(item,)), "splits.test", known=sorted(months))
     named = splits(data, "1", "10", "12")
     assert [part.periods for part in resolve_periods(named.train)] == [("1",)]
     assert with_periods_named(Split(data=(data,))).periods == tuple(sorted(months))
