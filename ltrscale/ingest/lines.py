@@ -23,7 +23,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.errors import InputError
-from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Raw, Rejection
+from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection
 
 _LONGEST_LINE = 1 << 24
 """Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
@@ -56,10 +56,6 @@ class LineTexts:
     def __call__(self, line: int) -> str:
         """The text of one line."""
         return shown_line(self._lines[line - self.first])
-
-    def only(self, lines_N: Ints) -> KeptTexts:
-        """The texts of these lines, without the rest of the text in memory."""
-        return KeptTexts({line: self(line) for line in lines_N.tolist()})
 
 
 def shown_line(line: bytes) -> str:
