@@ -17,7 +17,6 @@ from ltrscale.bundle.contents import (
     CONFIG,
     EXAMPLES,
     FORMAT,
-    HELD_KEYS,
     PROJECTION,
     REFERENCE,
     VERSION,
@@ -52,17 +51,14 @@ from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.objective import Pretrainer
 
 BundleT = TypeVar("BundleT", bound=Bundle)
-_CLASSES: dict[tuple[str, type[Held]], type[Bundle]] = {
-    (bundle_class.kind, held): bundle_class
-    for held, bundle_class in (
-        (Architecture, PretrainedBundle),
-        (Architecture, RankerBundle),
-        (CombinedArchitecture, CombinedBundle),
-        (TreesArchitecture, TreesBundle),
-        (FeatureOrder, OrderBundle),
-        (Blend, BlendBundle),
-        (InContext, InContextBundle),
-    )
+_CLASSES: dict[BundleKind, tuple[type[Bundle], type[Held]]] = {
+    "neural": (RankerBundle, Architecture),
+    "combined": (CombinedBundle, CombinedArchitecture),
+    "pretrained": (PretrainedBundle, Architecture),
+    "trees": (TreesBundle, TreesArchitecture),
+    "feature": (OrderBundle, FeatureOrder),
+    "blend": (BlendBundle, Blend),
+    "in_context": (InContextBundle, InContext),
 }
 
 
@@ -97,14 +93,11 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
 
     path = storage.join(url, folder + CONFIG)
     config = validate(BundleConfig, _json(read(CONFIG), path), path)
-    held = config.held
-    if held is None or (config.kind, type(held)) not in _CLASSES:
-        raise InputError(
-            f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again"
-        )
+    bundle_class, held_class = _CLASSES[config.kind]
+    held = validate(held_class, config.part, f"{path}: part")
     files, members = names_of(held)
     has_reference = folder + REFERENCE in storage.listed_in(manifest)
-    return _CLASSES[config.kind, type(held)](
+    return bundle_class(
         url=url,
         content_hash=hash_of(manifest, folder),
         held=held,
@@ -165,7 +158,8 @@ def save_ranker(url: str, model: AnyRanker, about: BundleFacts) -> None:
     """Commit a ranker as a bundle."""
     title = "A neural ranker: raw features in, one score a document out."
     contents = {WEIGHTS: _serialise(model.state_dict())}
-    _save(url, "neural", model.architecture, about, contents, [title])
+    kind: BundleKind = "combined" if isinstance(model.architecture, CombinedArchitecture) else "neural"
+    _save(url, kind, model.architecture, about, contents, [title])
 
 
 def save_pretrained(url: str, model: Pretrainer, about: BundleFacts) -> None:
@@ -259,7 +253,7 @@ def _save(
         {
             "kind": kind,
             "features": about.features,
-            HELD_KEYS[type(held)]: held,
+            "part": held.model_dump(mode="json"),
             "training": about.config,
             "dataset_hash": about.dataset_hash,
             "read_as": about.read_as,

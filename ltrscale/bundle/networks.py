@@ -90,7 +90,7 @@ class NetworkBundle(Bundle):
 class CombinedBundle(NetworkBundle):
     """Several rankers combined into one."""
 
-    kind: ClassVar[BundleKind] = "neural"
+    kind: ClassVar[BundleKind] = "combined"
     holds: ClassVar = "several rankers"
     held: CombinedArchitecture
 
