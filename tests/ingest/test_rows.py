@@ -17,7 +17,7 @@ from preparing import prepare, rejections_of
 
 from ltrscale.ingest import items, letor, lines
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.lines import LineTexts
+from ltrscale.ingest.lines import Lines
 from ltrscale.ingest.rows import RawTexts, RowBlock, RowTexts, concat, cut, keep
 
 
@@ -31,7 +31,7 @@ def piece_of(kind: str, first: int, n: int) -> RowBlock:
     """Rows with the text `row <line>`, from the lines of a text or the rows of a Parquet batch."""
     lines = list(range(first, first + n))
     if kind == "text":
-        return block_of(LineTexts("".join(f"row {line}\r\n" for line in lines).encode(), first), lines)
+        return block_of(Lines("".join(f"row {line}\r\n" for line in lines).encode(), first), lines)
     batch = pa.record_batch({"at": pa.array([f"row {line}" for line in lines], pa.string())})
     return block_of(RowTexts(batch, np.array(lines, np.int64)), lines)
 
@@ -65,12 +65,12 @@ def test_documents_of_one_row_share_its_text() -> None:
 
 
 def test_texts_are_cut_at_a_thousand_characters() -> None:
-    assert LineTexts(("ü" * 5000 + "\n").encode(), 1)(1) == "ü" * 1000
+    assert Lines(("ü" * 5000 + "\n").encode(), 1)(1) == "ü" * 1000
     assert len(RowTexts(pa.record_batch({"a": ["x" * 5000]}), np.array([1]))(1)) == 1000
     short = {"x" * (i % 3) + chr(0x100 + i): [i] for i in range(500)}
     whole = json.dumps({name: value for name, [value] in short.items()}, ensure_ascii=False)
     assert RowTexts(pa.record_batch(short), np.array([1]))(1) == whole[:1000]
-    assert LineTexts(b"a\xff\n", 1)(1) == "a\ufffd"
+    assert Lines(b"a\xff\n", 1)(1) == "a\ufffd"
 
 
 def test_rows_of_several_files_or_without_texts_have_none_together() -> None:
