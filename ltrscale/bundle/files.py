@@ -39,7 +39,7 @@ from ltrscale.bundle.networks import CombinedBundle, PretrainedBundle, RankerBun
 from ltrscale.bundle.opened import BlendBundle, Bundle, InContextBundle, OrderBundle, TreesBundle, fitting
 from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.views import Projection
-from ltrscale.config import validate
+from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
@@ -91,10 +91,15 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     def read(name: str) -> bytes:
         return storage.read_verified(url, folder + name, manifest)
 
-    path = storage.join(url, folder + CONFIG)
-    config = validate(BundleConfig, _json(read(CONFIG), path), path)
+    def parsed(cls: type[StrictT], name: str) -> StrictT:
+        path, content = storage.join(url, folder + name), read(name)
+        with fitting(path):
+            values = json.loads(content)
+        return validate(cls, values, path)
+
+    config = parsed(BundleConfig, CONFIG)
     bundle_class, held_class = _CLASSES[config.kind]
-    held = validate(held_class, config.part, f"{path}: part")
+    held = validate(held_class, config.part, f"{storage.join(url, folder + CONFIG)}: part")
     files, members = names_of(held)
     has_reference = folder + REFERENCE in storage.listed_in(manifest)
     return bundle_class(
@@ -107,20 +112,10 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         config=config.training,
         dataset_hash=config.dataset_hash,
         read_as=config.read_as,
-        reference=_reference(read(REFERENCE), url) if has_reference else None,
+        reference=parsed(Reference, REFERENCE) if has_reference else None,
         metrics=config.metrics,
         made_by=manifest.get("made_by", {}),
     )
-
-
-def _json(content: bytes, path: str) -> Any:
-    with fitting(path):
-        return json.loads(content)
-
-
-def _reference(content: bytes, url: str) -> Reference:
-    path = storage.join(url, REFERENCE)
-    return validate(Reference, _json(content, path), path)
 
 
 def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
