@@ -16,6 +16,7 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.prepare import first_lines
 from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
@@ -35,21 +36,14 @@ def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str
     `given` is as for `guess`. Raises an `InputError` if the files of a known form do not fit together.
     """
     if letor := [url for url in urls if not _TABLE.search(url) and _first_row(url)]:
-        return [*_first_lines(file, out), *_letor(letor, urls)]
+        return [*first_lines(file, out), *_letor(letor, urls)]
     if not all(_TABLE.search(url) for url in urls):
         return None  # the reader of items reports what it cannot read
     if urls[0].endswith(".parquet"):
         laid = _laid_out(urls[0])
-        return [*_first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
+        return [*first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
     texts = _Texts.recognise(urls) if len(urls) > 1 else None
-    return [*_first_lines(file, out), *texts.lines()] if texts else None
-
-
-def _first_lines(file: str, out: str) -> Iterator[str]:
-    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
-    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
-    yield ""
-    yield "prepare:"
+    return [*first_lines(file, out), *texts.lines()] if texts else None
 
 
 # LETOR and svmlight text
@@ -183,8 +177,9 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
         "labels": guessed.label,
         "positions": guessed.positions,
         "clicks": guessed.clicks,
+        "gain": guessed.gain,
     }
-    for use, column in (by_use | {"gain": guessed.gain}).items():
+    for use, column in by_use.items():
         if column is not None and column.name in lists:
             doubt = guessed.choices[role].doubt if (role := use.rstrip("s")) in guessed.choices else ""
             mark = f"{CHECK}: {doubt}; " if doubt else "# "
