@@ -21,8 +21,8 @@ from ltrscale.models.ranker import Architecture
 from ltrscale.origin import digest
 
 MetricValue = float | int | str | None
-BundleKind = Literal["neural", "pretrained", "trees", "feature", "blend", "in_context"]
-FORMAT, VERSION = "ltrscale-bundle", 1
+BundleKind = Literal["neural", "combined", "pretrained", "trees", "feature", "blend", "in_context"]
+FORMAT, VERSION = "ltrscale-bundle", 2
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
@@ -107,15 +107,6 @@ class InContext(Config):
 
 Held = Architecture | CombinedArchitecture | TreesArchitecture | FeatureOrder | Blend | InContext
 """What a bundle holds."""
-HELD_KEYS: Mapping[type[Config], str] = {
-    Architecture: "architecture",
-    CombinedArchitecture: "architecture",
-    TreesArchitecture: "trees",
-    FeatureOrder: "order",
-    Blend: "blend",
-    InContext: "in_context",
-}
-"""The keys of `config.json` for them; all others are null."""
 
 
 def names_of(held: Held) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -138,11 +129,8 @@ class BundleConfig(Strict):
     kind: BundleKind
     features: tuple[Feature, ...]
     """Features that the model reads, in order."""
-    architecture: Architecture | CombinedArchitecture | None = None
-    trees: TreesArchitecture | None = None
-    order: FeatureOrder | None = None
-    blend: Blend | None = None
-    in_context: InContext | None = None
+    part: dict[str, Any]
+    """What the bundle holds, a `Held` whose class follows from the kind."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str
@@ -154,11 +142,6 @@ class BundleConfig(Strict):
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
-
-    @property
-    def held(self) -> Held | None:
-        """What the bundle holds."""
-        return self.architecture or self.trees or self.order or self.blend or self.in_context
 
 
 def member_folder(name: str) -> str:

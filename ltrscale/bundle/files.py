@@ -17,7 +17,6 @@ from ltrscale.bundle.contents import (
     CONFIG,
     EXAMPLES,
     FORMAT,
-    HELD_KEYS,
     PROJECTION,
     REFERENCE,
     VERSION,
@@ -40,7 +39,7 @@ from ltrscale.bundle.networks import CombinedBundle, PretrainedBundle, RankerBun
 from ltrscale.bundle.opened import BlendBundle, Bundle, InContextBundle, OrderBundle, TreesBundle, fitting
 from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.views import Projection
-from ltrscale.config import validate
+from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
@@ -52,17 +51,14 @@ from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.objective import Pretrainer
 
 BundleT = TypeVar("BundleT", bound=Bundle)
-_CLASSES: dict[tuple[str, type[Held]], type[Bundle]] = {
-    (bundle_class.kind, held): bundle_class
-    for held, bundle_class in (
-        (Architecture, PretrainedBundle),
-        (Architecture, RankerBundle),
-        (CombinedArchitecture, CombinedBundle),
-        (TreesArchitecture, TreesBundle),
-        (FeatureOrder, OrderBundle),
-        (Blend, BlendBundle),
-        (InContext, InContextBundle),
-    )
+_CLASSES: dict[BundleKind, tuple[type[Bundle], type[Held]]] = {
+    "neural": (RankerBundle, Architecture),
+    "combined": (CombinedBundle, CombinedArchitecture),
+    "pretrained": (PretrainedBundle, Architecture),
+    "trees": (TreesBundle, TreesArchitecture),
+    "feature": (OrderBundle, FeatureOrder),
+    "blend": (BlendBundle, Blend),
+    "in_context": (InContextBundle, InContext),
 }
 
 
@@ -95,16 +91,18 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     def read(name: str) -> bytes:
         return storage.read_verified(url, folder + name, manifest)
 
-    path = storage.join(url, folder + CONFIG)
-    config = validate(BundleConfig, _json(read(CONFIG), path), path)
-    held = config.held
-    if held is None or (config.kind, type(held)) not in _CLASSES:
-        raise InputError(
-            f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again"
-        )
+    def parsed(cls: type[StrictT], name: str) -> StrictT:
+        path, content = storage.join(url, folder + name), read(name)
+        with fitting(path):
+            values = json.loads(content)
+        return validate(cls, values, path)
+
+    config = parsed(BundleConfig, CONFIG)
+    bundle_class, held_class = _CLASSES[config.kind]
+    held = validate(held_class, config.part, f"{storage.join(url, folder + CONFIG)}: part")
     files, members = names_of(held)
     has_reference = folder + REFERENCE in storage.listed_in(manifest)
-    return _CLASSES[config.kind, type(held)](
+    return bundle_class(
         url=url,
         content_hash=hash_of(manifest, folder),
         held=held,
@@ -114,20 +112,10 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         config=config.training,
         dataset_hash=config.dataset_hash,
         read_as=config.read_as,
-        reference=_reference(read(REFERENCE), url) if has_reference else None,
+        reference=parsed(Reference, REFERENCE) if has_reference else None,
         metrics=config.metrics,
         made_by=manifest.get("made_by", {}),
     )
-
-
-def _json(content: bytes, path: str) -> Any:
-    with fitting(path):
-        return json.loads(content)
-
-
-def _reference(content: bytes, url: str) -> Reference:
-    path = storage.join(url, REFERENCE)
-    return validate(Reference, _json(content, path), path)
 
 
 def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
@@ -165,7 +153,8 @@ def save_ranker(url: str, model: AnyRanker, about: BundleFacts) -> None:
     """Commit a ranker as a bundle."""
     title = "A neural ranker: raw features in, one score a document out."
     contents = {WEIGHTS: _serialise(model.state_dict())}
-    _save(url, "neural", model.architecture, about, contents, [title])
+    kind: BundleKind = "combined" if isinstance(model.architecture, CombinedArchitecture) else "neural"
+    _save(url, kind, model.architecture, about, contents, [title])
 
 
 def save_pretrained(url: str, model: Pretrainer, about: BundleFacts) -> None:
@@ -259,7 +248,7 @@ def _save(
         {
             "kind": kind,
             "features": about.features,
-            HELD_KEYS[type(held)]: held,
+            "part": held.model_dump(mode="json"),
             "training": about.config,
             "dataset_hash": about.dataset_hash,
             "read_as": about.read_as,

@@ -54,11 +54,7 @@ class NetworkBundle(Bundle):
             return weights
 
     def ranker(self) -> AnyRanker:
-        """The network that scores, in inference mode.
-
-        Raises:
-            InputError: the weights do not fit the architecture.
-        """
+        """The network that scores, in inference mode."""
         with fitting(self.url):
             weights = self.weights()
             return loaded(lambda: self.outline(weights), weights).eval()
@@ -90,7 +86,7 @@ class NetworkBundle(Bundle):
 class CombinedBundle(NetworkBundle):
     """Several rankers combined into one."""
 
-    kind: ClassVar[BundleKind] = "neural"
+    kind: ClassVar[BundleKind] = "combined"
     holds: ClassVar = "several rankers"
     held: CombinedArchitecture
 
@@ -224,11 +220,7 @@ class PretrainedBundle(EncoderBundle):
         return embed
 
     def ranker(self) -> AnyRanker:
-        """Refuse: a pretrained encoder does not score.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse: a pretrained encoder does not score."""
         raise InputError(f"{self.url}: a pretrained encoder cannot score; finetune it first with jobs.finetune")
 
 

@@ -22,7 +22,7 @@ from ltrscale.ingest.parquet import parquet_schema, read_parquet
 from ltrscale.ingest.rows import Raw, RowBlock
 from ltrscale.ingest.schemas import check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.texts import Encoding, TextColumn, TokenColumns, TokenReader
+from ltrscale.ingest.texts import Encoding, TextColumn, TokenReader
 
 _GROUPS = 256
 """The most groups of a block."""
@@ -77,24 +77,9 @@ class GroupRows(Source):
         return missing(parquet_schema(url), self.columns, url)
 
     @property
-    def token_columns(self) -> TokenColumns | None:
-        """The token fields."""
-        return self.columns.tokens
-
-    @property
-    def takes_any_order(self) -> bool:
-        """True if each feature has its own column."""
-        return not self.columns.matrix
-
-    @property
-    def label_place(self) -> str:
-        """The column of labels."""
-        return f"column {self.columns.labels!r}, which prepare takes as the label,"
-
-    @property
-    def key_of_ids(self) -> str:
-        """The key of the column of documents."""
-        return "" if self.columns.docs else "source.columns.docs"
+    def uses(self) -> ListColumns:
+        """The uses of the columns."""
+        return self.columns
 
 
 def _schema_of(url: str) -> pa.Schema:

@@ -25,6 +25,7 @@ from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.letor import Letor
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
@@ -118,8 +119,15 @@ class PrepareConfig(Config):
 
     @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
-        if self.duplicates != "reject" and (key := self.source.key_of_ids):
-            raise ValueError(f"duplicates: name the column with the ids of documents, {key}")
+        match self.source:
+            case Items(columns=ColumnMapping(item=None)):
+                key = "item"
+            case GroupRows(columns=ListColumns(docs=None)):
+                key = "docs"
+            case _:
+                return self
+        if self.duplicates != "reject":
+            raise ValueError(f"duplicates: name the column with the ids of documents, source.columns.{key}")
         return self
 
 

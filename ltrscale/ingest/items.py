@@ -33,7 +33,7 @@ from ltrscale.ingest.tables import (
     read_schema,
     with_joined,
 )
-from ltrscale.ingest.texts import Encoding, TokenColumns
+from ltrscale.ingest.texts import Encoding
 
 
 def _column_holds(
@@ -218,34 +218,9 @@ class Items(Source):
         return [url for join in self.joins for url in storage.list_files(join.path)] + super().files_beside()
 
     @property
-    def token_columns(self) -> TokenColumns | None:
-        """The token fields."""
-        return self.columns.tokens
-
-    @property
-    def takes_any_order(self) -> bool:
-        """Always true: each feature has a column."""
-        return True
-
-    @property
-    def label_place(self) -> str:
-        """The column of labels."""
-        return f"column {self.columns.label!r}, which prepare takes as the label,"
-
-    @property
-    def mapping(self) -> ColumnMapping:
+    def uses(self) -> ColumnMapping:
         """The uses of the columns."""
         return self.columns
-
-    @property
-    def joined_tables(self) -> Sequence[Join]:
-        """The tables that join the rows."""
-        return self.joins
-
-    @property
-    def key_of_ids(self) -> str:
-        """The key of the column of documents."""
-        return "" if self.columns.item else "source.columns.item"
 
     def _schema(self, url: str) -> pa.Schema:
         """The columns of a file; one of vectors without a value in the first lines may have lists in later ones."""

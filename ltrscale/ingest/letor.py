@@ -17,7 +17,7 @@ from pydantic import Field
 from ltrscale.arrays import Ints
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.ingest.lines import read_lines
+from ltrscale.ingest.lines import line_blocks
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.svmlight import RowFormat, dense_format, parse_lines
@@ -124,8 +124,8 @@ def read_letor(
 
 def _infer_format(url: str, *, qid: bool = True, first: int | None = None) -> RowFormat | None:
     """The format of the file's first row that parses as a dense one, or None; `first` is its first index, if known."""
-    for piece, _ in read_lines(url, size=_PIECE):
-        for line in piece.split(b"\n"):
+    for lines in line_blocks(url, size=_PIECE):
+        for line in lines.text.split(b"\n"):
             if found := dense_format(line, qid=qid, first=first):
                 return found
     return None
@@ -135,15 +135,13 @@ def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBl
     most_bytes = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of short rows fits in memory too
     parts: list[RowBlock] = []
     size = values = rejected = 0
-    line = 1
-    for piece, share in read_lines(url, size=min(_PIECE, block_bytes, most_bytes)):
-        part = parse_lines(piece, url, line, row_format)
-        line += int(np.count_nonzero(np.frombuffer(piece, np.uint8) == ord("\n")))  # 4 times as fast as bytes.count
+    for lines in line_blocks(url, size=min(_PIECE, block_bytes, most_bytes)):
+        part = parse_lines(lines, url, row_format)
         if len(part) or part.rejected:
             parts.append(part)
-        size, values, rejected = size + len(piece), values + part.features_NF.size, rejected + len(part.rejected)
+        size, values, rejected = size + len(lines.text), values + part.features_NF.size, rejected + len(part.rejected)
         if parts and (size >= block_bytes or values >= _MOST_VALUES or rejected >= _MOST_REJECTIONS):
-            yield _joined(parts, share)
+            yield _joined(parts, lines.share)
             parts, size, values, rejected = [], 0, 0, 0
     if parts:
         yield _joined(parts, 1.0)
@@ -194,8 +192,8 @@ def _read_group_sizes(url: str) -> tuple[Ints, list[Rejection]]:
     sizes: list[int] = []
     empty: list[Rejection] = []
     line = 0
-    for piece, _ in read_lines(url, size=_PIECE):
-        for text in piece.split(b"\n")[:-1]:
+    for lines in line_blocks(url, size=_PIECE):
+        for text in lines.text.split(b"\n")[:-1]:
             line += 1
             word = text.strip()
             if not word:

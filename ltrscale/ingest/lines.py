@@ -13,9 +13,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +21,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.errors import InputError
-from ltrscale.ingest.rows import TEXT_LENGTH, KeptTexts, Raw, Rejection
+from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection
 
 _LONGEST_LINE = 1 << 24
 """Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
@@ -36,30 +34,8 @@ _XZ_MAGIC = b"\xfd7zXZ\0"
 _GZIP_FORMAT = 31  # zlib's code for a gzip header and the largest window
 
 
-class Piece(NamedTuple):
-    """A piece of a file's text, and the share of the file's (compressed) bytes read so far, from 0 to 1."""
-
-    text: bytes
-    share: float
-
-
-class LineTexts:
-    """The lines of a text by their number, cut at 1,000 characters."""
-
-    def __init__(self, text: bytes, first: int) -> None:
-        self.text, self.first = text, first
-
-    @cached_property
-    def _lines(self) -> list[bytes]:
-        return self.text.split(b"\n")
-
-    def __call__(self, line: int) -> str:
-        """The text of one line."""
-        return shown_line(self._lines[line - self.first])
-
-    def only(self, lines_N: Ints) -> KeptTexts:
-        """The texts of these lines, without the rest of the text in memory."""
-        return KeptTexts({line: self(line) for line in lines_N.tolist()})
+_Piece = tuple[bytes, float]
+"""Some of a file's text, and the share of the file's (compressed) bytes read so far, from 0 to 1."""
 
 
 def shown_line(line: bytes) -> str:
@@ -68,37 +44,21 @@ def shown_line(line: bytes) -> str:
     return line[: 4 * TEXT_LENGTH].decode(errors="replace").rstrip("\r")[:TEXT_LENGTH]
 
 
-def read_lines(url: str, *, size: int, encoding: str = UTF8) -> Iterator[Piece]:
-    """Yield a file's text in pieces of whole lines, each piece about `size` bytes, each line ending in a newline.
-
-    A longer line makes a longer piece. A byte order mark is dropped, and a last line without newline gets one. Text in
-    another encoding is converted to UTF-8; bytes that the encoding does not define stay, as invalid UTF-8.
-
-    Raises:
-        InputError: the file is missing or not in that encoding, or its compressed data is cut, corrupt or followed by
-            something else.
-    """
-    pieces = _whole_lines(_recoded(url, _content(url, size), encoding))
-    for first in pieces:  # the body runs once: only the first piece may begin with a byte order mark
-        yield first._replace(text=first.text.removeprefix(codecs.BOM_UTF8))
-        yield from pieces
-
-
-def _whole_lines(chunks: Iterable[Piece]) -> Iterator[Piece]:
+def _whole_lines(chunks: Iterable[_Piece]) -> Iterator[_Piece]:
     carry = bytearray()
     for chunk, share in chunks:
         if cut := chunk.rfind(b"\n") + 1:
-            yield Piece(b"".join((carry, memoryview(chunk)[:cut])), share)
+            yield b"".join((carry, memoryview(chunk)[:cut])), share
             carry = bytearray(chunk[cut:])
         else:
             carry += chunk
         if len(carry) > _LONGEST_LINE:
             carry[_KEPT_OF_LONG:] = _CUT_MARK
     if carry:
-        yield Piece(bytes(carry) + b"\n", 1.0)
+        yield bytes(carry) + b"\n", 1.0
 
 
-def _recoded(url: str, chunks: Iterator[Piece], encoding: str) -> Iterator[Piece]:
+def _recoded(url: str, chunks: Iterator[_Piece], encoding: str) -> Iterator[_Piece]:
     """The text in UTF-8."""
     if codecs.lookup(encoding).name == UTF8:  # unchanged: faults are reported line by line
         yield from chunks
@@ -106,13 +66,13 @@ def _recoded(url: str, chunks: Iterator[Piece], encoding: str) -> Iterator[Piece
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
     try:
         for text, share in chunks:
-            yield Piece(decoder.decode(text).encode(errors="surrogateescape"), share)
+            yield decoder.decode(text).encode(errors="surrogateescape"), share
         decoder.decode(b"", final=True)
     except UnicodeError as error:
         raise InputError(f"{url}: not text in {encoding} ({error}); set the encoding that it has") from error
 
 
-def _content(url: str, size: int) -> Iterator[Piece]:
+def _content(url: str, size: int) -> Iterator[_Piece]:
     """The file's bytes, decompressed."""
     with storage.open_input(url) as stream:
         length = stream.seek(0, 2)
@@ -133,7 +93,7 @@ def _content(url: str, size: int) -> Iterator[Piece]:
         else:
             decoded = ((chunk, stream.tell()) for chunk in chunks)
         for text, position in decoded:
-            yield Piece(text, min(1.0, position / max(1, length)))  # a file may grow while it is read
+            yield text, min(1.0, position / max(1, length))  # a file may grow while it is read
 
 
 def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
@@ -189,15 +149,14 @@ _BLOCK = 1 << 22
 _NEWLINE, _RETURN = b"\n\r"
 
 
-class Lines(LineTexts):
+class Lines:
     """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end.
 
     `share` is the share of the file read up to the block's end.
     """
 
-    def __init__(self, text: bytes, first: int, share: float) -> None:
-        super().__init__(text, first)
-        self.share = share
+    def __init__(self, text: bytes, first: int, share: float = 1.0) -> None:
+        self.text, self.first, self.share = text, first, share
         self.text_U8 = np.frombuffer(text, np.uint8)
         self.ends_M = np.flatnonzero(self.text_U8 == _NEWLINE)
         self.starts_M = np.concatenate([[0], self.ends_M[:-1] + 1])
@@ -206,7 +165,7 @@ class Lines(LineTexts):
         return len(self.ends_M)
 
     def __call__(self, line: int) -> str:
-        """The text of one line."""
+        """The text of one line, cut at 1,000 characters."""
         return shown_line(self.bytes_of(line - self.first))
 
     def bytes_of(self, index: int) -> bytes:
@@ -219,11 +178,19 @@ class Lines(LineTexts):
         return np.asarray((lengths_M == 0) | ((lengths_M == 1) & (self.text_U8[self.starts_M] == _RETURN)))
 
 
-def line_blocks(url: str, encoding: str = UTF8) -> Iterator[Lines]:
-    """The lines of a file in blocks of a few megabytes."""
+def line_blocks(url: str, encoding: str = UTF8, *, size: int = _BLOCK) -> Iterator[Lines]:
+    """Yield a file's text in blocks of whole lines, each block about `size` bytes, each line ending in a newline.
+
+    A longer line makes a longer block. A byte order mark is dropped, and a last line without newline gets one. Text in
+    another encoding is converted to UTF-8; bytes that the encoding does not define stay, as invalid UTF-8.
+
+    Raises:
+        InputError: the file is missing or not in that encoding, or its compressed data is cut, corrupt or followed by
+            something else.
+    """
     first = 1
-    for text, share in read_lines(url, size=_BLOCK, encoding=encoding):
-        lines = Lines(text, first, share)
+    for text, share in _whole_lines(_recoded(url, _content(url, size), encoding)):
+        lines = Lines(text.removeprefix(codecs.BOM_UTF8) if first == 1 else text, first, share)
         yield lines
         first += len(lines)
 

@@ -20,7 +20,7 @@ from ltrscale.data.vectors import Vectors, lists_of_texts, vector_size
 from ltrscale.errors import InputError
 from ltrscale.ingest import names
 from ltrscale.ingest.csvjson import Dialect, broken_lines
-from ltrscale.ingest.lines import UTF8, Lines, read_lines
+from ltrscale.ingest.lines import UTF8, line_blocks
 from ltrscale.ingest.tables import read_rows, read_schema
 from ltrscale.progress import log, progress
 from ltrscale.yaml_text import MOST_BYTES
@@ -125,17 +125,17 @@ class LogColumn:
 
 def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
     """The dialect of a CSV file, guessed from its beginning; `header` has the names if its first line is a row."""
-    piece = next(read_lines(url, size=1 << 20), None)
-    if piece is None:
+    lines = next(line_blocks(url, size=1 << 20), None)
+    if lines is None:
         raise InputError(f"{url}: the file is empty; choose another one")
-    encoding = _encoding(piece.text)
-    line = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
+    encoding = _encoding(lines.text)
+    line = lines.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
     delimiter = max((usual, ",", ";", "\t", "|"), key=line.count)
     marks = "." if delimiter == "," else ".,"
     forms = [Dialect(delimiter, mark, encoding, header=header) for mark in marks]
     dialect = max(forms, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
-    if n := int(broken_lines(Lines(piece.text, 1, piece.share), dialect)[1].sum()):
+    if n := int(broken_lines(lines, dialect)[1].sum()):
         log.warning(
             "%s: %s of its first lines end within quotes and are rejected with those that follow: write line ends in "
             "fields as blanks, or the file as Parquet or JSON lines",
@@ -253,14 +253,13 @@ def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogC
     return columns
 
 
-def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Some columns of files; columns of text files stay text, since float32 cannot distinguish long ids."""
-    for url in urls:
-        yield from batches_of(url, names, dialect, first=urls[0])
+def batches_of(
+    url: str, names: Sequence[str], dialect: Dialect, *, first: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of a file, null if it lacks one that the `first` file has.
 
-
-def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) -> Iterator[pa.RecordBatch]:
-    """Like `batches`, for one file; columns that it lacks are null."""
+    Columns of text files stay text, since float32 cannot distinguish long ids.
+    """
     schema, wanted = read_schema(url, dialect), {*names}
     ordered = [name for name in schema.names if name in wanted]
     if not ordered:

@@ -6,10 +6,10 @@ Shapes: N rows (documents) of a block, F features.
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,8 @@ Rule = Literal[
 
 TEXT_LENGTH = 1000
 """The most characters of a rejected row that are shown."""
+_SHOWN = TEXT_LENGTH // 5
+"""Columns of a row that fill them: each takes five characters or more."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,8 @@ class Rejection:
     found: str = ""
 
 
-class RawTexts(Protocol):
-    """The input of rows as text, for the quarantine; texts are made on request."""
-
-    def __call__(self, line: int) -> str:
-        """The text of this line (text) or row (Parquet), at most 1,000 characters."""
-        ...
-
-    def only(self, lines_N: Ints) -> "RawTexts":
-        """The texts of these lines, without the rest of the input in memory."""
-        ...
+RawTexts = Callable[[int], str]
+"""The text of a line (text) or row (Parquet) of the input, at most 1,000 characters, for the quarantine."""
 
 
 class Raw(NamedTuple):
@@ -165,41 +159,14 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
             name: pa.concat_arrays([p.columns.get(name, pa.nulls(len(p), kind)) for p in pieces])
             for name, kind in types.items()
         },
-        texts=_Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None,
+        texts=_joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None,
         share=pieces[-1].share,
     )
 
 
-@dataclass(frozen=True)
-class _Joined:
+def _joined(firsts: Sequence[int], texts: Sequence[RawTexts]) -> RawTexts:
     """The texts of consecutive pieces, each with its first line."""
-
-    firsts: Sequence[int]
-    texts: Sequence[RawTexts]
-
-    def __call__(self, line: int) -> str:
-        return self.texts[bisect_right(self.firsts, line) - 1](line)
-
-    def only(self, lines_N: Ints) -> RawTexts:
-        piece_N = np.searchsorted(self.firsts, lines_N, side="right") - 1
-        used = np.unique(piece_N).tolist()
-        kept = [self.texts[i].only(lines_N[piece_N == i]) for i in used]
-        return _Joined([self.firsts[i] for i in used], kept)
-
-
-@dataclass(frozen=True)
-class KeptTexts:
-    """Finished texts, by line."""
-
-    by_line: Mapping[int, str]
-
-    def __call__(self, line: int) -> str:
-        """The text of one line."""
-        return self.by_line[line]
-
-    def only(self, lines_N: Ints) -> RawTexts:
-        """The texts of these lines only."""
-        return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})
+    return lambda line: texts[bisect_right(firsts, line) - 1](line)
 
 
 class RowTexts:
@@ -213,15 +180,10 @@ class RowTexts:
         """The text of one row."""
         if self._last[0] != line:
             row = int(np.searchsorted(self.lines_N, line))
-            columns = zip(self.batch.schema.names, self.batch, strict=True)
+            columns = zip(self.batch.schema.names[:_SHOWN], self.batch.columns[:_SHOWN], strict=True)
             values = {name: plain_value(column[row]) for name, column in columns}
             self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
         return self._last[1]
-
-    def only(self, lines_N: Ints) -> "RowTexts":
-        """The texts of these rows, without the rest of the batch in memory."""
-        lines = np.unique(lines_N)
-        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
 
 
 def plain_value(value: pa.Scalar) -> object:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Self
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import RowBlock
-from ltrscale.ingest.tables import Join
 from ltrscale.ingest.texts import Encoding, TokenColumns
 from ltrscale.ingest.validate import Unjudged
 
@@ -126,34 +125,32 @@ class Source(Config):
         return None
 
     @property
-    def mapping(self) -> ColumnMapping | None:
-        """The uses of the columns of items; None if the rows are not items."""
+    def uses(self) -> ColumnMapping | ListColumns | None:
+        """The uses of the columns; None for text without named columns."""
         return None
 
     @property
-    def joined_tables(self) -> Sequence[Join]:
-        """The tables that join the rows."""
-        return ()
+    def mapping(self) -> ColumnMapping | None:
+        """The uses of the columns of items; None if the rows are not items."""
+        return self.uses if isinstance(self.uses, ColumnMapping) else None
 
     @property
     def token_columns(self) -> TokenColumns | None:
         """The token fields."""
-        return None
+        return self.uses.tokens if self.uses else None
 
     @property
     def takes_any_order(self) -> bool:
         """True if a reader finds features by the names of their columns."""
-        return False
+        return self.uses is not None and not (isinstance(self.uses, ListColumns) and self.uses.matrix)
 
     @property
     def label_place(self) -> str:
         """Where the labels are, in words."""
-        return "the labels"
-
-    @property
-    def key_of_ids(self) -> str:
-        """The key that names the column of document ids, if the rows have none without it; else empty."""
-        return ""
+        if self.uses is None:
+            return "the labels"
+        column = self.uses.labels if isinstance(self.uses, ListColumns) else self.uses.label
+        return f"column {column!r}, which prepare takes as the label,"
 
     @property
     def unjudged(self) -> Unjudged:

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Bools, Floats, Ints
-from ltrscale.ingest.lines import LineTexts, shown_line
+from ltrscale.ingest.lines import Lines, shown_line
 from ltrscale.ingest.rows import Rejection, RowBlock, Rule
 
 _TAB, _NEWLINE, _RETURN, _BLANK, _ONE, _COLON = b"\t\n\r 1:"
@@ -69,39 +69,36 @@ class _Rows(NamedTuple):
     features_RF: Floats
 
 
-def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) -> RowBlock:
-    """Parse whole lines, each with a newline at its end; `first_line` is the number of the first one.
-
-    Rows that break a rule are in `rejected`. Without qid the query ids are empty.
-    """
+def parse_lines(lines: Lines, file: str, row_format: RowFormat) -> RowBlock:
+    """Parse whole lines. Rows that break a rule are in `rejected`. Without qid the query ids are empty."""
     comments: list[bytes] | None = None
-    bare = text
-    if b"#" in text:
-        parts = [line.partition(b"#") for line in text.split(b"\n")]
+    bare = lines.text
+    if b"#" in bare:
+        parts = [line.partition(b"#") for line in bare.split(b"\n")]
         bare, comments = b"\n".join([part[0] for part in parts]), [part[2] for part in parts]
     rows, left = _parse_usual(bare, row_format)
     slow: dict[int, _Row] = {}
     rejected: list[Rejection] = []
-    lines = text.split(b"\n") if left else []
     for index in left:
-        words = lines[index].partition(b"#")[0].split()
+        line = lines.bytes_of(index)
+        words = line.partition(b"#")[0].split()
         try:
             slow[index] = _parse_row(words, row_format)
         except _BadRowError as bad:
-            query_id, shown = _query_id(words) if row_format.qid else "", shown_line(lines[index])
+            query_id, shown = _query_id(words) if row_format.qid else "", shown_line(line)
             found = f"{bad.found}: {shown[:40]!r}"
-            rejected.append(Rejection(file, first_line + index, bad.rule, shown, query_id, found=found))
+            rejected.append(Rejection(file, lines.first + index, bad.rule, shown, query_id, found=found))
     if slow:
         rows = _merged(rows, slow)
     return RowBlock(
         file=file,
-        lines_N=rows.at_R + first_line,
+        lines_N=rows.at_R + lines.first,
         query_ids_N=rows.ids_R,
         features_NF=rows.features_RF,
         labels_N=rows.labels_R,
         doc_ids_N=None if comments is None else _doc_ids([comments[index] for index in rows.at_R.tolist()]),
         rejected=rejected,
-        texts=LineTexts(text, first_line),
+        texts=lines,
     )
 
 

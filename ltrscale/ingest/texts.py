@@ -25,7 +25,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.tokens import LISTS, NAME, SPECIAL, Owner, Special, TokenField, Vocabulary
 from ltrscale.errors import InputError
-from ltrscale.ingest.lines import read_lines
+from ltrscale.ingest.lines import line_blocks
 
 _WORDS: dict[Special, str] = {name: f"[{name.upper()}]" for name in SPECIAL}
 _BATCH = 1 << 12
@@ -127,7 +127,7 @@ class WordPieces(Tokenizer):
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """BERT's tokenizer with these pieces."""
-        content = b"".join(block for block, _ in read_lines(storage.absolute(self.path), size=1 << 22))
+        content = b"".join(lines.text for lines in line_blocks(storage.absolute(self.path)))
         try:
             words = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:

@@ -271,8 +271,8 @@ def total_accounting(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_
 
 
 def _own(piece: RowBlock) -> RowBlock:
-    """A copy of the piece, since a view would keep its whole block in memory."""
-    texts = None if piece.texts is None else piece.texts.only(piece.lines_N)
+    """A copy of the piece, since a view, and the texts of a block, would keep the whole block in memory."""
+    texts = None if piece.texts is None else {line: piece.texts(line) for line in piece.lines_N.tolist()}.__getitem__
     return replace(piece, features_NF=piece.features_NF.copy(), texts=texts)
 
 

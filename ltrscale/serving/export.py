@@ -9,7 +9,6 @@ README.md        how to read these files, for people
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -80,7 +79,7 @@ class ExportJob(Stage):
         raw_files = raw_files_of(self.raw, self.data) if has_items else []
         to = FORMATS[self.to]
         files, parity = check_parity(to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance)
-        publish(to, files, parity, self.out, made_by=origin)
+        _publish(to, files, parity, self.out, made_by=origin)
 
     def run(self) -> bool:
         """Export unless it is up to date; then measure if `measure` is set."""
@@ -101,15 +100,14 @@ class ExportJob(Stage):
             times = _time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self.data), rows)
         if times is None:
             raise InputError("measure: no raw row that can be used is at hand; name some as raw")
-        engine = "" if times.scores_Q is not None else f"; {self.to} scores in a program of its own"
-        log.info("measure: %s: %s%s", self.out, times, engine)
+        log.info("measure: %s: %s", self.out, times)
 
     @property
     def _split(self) -> Split:
         return Split(data=(self.data,), periods=self.periods)
 
 
-def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
+def _publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit the checked files to a directory."""
     features = ExportedFeatures.model_validate_json(files[FEATURES_FILE])
     card = f"""# {to.title}
@@ -134,36 +132,23 @@ Before this was published, the scores of a reader that has these files only were
         log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
 
 
-@dataclass(frozen=True)
-class _QueryTimes:
-    """Seconds per query: to make the matrix from its raw rows, and to score it; None if nothing here scores."""
-
-    rows: int
-    """Rows per query."""
-    matrix_Q: NDArray[np.float64]
-    scores_Q: NDArray[np.float64] | None
-
-    def __str__(self) -> str:
-        parts = [f"raw rows to the model's features {_shown(self.matrix_Q)}"]
-        if self.scores_Q is not None:
-            whole = f"raw rows to scores {_shown(self.matrix_Q + self.scores_Q)}"
-            parts = [whole, *parts, f"features to scores {_shown(self.scores_Q)}"]
-        return f"one query of {self.rows} rows, {len(self.matrix_Q):,} times: {'; '.join(parts)}"
-
-
-def _time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> _QueryTimes | None:
-    """Time queries of `rows` rows each, made from the first rows of some files; None without such rows."""
+def _time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> str | None:
+    """The times of queries of `rows` rows each, made from the first rows of some files; None without such rows."""
     module = transformer(folder)
     sampled = sample_raw(bundle, module, files, rows * (_QUERIES + _WARM))
     if sampled is None:
         return None
     lists = [sampled.rows[start : start + rows] for start in range(0, len(sampled.rows), rows)]
     lists = lists[:-1] if len(lists) > 1 and len(lists[-1]) < rows else lists
-    reader, seconds = to.readers(folder)[0] if to.in_process else None, []
-    for row_list in [*lists[:_WARM], *lists]:
-        seconds.append(_timed(row_list, module.inputs, reader))
-    seconds_Q2 = np.array(seconds[min(_WARM, len(lists)) :])
-    return _QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
+    reader = to.readers(folder)[0] if to.in_process else None
+    seconds = [_timed(row_list, module.inputs, reader) for row_list in [*lists[:_WARM], *lists]]
+    matrix_Q, scores_Q = np.array(seconds[min(_WARM, len(lists)) :]).T
+    parts = [f"raw rows to the model's features {_shown(matrix_Q)}"]
+    if reader is None:
+        parts.append(f"{to.kind} scores in a program of its own")
+    else:
+        parts = [f"raw rows to scores {_shown(matrix_Q + scores_Q)}", *parts, f"features to scores {_shown(scores_Q)}"]
+    return f"one query of {len(lists[0])} rows, {len(matrix_Q):,} times: {'; '.join(parts)}"
 
 
 def _timed(

@@ -29,18 +29,17 @@ Shapes: N documents, G columns, n of the documents.
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from ltrscale.bundle import Bundle
-from ltrscale.config import Strict, validate
 from ltrscale.errors import InputError
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in, labels_of
-from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
+from ltrscale.serving.trees import Step, Trees, leaves_of, missing_goes_left, trees_of
 
 _FEATURES, _MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
@@ -62,11 +61,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
 `x` for max(x, 0) and `x_negative` for max(-x, 0)."""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """The model and its feature set.
-
-        Raises:
-            InputError: the bundle is not one model of trees, or a tree splits on a category.
-        """
+        """The model and its feature set."""
         trees = trees_of(bundle, observed, to=self.kind, libraries=("lightgbm", "xgboost"))
         return _plugin_files(trees, observed.negative, self.kind), trees.columns
 
@@ -83,7 +78,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
             values = self._values(folder, fields)
             scores_N = np.zeros(len(matrix_NG), np.float32)
             for root in roots:
-                scores_N += _leaves(root, values, len(matrix_NG))
+                scores_N += leaves_of(root, partial(_step, values), len(matrix_NG)).astype(np.float32)
             return scores_N.astype(np.float64)
 
         return (scores,)
@@ -92,10 +87,8 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
         """The values [N] of the queries, by their names."""
         values, refused = {}, []
         for query in json.loads((folder / _FEATURES).read_bytes())["featureset"]["features"]:
-            where = f"{_FEATURES}: {query['name']}"
             try:
-                body = validate(_FunctionScore, query["template"]["function_score"], where)
-                values_N = body.scores(fields)
+                values_N = _query_scores(query["template"]["function_score"], fields)
                 values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
             except InputError as error:
                 refused.append(str(error))
@@ -122,98 +115,37 @@ class OpenSearchFormat(PluginFormat):
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
 
 
-class _FieldReference(Strict):
-    """The name of a field."""
-
-    field: str
-
-
-class _FieldValue(_FieldReference):
-    """The value of a field, times a factor in single precision."""
-
-    factor: float = 1
-
-    def values(self, fields: Fields, rows_n: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The values of some documents.
-
-        Raises:
-            InputError: one is negative or missing.
-        """
-        values_n = _values_of(fields, self.field)[rows_n].astype(np.float64) * np.float64(np.float32(self.factor))
-        if np.isnan(values_n).any():
-            raise InputError(f"{self.field!r} has no value in some documents, and field_value_factor no `missing`")
-        if (values_n < 0).any():
-            raise InputError(f"field_value_factor of {self.field!r} is negative, {values_n.min():.3g}")
-        return values_n
+_Body = Mapping[str, Any]
+"""A `function_score` of documents that have a field, or a part of it."""
+_LIMITS = {"gt": np.greater, "gte": np.greater_equal, "lt": np.less, "lte": np.less_equal}
 
 
-class _RangeBounds(Strict):
-    """Limits of a range; None is no limit."""
-
-    gt: float | None = None
-    gte: float | None = None
-    lt: float | None = None
-    lte: float | None = None
-
-    def hold(self, values_N: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Mask of the documents within all limits; False without a value."""
-        tests = ((self.gt, np.greater), (self.gte, np.greater_equal), (self.lt, np.less), (self.lte, np.less_equal))
-        held_N = ~np.isnan(values_N)
-        for limit, test in tests:
-            if limit is not None:
-                held_N &= test(values_N, limit)
-        return held_N
-
-
-class Function(Strict):
-    """For documents within ranges: a field's value, or only the weight."""
-
-    filter: dict[Literal["range"], dict[str, _RangeBounds]] = Field(default_factory=dict)
-    field_value_factor: _FieldValue | None = None
-    weight: float = Field(1, ge=0)
+def _query_scores(body: _Body, fields: Fields) -> NDArray[np.float32]:
+    """The scores of documents [N]; NaN where the query does not match; an InputError where a search would end."""
+    left_N = ~np.isnan(_values_of(fields, body["query"]["exists"]["field"]))
+    scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function matches
+    for function in body.get("functions", [body]):
+        held_N = left_N.copy()
+        for field, limits in function.get("filter", {}).get("range", {}).items():
+            for name, limit in limits.items():
+                held_N &= _LIMITS[name](_values_of(fields, field), limit)  # False without a value
+        if "field_value_factor" in function:
+            scores_N[held_N] = _factor_values(function["field_value_factor"], fields, np.flatnonzero(held_N))
+        else:
+            scores_N[held_N] = function["weight"]
+        left_N &= ~held_N
+    return scores_N
 
 
-class _FunctionScore(Strict):
-    """The body of a `function_score` of documents that have a field."""
-
-    query: dict[Literal["exists"], _FieldReference]
-    field_value_factor: _FieldValue | None = None
-    """The only function, instead of `functions`."""
-    functions: tuple[Function, ...] = ()
-    score_mode: Literal["first"] | None = None
-    """Needed with `functions`: otherwise engines multiply their values."""
-    boost_mode: Literal["replace"]
-
-    @model_validator(mode="after")
-    def _has_either(self) -> Self:
-        if bool(self.functions) == (self.field_value_factor is not None):
-            raise ValueError("a function_score has either functions or one field_value_factor")
-        if self.functions and self.score_mode is None:
-            raise ValueError("functions need score_mode: first")
-        return self
-
-    def scores(self, fields: Fields) -> NDArray[np.float32]:
-        """The scores of documents [N]; NaN where the query does not match.
-
-        Raises:
-            InputError: an engine would end the search with an error; the message names the field.
-
-        Example:
-            >>> body = {"query": {"exists": {"field": "age"}}, "field_value_factor": {"field": "age"}}
-            >>> ages_N = np.array([3.0, np.nan], np.float32)
-            >>> _FunctionScore.model_validate({**body, "boost_mode": "replace"}).scores({"age": ages_N}).tolist()
-            [3.0, nan]
-        """
-        left_N = ~np.isnan(_values_of(fields, self.query["exists"].field))
-        scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function matches
-        for function in self.functions or (Function(field_value_factor=self.field_value_factor),):
-            held_N = left_N.copy()
-            for field, bounds in function.filter.get("range", {}).items():
-                held_N &= bounds.hold(_values_of(fields, field))
-            value = function.field_value_factor
-            scores_N[held_N] = function.weight if value is None else value.values(fields, np.flatnonzero(held_N))
-            left_N &= ~held_N
-        return scores_N
+def _factor_values(value: _Body, fields: Fields, rows_n: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The values of a field in some documents, times a factor in single precision; an InputError if one is refused."""
+    field, factor = value["field"], np.float64(np.float32(value.get("factor", 1)))
+    values_n = _values_of(fields, field)[rows_n].astype(np.float64) * factor
+    if np.isnan(values_n).any():
+        raise InputError(f"{field!r} has no value in some documents, and field_value_factor no `missing`")
+    if (values_n < 0).any():
+        raise InputError(f"field_value_factor of {field!r} is negative, {values_n.min():.3g}")
+    return values_n
 
 
 def _values_of(fields: Fields, field: str) -> NDArray[np.float32]:
@@ -248,20 +180,14 @@ def _plugin_files(trees: Trees, negative: Collection[str], to: str) -> Files:
     }
 
 
-def _leaves(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int) -> NDArray[np.float32]:
-    leaves_N = np.empty(documents, np.float32)
-    waiting = [(root, np.arange(documents))]
-    while waiting:
-        node, rows = waiting.pop()
-        if "leaf" in node:
-            leaves_N[rows] = np.float32(node["leaf"])
-            continue
-        values_n = values[node["split"]][rows]
-        first_n = values_n < np.float32(node["split_condition"])
-        first_n[np.isnan(values_n)] = node["missing"] == node["yes"]
-        children = {child["nodeid"]: child for child in node["children"]}
-        waiting += [(children[node["yes"]], rows[first_n]), (children[node["no"]], rows[~first_n])]
-    return leaves_N
+def _step(values: Mapping[str, NDArray[np.float32]], node: Node, rows_n: NDArray[np.int64]) -> Step:
+    if "leaf" in node:
+        return float(node["leaf"])
+    values_n = values[node["split"]][rows_n]
+    first_n = values_n < np.float32(node["split_condition"])
+    first_n[np.isnan(values_n)] = node["missing"] == node["yes"]
+    children = {child["nodeid"]: child for child in node["children"]}
+    return first_n, children[node["yes"]], children[node["no"]]
 
 
 def _roots(trees: Trees, to: str) -> list[Node]:

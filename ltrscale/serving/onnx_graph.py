@@ -48,11 +48,7 @@ scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features":
 ```"""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """The graph; its columns are the raw features.
-
-        Raises:
-            InputError: the bundle has no network that scores, or its network has no such graph; onnx is not installed.
-        """
+        """The graph; its columns are the raw features."""
         _check_exportable(bundle)
         return {_MODEL: _graph(bundle)}, _raw_columns(bundle, observed.texts)
 

@@ -32,7 +32,7 @@ from ltrscale.data.stream.batches import first_groups, iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
-from ltrscale.ingest.items import load_tables
+from ltrscale.ingest.items import Items, load_tables
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.tables import typed_rows
@@ -306,8 +306,8 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
 
 def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -> list[Any]:
     """Rows with the columns of joined tables, which a service supplies if a table is too large to export."""
-    assert source.mapping is not None
-    for table in load_tables(source.joined_tables, source.mapping, features):
+    assert isinstance(source, Items)
+    for table in load_tables(source.joins, source.columns, features):
         keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
         joined = table(keys)[0].select([*table.join.columns]).to_pylist()
         rows = [{**row, **more} for row, more in zip(rows, joined, strict=True)]

@@ -64,10 +64,10 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         return {}
     config, features = reading
     source = config.source
-    columns, raw = source.mapping, RawColumns.model_validate(bundle.read_as[RAW])
-    assert columns is not None
+    assert isinstance(source, Items)
+    columns, raw = source.columns, RawColumns.model_validate(bundle.read_as[RAW])
     joins, files = [], Files()
-    for number, joined in enumerate(load_tables(source.joined_tables, columns, features), 1):
+    for number, joined in enumerate(load_tables(source.joins, columns, features), 1):
         join, table = joined.join, _table(joined)
         name = None if table is None else f"raw_rows_{number}.jsonl"
         joins.append(
@@ -98,7 +98,7 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         },
         "vectors": columns.vector_columns,
         "infinite": config.infinite,
-        "columns": _columns(columns, source.joined_tables, [by_name[name] for name in names], raw),
+        "columns": _columns(columns, source.joins, [by_name[name] for name in names], raw),
         "joins": joins,
         "features": [_feature(by_name[name], columns, made) for name in names],
     }

@@ -114,6 +114,24 @@ def missing_goes_left(node: Mapping[str, Any]) -> bool:
     return bool(node["default_left"] if node["missing_type"] == "NaN" else node["threshold"] >= 0)
 
 
+Step = float | tuple[NDArray[np.bool_], Any, Any]
+"""The value of a leaf; or which rows of a node go to its first child, and both children."""
+
+
+def leaves_of(root: Any, step: Callable[[Any, NDArray[np.int64]], Step], documents: int) -> NDArray[np.float64]:
+    """The value of the leaf in which each document [N] ends; `step` takes a node and the rows that reach it."""
+    leaves_N = np.empty(documents)
+    waiting = [(root, np.arange(documents))]
+    while waiting:
+        node, rows_n = waiting.pop()
+        match step(node, rows_n):
+            case (first_n, first, second):
+                waiting += [(first, rows_n[first_n]), (second, rows_n[~first_n])]
+            case value:
+                leaves_N[rows_n] = value
+    return leaves_N
+
+
 class LightGBMFormat(MatrixFormat):
     """LightGBM's text format."""
 

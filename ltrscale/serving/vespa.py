@@ -12,6 +12,7 @@ Shapes: N documents, G columns.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in
-from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
+from ltrscale.serving.trees import Step, Trees, leaves_of, missing_goes_left, trees_of
 
 _MODEL = "model.json"
 
@@ -46,11 +47,7 @@ rank-profile ranker {
 The features have the names of `label`. Categories are text: their functions take attributes of type string."""
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """The file, and its columns.
-
-        Raises:
-            InputError: the bundle is not one model of LightGBM; the data set does not name some categories.
-        """
+        """The file, and its columns."""
         trees = trees_of(bundle, observed, to=self.kind, libraries=("lightgbm",))
         return {_MODEL: _dump(trees)}, trees.columns
 
@@ -68,7 +65,7 @@ The features have the names of `label`. Categories are text: their functions tak
                     columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
             scores_N = np.zeros(len(matrix_NG))
             for tree in model["tree_info"]:
-                scores_N += _leaves_of(tree["tree_structure"], columns, texts, len(matrix_NG))
+                scores_N += leaves_of(tree["tree_structure"], partial(_step, columns, texts), len(matrix_NG))
             return scores_N
 
         return (scores,)
@@ -126,23 +123,17 @@ def _category_values(model: Mapping[str, Any], name: str) -> Any:
     return model["feature_infos"].get(name, {}).get("values")
 
 
-def _leaves_of(
-    root: Mapping[str, Any], columns: Sequence[Any], texts: Mapping[int, Sequence[str]], documents: int
-) -> NDArray[np.float64]:
-    leaves_N = np.empty(documents)
-    waiting = [(root, np.arange(documents))]
-    while waiting:
-        node, rows = waiting.pop()
-        if "leaf_value" in node:
-            leaves_N[rows] = node["leaf_value"]
-            continue
-        values_n = columns[node["split_feature"]][rows]
-        if node["decision_type"] == "==":
-            named = texts[node["split_feature"]]
-            left_n = np.isin(values_n, [named[int(place)] for place in node["threshold"].split("||")])
-        elif node["default_left"]:
-            left_n = ~(values_n >= node["threshold"])
-        else:
-            left_n = values_n < node["threshold"]
-        waiting += [(node["left_child"], rows[left_n]), (node["right_child"], rows[~left_n])]
-    return leaves_N
+def _step(
+    columns: Sequence[Any], texts: Mapping[int, Sequence[str]], node: Mapping[str, Any], rows_n: NDArray[np.int64]
+) -> Step:
+    if "leaf_value" in node:
+        return float(node["leaf_value"])
+    values_n = columns[node["split_feature"]][rows_n]
+    if node["decision_type"] == "==":
+        named = texts[node["split_feature"]]
+        left_n = np.isin(values_n, [named[int(place)] for place in node["threshold"].split("||")])
+    elif node["default_left"]:
+        left_n = ~(values_n >= node["threshold"])
+    else:
+        left_n = values_n < node["threshold"]
+    return left_n, node["left_child"], node["right_child"]

@@ -19,7 +19,7 @@ _PLACE = re.compile(r"(?:^|/)(?:service/([0-9a-f]{64})|candidates/([0-9a-f]{12})
 """A directory named with a hash of what it was made of, settings with URLs among it, which differ between rounds."""
 _MODEL_FILES = re.compile(r"\.(safetensors|txt|json|ubj|cbm)$")
 _OF_THE_DATA = ("features", "summaries", "label_counts", "accounting")
-_OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
+_OF_A_BUNDLE = ("kind", "features", "part", "metrics")
 
 
 @dataclass(frozen=True)

@@ -149,13 +149,6 @@ def test_a_column_that_may_be_something_else_stays_text(tmp_path: Path, values: 
     assert [feature.name for feature in features_of(Items(columns=mapping), path)] == ["f"]
 
 
-def test_the_types_of_a_file_with_a_short_header_are_those_of_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("q,f\na,1\n")
-    source = Items(columns=ColumnMapping(query="q", features=("*",)))
-    assert [feature.name for feature in features_of(source, path)] == ["f"]
-
-
 def test_booleans_as_a_category_keep_their_codes(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("q,c\na,true\na,false\n")

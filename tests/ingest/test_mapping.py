@@ -23,7 +23,7 @@ from source_blocks import blocks_of, features_of, rows_of
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.times import ISO, Clock, _is_day_number, format_of, instants, part_of, periods
+from ltrscale.data.times import ISO, Clock, _is_day_number, format_of, instants, periods
 from ltrscale.errors import InputError
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
@@ -408,12 +408,6 @@ def test_a_file_without_a_date_of_the_first_one_is_named(tmp_path: Path) -> None
     made = mapping(dates={"at": ["hour"]})
     with pytest.raises(InputError, match=r"2\.parquet: no column 'at' \(dates\)"):
         blocks_of(Items(columns=made), two, features=features_of(Items(columns=made), one), first=str(one))
-
-
-def test_weekday_of_known_days() -> None:
-    seconds_N = np.array([datetime(2026, 2, 14, 12, tzinfo=UTC).timestamp()], np.int64)  # a Saturday
-    assert part_of("weekday", seconds_N, None, Clock("Asia/Tokyo")).tolist() == [5]
-    assert part_of("weekday", seconds_N, None, Clock("Pacific/Kiritimati")).tolist() == [6]
 
 
 def test_rows_to_score_have_the_features_of_dates_that_the_model_reads_and_need_no_label(tmp_path: Path) -> None:

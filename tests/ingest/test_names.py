@@ -126,14 +126,6 @@ def test_without_a_label_each_flag_is_asked_about(words: tuple[object, object]) 
     assert "0 or 1, and no column looks like a label" in found.asked["zz"]
 
 
-def test_a_click_that_is_1_or_nothing_is_a_label() -> None:
-    log = made(0)[["search_id", "product_id", "position", "clicked", "f1"]].copy()
-    log["clicked"] = log["clicked"].where(log["clicked"] > 0)
-    for name in ("clicked", "w3"):
-        found = guessed(log.rename(columns={"clicked": name}))
-        assert (found.label and found.label.name) == name
-
-
 def test_words_that_grade_are_a_label_by_any_name() -> None:
     rng = np.random.default_rng(0)
     log = made(0, items=300)[["search_id", "product_id", "f1"]].copy()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import weakref
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from preparing import prepare, rejections_of
 
 from ltrscale.ingest import items, letor, lines
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.lines import LineTexts
+from ltrscale.ingest.lines import Lines
 from ltrscale.ingest.rows import RawTexts, RowBlock, RowTexts, concat, cut, keep
 
 
@@ -32,7 +31,7 @@ def piece_of(kind: str, first: int, n: int) -> RowBlock:
     """Rows with the text `row <line>`, from the lines of a text or the rows of a Parquet batch."""
     lines = list(range(first, first + n))
     if kind == "text":
-        return block_of(LineTexts("".join(f"row {line}\r\n" for line in lines).encode(), first), lines)
+        return block_of(Lines("".join(f"row {line}\r\n" for line in lines).encode(), first), lines)
     batch = pa.record_batch({"at": pa.array([f"row {line}" for line in lines], pa.string())})
     return block_of(RowTexts(batch, np.array(lines, np.int64)), lines)
 
@@ -57,38 +56,21 @@ def test_rows_keep_their_texts(kind: str, sizes: list[int], kept: list[bool], bo
     rows = cut(rows, start, stop)
     shown = "row {}" if kind == "text" else '{{"at": "row {}"}}'
     assert texts_of(rows) == [shown.format(line) for line in rows.lines_N.tolist()]
-    if len(rows):
-        assert rows.texts is not None
-        only = rows.texts.only(rows.lines_N)
-        rows.texts = only.only(rows.lines_N)
-        assert texts_of(rows) == [shown.format(line) for line in rows.lines_N.tolist()]
 
 
 def test_documents_of_one_row_share_its_text() -> None:
     batch = pa.record_batch({"docs": [["a", "b"], ["c"]]})
     rows = block_of(RowTexts(batch, np.array([4, 5])), [4, 4, 5])
-    rows.texts = rows.texts.only(rows.lines_N) if rows.texts else None
     assert texts_of(rows) == ['{"docs": ["a", "b"]}'] * 2 + ['{"docs": ["c"]}']
 
 
 def test_texts_are_cut_at_a_thousand_characters() -> None:
-    assert LineTexts(("ü" * 5000 + "\n").encode(), 1)(1) == "ü" * 1000
+    assert Lines(("ü" * 5000 + "\n").encode(), 1)(1) == "ü" * 1000
     assert len(RowTexts(pa.record_batch({"a": ["x" * 5000]}), np.array([1]))(1)) == 1000
-    assert LineTexts(b"a\xff\n", 1)(1) == "a\ufffd"
-
-
-def test_a_kept_excerpt_does_not_hold_the_whole_text() -> None:
-    texts = LineTexts(b"first\n" + b"# a long comment\n" * 1000 + b"last\n", 1)
-    gone = weakref.ref(texts)
-    kept = texts.only(np.array([1, 1002]))
-    del texts
-    assert gone() is None
-    assert (kept(1), kept(1002)) == ("first", "last")
-
-    batch = pa.record_batch({"at": np.arange(100_000)})
-    few = RowTexts(batch, np.arange(1, 100_001)).only(np.array([7, 99_000]))
-    assert (few(7), few(99_000)) == ('{"at": 6}', '{"at": 98999}')
-    assert few.batch.get_total_buffer_size() < 1000
+    short = {"x" * (i % 3) + chr(0x100 + i): [i] for i in range(500)}
+    whole = json.dumps({name: value for name, [value] in short.items()}, ensure_ascii=False)
+    assert RowTexts(pa.record_batch(short), np.array([1]))(1) == whole[:1000]
+    assert Lines(b"a\xff\n", 1)(1) == "a\ufffd"
 
 
 def test_rows_of_several_files_or_without_texts_have_none_together() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.ids import QueryIds
-from ltrscale.ingest.lines import LineTexts
+from ltrscale.ingest.lines import Lines
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.validate import Duplicates, Validator, total_accounting
 from ltrscale.storage import Commit, join
@@ -234,7 +234,7 @@ def test_an_open_group_keeps_its_texts_and_not_its_blocks(tmp_path: Path) -> Non
         blocks = []
         for block in blocks_of([Row("q", label=-1.0)] * 50 + [Row("long")] * 60, range(110)):
             line = int(block.lines_N[0])
-            texts = LineTexts(f"row {line}\n".encode() + b"# comment\n" * 1000, line)
+            texts = Lines(f"row {line}\n".encode() + b"# comment\n" * 1000, line)
             blocks.append(weakref.ref(texts))
             block.texts = texts
             del texts

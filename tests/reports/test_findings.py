@@ -61,7 +61,9 @@ def test_plain_cells_stay_as_they_are() -> None:
 
 def test_the_card_of_a_bundle_shows_texts() -> None:
     metrics = {"a|b\n\n# c": "[x](javascript:y)"}
-    config = BundleConfig(kind="pretrained", features=(Feature(name="f"),), dataset_hash="`<b>", metrics=metrics)
+    config = BundleConfig(
+        kind="pretrained", part={}, features=(Feature(name="f"),), dataset_hash="`<b>", metrics=metrics
+    )
     text = _card(config, "A pretrained encoder")
     assert "| a\\|b  # c | [x\\](javascript:y) |\n" in text
     assert "hash `'<b>`\n" in text

@@ -16,11 +16,12 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.prepare import first_lines
 from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.lines import read_lines
-from ltrscale.ingest.profile import LogColumn, batches, columns_of, named_schema
+from ltrscale.ingest.lines import line_blocks
+from ltrscale.ingest.profile import LogColumn, batches_of, columns_of, named_schema
 from ltrscale.ingest.structure import table_structure
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
@@ -35,21 +36,14 @@ def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str
     `given` is as for `guess`. Raises an `InputError` if the files of a known form do not fit together.
     """
     if letor := [url for url in urls if not _TABLE.search(url) and _first_row(url)]:
-        return [*_first_lines(file, out), *_letor(letor, urls)]
+        return [*first_lines(file, out), *_letor(letor, urls)]
     if not all(_TABLE.search(url) for url in urls):
         return None  # the reader of items reports what it cannot read
     if urls[0].endswith(".parquet"):
         laid = _laid_out(urls[0])
-        return [*_first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
+        return [*first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
     texts = _Texts.recognise(urls) if len(urls) > 1 else None
-    return [*_first_lines(file, out), *texts.lines()] if texts else None
-
-
-def _first_lines(file: str, out: str) -> Iterator[str]:
-    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
-    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
-    yield ""
-    yield "prepare:"
+    return [*first_lines(file, out), *texts.lines()] if texts else None
 
 
 # LETOR and svmlight text
@@ -57,7 +51,7 @@ def _first_lines(file: str, out: str) -> Iterator[str]:
 
 def _first_row(url: str) -> bytes:
     """The first row of LETOR or svmlight text, empty for any other file."""
-    piece = next(read_lines(url, size=1 << 16), None)
+    piece = next(line_blocks(url, size=1 << 16), None)
     lines = [] if piece is None else [line for line in piece.text.split(b"\n") if line and not line.startswith(b"#")]
     return lines[0] if lines and _ROW.match(lines[0]) else b""
 
@@ -92,7 +86,7 @@ def _width(urls: Sequence[str]) -> tuple[bool, int, int]:
     """Whether all rows read have all features; the first index, 0 or 1; and the highest index."""
     lowest, highest, counts = 1, 0, set()
     for url in urls:
-        for number, piece in enumerate(read_lines(url, size=1 << 20)):
+        for number, piece in enumerate(line_blocks(url, size=1 << 20)):
             text = re.sub(rb"#[^\n]*", b"", piece.text)
             indices = {int(index) for index in {*_FEATURE_INDEX.findall(text)}}
             lowest, highest = min(lowest, *indices, 1), max(highest, *indices, 0)
@@ -130,7 +124,7 @@ def _laid_out(url: str) -> _Laid | None:
     """The items of a file with one query per row; None if its rows are items, whose lists differ in length."""
     schema = named_schema(url, Dialect())
     lists = [each.name for each in schema if cols.is_list(each.type)]
-    first = next(batches([url], schema.names, Dialect()), None) if len(lists) > 1 else None
+    first = next(batches_of(url, schema.names, Dialect()), None) if len(lists) > 1 else None
     if first is None:
         return None
     rows = pa.Table.from_batches([first]).slice(0, _GROUPS_LOOKED_AT)
@@ -183,8 +177,9 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
         "labels": guessed.label,
         "positions": guessed.positions,
         "clicks": guessed.clicks,
+        "gain": guessed.gain,
     }
-    for use, column in (by_use | {"gain": guessed.gain}).items():
+    for use, column in by_use.items():
         if column is not None and column.name in lists:
             doubt = guessed.choices[role].doubt if (role := use.rstrip("s")) in guessed.choices else ""
             mark = f"{CHECK}: {doubt}; " if doubt else "# "
@@ -336,7 +331,7 @@ class _TextTable:
         """Read the first rows of a table; tab-separated texts may contain quotes."""
         dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
         schema = named_schema(url, dialect)
-        rows = pa.Table.from_batches(islice(batches([url], schema.names, dialect), 1))
+        rows = pa.Table.from_batches(islice(batches_of(url, schema.names, dialect), 1))
         columns = columns_of(rows, schema, dialect) if len(rows) else []
         words = [each for each in columns if not each.numeric and not each.formats]
         texts = [each.name for each in words if each.length > 15 and sum(" " in value for value in each.values) > 1]

@@ -196,12 +196,7 @@ def _pipeline_text(out: str, sizes: FirstSizes, score: str | None, takes: str, c
 
 
 def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The periods of training, validation and test: the last sixth tests, and the sixth before it validates.
-
-    Example:
-        >>> divided(["a", "b", "c", "d"])
-        (('a', 'b'), ('c',), ('d',))
-    """
+    """The periods of training, validation and test: the last sixth tests, and the sixth before it validates."""
     held_out = max(1, len(names) // 6)
     return tuple(names[: -2 * held_out]), tuple(names[-2 * held_out : -held_out]), tuple(names[-held_out:])
 

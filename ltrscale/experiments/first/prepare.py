@@ -136,15 +136,24 @@ def _periods(
     return "week", names
 
 
-def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
-    """The lines of prepare.yaml for a log with one item per row."""
+def first_lines(file: str, out: str, *notes: str) -> Iterator[str]:
+    """The first lines of any prepare.yaml."""
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
-    yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
-    lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
-    yield f"# {counted.rows:,} rows, {counted.queries:,} queries: {lengths}."
+    yield from notes
     yield f"out: {plain_yaml(storage.join(out, 'data'))}"
     yield ""
     yield "prepare:"
+
+
+def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
+    """The lines of prepare.yaml for a log with one item per row."""
+    lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
+    yield from first_lines(
+        file,
+        out,
+        "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone.",
+        f"# {counted.rows:,} rows, {counted.queries:,} queries: {lengths}.",
+    )
     yield f"  inputs: {plain_yaml(file)}"
     if not counted.together:
         yield "  sort: true # the rows of a query do not stand together in one file"

@@ -16,6 +16,7 @@ from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.tables import read_rows, read_schema
 
 _NAMES = (
@@ -83,9 +84,10 @@ def _places(url: str, column: str | None) -> Iterator[_Rows]:
     """The files with titles, of a data set's items and of joined tables."""
     settings = prepare_settings_of(read_as(open_dataset(url)))
     source = validate(PrepareConfig, settings, url).source if settings else None
-    if source is None or (columns := source.mapping) is None or (item := columns.item) is None:
+    if not isinstance(source, Items) or (item := source.columns.item) is None:
         return
-    for join in source.joined_tables:
+    columns = source.columns
+    for join in source.joins:
         if item in join.key:
             for file in _there(join.path):
                 yield from _rows_of(file, columns.dialect(file), join.key[item], column, but=[*join.key.values()])
