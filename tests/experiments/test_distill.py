@@ -156,7 +156,7 @@ def test_the_teacher_s_scores_are_evaluated_as_its_bundle_is(
     scores_N = load(teacher).scorer()(groups)
     mean = float(ndcg(scores_N, groups.labels_N, groups.offsets_Q1, k=5).nanmean())
     (evaluated, *_) = Evaluation.read(str(distilled / "evaluation")).methods
-    assert (evaluated.name, evaluated.kinds) == ("teacher", ("scores",))
+    assert (evaluated.name, evaluated.kinds) == ("teacher", {"scores"})
     assert evaluated.slices["all"].summaries["ndcg@5"].mean == pytest.approx(mean, abs=1e-6)
 
 

@@ -55,14 +55,14 @@ def _standing(evaluation: Evaluation) -> tuple[str, str, Comparison] | None:
     """The best model, the ranker in service, and the lead of the first; None if either or the metric is missing."""
     serving = _serving(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
-    others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone comes after all models
+    others.sort(key=lambda method: method.kinds == {"feature"})  # a score alone comes after all models
     lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
     return None if lead is None or serving is None else (others[0].name, serving, lead)
 
 
 def _serving(evaluation: Evaluation) -> str | None:
     """What serves: a baseline in service or untrained, else the best score, order shown, baseline or next best."""
-    kinds = {method.name: {*method.kinds} for method in evaluation.ranked}
+    kinds = {method.name: method.kinds for method in evaluation.ranked}
     baseline = evaluation.baseline
     if baseline in (AS_SHOWN, PRODUCTION) or kinds.get(baseline or "", {""}) <= {"feature", "scores"}:
         return baseline
@@ -74,7 +74,7 @@ def _serving(evaluation: Evaluation) -> str | None:
 def _as_served(evaluation: Evaluation, serving: MethodResult) -> str:
     if serving.name == AS_SHOWN:
         return f"what was shown ({AS_SHOWN}), which labels such as clicks favour"
-    if {*serving.kinds} <= {"feature"}:
+    if serving.kinds == {"feature"}:
         return f"{serving.name}, the order of a score alone"
     if serving.name == PRODUCTION:
         return "production"
@@ -143,7 +143,7 @@ def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
 def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     """How far the best is ahead of the best trees or networks, of the baseline, and of the next best."""
     ahead = sorted(evaluation.leads, key=lambda name: -evaluation.leads[name].difference)
-    of_trees = [m.name for m in evaluation.methods if set(m.kinds) == {"trees"}]
+    of_trees = [m.name for m in evaluation.methods if m.kinds == {"trees"}]
     others = {
         "trees": None if best.name in of_trees else next((name for name in ahead if name in of_trees), None),
         "the baseline": evaluation.baseline,

@@ -64,7 +64,7 @@ def _calibrations(evaluation: Evaluation) -> list[TableRow]:
     """A row for each method whose scores are logits of clicks, with means over its trials."""
     rows: list[TableRow] = []
     for method in evaluation.methods:
-        if found := [each for each in method.calibration if each is not None]:
+        if found := [trial.calibration for trial in method.trials if trial.calibration is not None]:
             columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error, c.reference) for c in found), strict=True)
             means = [None if None in of else sum(filter(None, of)) / len(of) for of in columns]
             names = ("clicked", "predicted", "log loss", "calibration error", "if right")
@@ -138,14 +138,14 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         k = int(primary.rpartition("@")[2])
         raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
-    with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
+    with_bundles = [method for method in evaluation.methods if any(trial.otherwise for trial in method.trials)]
     if lines := _debiasing(with_bundles, shown=AS_SHOWN in compared):
         yield Points(lines)
 
 
 def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
     """Which trainings of these methods corrected for positions, and which methods differ in that alone."""
-    how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
+    how = {m.name: " and ".join(dict.fromkeys(t.debiased for t in m.trials if t.debiased)) for m in methods}
     corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
     if not corrected:
         line = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
@@ -156,7 +156,8 @@ def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
         f"{one.name} has the settings of {other.name}, and the correction; raw figures reward the order that was "
         "shown, so a correction that works may lower them."
         for one, other in itertools.product(corrected, uncorrected)
-        if one.otherwise == other.otherwise and all(one.debiased)
+        if all(trial.debiased for trial in one.trials)
+        and [trial.otherwise for trial in one.trials] == [trial.otherwise for trial in other.trials]
     ]
     return [f"Trained with a correction for positions: {names}; without: {others}.", *twins]
 
@@ -168,10 +169,10 @@ def how_to_read_it(evaluation: Evaluation) -> list[str]:
 
 def _trials(evaluation: Evaluation) -> Iterator[str]:
     """What is a sample besides the groups."""
-    several = [method for method in evaluation.methods if len(method.bundles) > 1]
+    several = [method for method in evaluation.methods if len(method.trials) > 1]
     if several:
         yield "± is the standard error of the mean over trials, one for each bundle; intervals are wider."
-    if any(None in method.labels for method in several):
+    if any(trial.labels is None for method in several for trial in method.trials):
         yield "Bundles that do not state their labels count as trained on the same ones."
 
 
@@ -240,9 +241,15 @@ def outlier_rules(detector: OutlierDetector) -> Iterator[Block]:
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
     yield Table.from_rows(
         [
-            {"method": m.name, "kind": kind, "labelled groups trained on": trained, "selected on": on, "bundle": url}
-            for m in methods
-            for kind, trained, on, url in zip(m.kinds, m.labelled_groups, m.validation_groups, m.bundles, strict=True)
+            {
+                "method": method.name,
+                "kind": trial.kind,
+                "labelled groups trained on": trial.labelled_groups,
+                "selected on": trial.validation_groups,
+                "bundle": trial.url,
+            }
+            for method in methods
+            for trial in method.trials
         ]
     )
     yield Text(

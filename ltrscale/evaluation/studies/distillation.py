@@ -81,7 +81,7 @@ def gather_distillation(
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
         seed=seed,
-        labels_K=[method.labels for method in evaluation.methods],
+        labels_K=[[trial.labels for trial in method.trials] for method in evaluation.methods],
     )
     methods = tuple(
         DistilledMethod(

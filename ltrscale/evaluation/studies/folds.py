@@ -112,7 +112,7 @@ def _in_common(evaluation: Evaluation) -> tuple[object, ...]:
 
 def _draws(evaluation: Evaluation) -> list[list[str | None]]:
     """The draw of labels of each trial of each method, by number: folds draw from other groups, so ids never match."""
-    labels = [method.labels for method in evaluation.methods]
+    labels = [[trial.labels for trial in method.trials] for method in evaluation.methods]
     numbers = {draw: str(number) for number, draw in enumerate(dict.fromkeys(itertools.chain(*labels)))}
     return [[numbers[draw] for draw in of_method] for of_method in labels]
 
@@ -138,7 +138,7 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
         methods.append(CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
     return Crossval(
         folds={fold: evaluation.test.groups for fold, evaluation in evaluations.items()},
-        trials=len(first.methods[0].bundles),
+        trials=len(first.methods[0].trials),
         methods=tuple(methods),
         **first.model_dump(include=_OF_EVALUATIONS),
     )

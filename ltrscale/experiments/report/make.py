@@ -245,7 +245,7 @@ def _answer(features: Sequence[str]) -> tuple[str, str]:
 
 def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
     """A sentence, and the command of the gate if both methods have bundles."""
-    bundles = {m.name: m.bundles[0] for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
+    bundles = {m.name: m.trials[0].url for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
     if not {production, candidate} <= bundles.keys():
         return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"

@@ -27,7 +27,7 @@ from ltrscale.evaluation.measure.corrected import (
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
 from ltrscale.evaluation.measure.page import _debiasing
-from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
+from ltrscale.evaluation.measure.report import Evaluation, MethodResult, MethodTrial, debiased, otherwise
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.reports.document import cell
@@ -304,12 +304,12 @@ def test_the_page_says_which_trainings_corrected_for_positions(log: Log, tmp_pat
         grow_trees(trees, splits, models[name][0])
     out = tmp_path / "both"
     both = evaluate(log.config(models=models), str(out), made_by={})
-    assert [method.debiased for method in both.methods] == [(None,), ("unbiased",), (None,)]
+    assert [method.trials[0].debiased for method in both.methods] == [None, "unbiased", None]
     text = (out / "report.md").read_text()
     assert "Trained with a correction for positions: unbiased (unbiased); without: plain." in text
     assert "unbiased has the settings of plain, and the correction;" in text
     alone = evaluate(log.config(models={"plain": models["plain"]}), str(tmp_path / "one"), made_by={})
-    assert [method.debiased for method in alone.methods] == [(None,), (None,)]
+    assert [method.trials[0].debiased for method in alone.methods] == [None, None]
     assert "No training corrected for positions" in (tmp_path / "one" / "report.md").read_text()
     evaluate(
         log.config(models={"plain": models["plain"]}, as_shown=False, baseline=None),
@@ -329,7 +329,9 @@ def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
     assert otherwise(of_dla) == otherwise(of_plain)
     other = plain.replace(relevant_only=True).model_dump(mode="json")
     methods = [
-        MethodResult.model_construct(name=name, debiased=(how,), otherwise=(settings,))
+        MethodResult(
+            name=name, slices={}, trials=(MethodTrial(url="", kind="neural", debiased=how, otherwise=settings),)
+        )
         for name, how, settings in (("a", "dla", "x"), ("b", None, "x"), ("c", None, "y"))
     ]
     lines = _debiasing(methods, shown=True)
