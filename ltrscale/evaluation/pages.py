@@ -113,41 +113,19 @@ def columns_against(metric: str, baseline: str | None, scope: Scope) -> TableRow
     return {f"{metric_label(metric)} - {baseline} [95%]": with_interval(c), "p": None if c is None else c.p_holm}
 
 
-def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
-    """Lines on the comparisons of several methods: small falls, too few draws, smallest detectable differences.
+def verdicts(comparisons: Mapping[str, Comparison | None]) -> list[str]:
+    """What the draws of labels cannot show: a line if they are too few, and one if more look skewed than chance gives.
 
     Example:
         >>> few = Comparison(difference=0.1, low=None, high=None, p=None, p_holm=None, draws=3)
-        >>> seen = Comparison(difference=0.1, low=0.0, high=0.2, p=0.04, p_holm=0.04, draws=9, detectable=0.15)
-        >>> behind = seen.replace(difference=-0.1, low=-0.3, high=0.1, detectable=None)
-        >>> for line in verdicts({"trees": few, "network": seen, "blend": behind}, "ndcg@5"):
-        ...     print(line)
-        Behind the baseline by less than the noise of the difference: blend -0.1000 [-0.3000, +0.1000].
-        Cannot judge: fewer than 5 shared draws of labels (trees 3); add seeds.
-        Smallest detectable difference in NDCG@5 (two-sided 5%, power 80%): network 0.1500 (9 draws).
+        >>> verdicts({"trees": None, "network": few})
+        ['Cannot judge: fewer than 5 shared draws of labels (network 3); add seeds.']
     """
     compared = {name: c for name, c in comparisons.items() if c is not None}
-    skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
-    detectable = [
-        f"{name} {cell(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
-        for name, c in compared.items()
-        if c.detectable is not None
-    ]
-    small = [
-        f"{name} {with_interval(c)}"
-        for name, c in compared.items()
-        if c.high is not None and c.difference < 0 <= c.high
-    ]
-    lines = []
-    if small:
-        lines.append(f"Behind the baseline by less than the noise of the difference: {', '.join(small)}.")
-    if few:
-        lines.append(f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds.")
-    if detectable:
-        caption = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
-        lines.append(f"{caption}: {', '.join(detectable)}.")
-    return [*lines, *skewed_draws(skewed)]
+    lines = [f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds."]
+    judged = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
+    return [*(lines if few else []), *skewed_draws(judged)]
 
 
 def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:

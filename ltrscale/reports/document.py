@@ -106,6 +106,11 @@ def cell(value: TableCell, form: str = ".4f") -> str:
     return cell(value.mean, form) + (ends if value.mean is not None else "")
 
 
+def span(periods: Sequence[str]) -> str:
+    """The first period to the last."""
+    return " to ".join(dict.fromkeys([periods[0], periods[-1]]))
+
+
 def is_figure(text: str) -> bool:
     """True if a cell holds a figure or a placeholder for one, to align right."""
     return text[:1] in "0123456789+-<" or text == "n/a"

@@ -19,6 +19,7 @@ from ltrscale.evaluation.pages import (
     how_to_read,
     verdicts,
     with_error,
+    with_interval,
 )
 from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.progress import called
@@ -36,7 +37,7 @@ def document(evaluation: Evaluation, out: str) -> Document:
     if evaluation.test.slices[OUTLIERS]:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     sections = [
-        Section("How to read the tables", [Points([*how_to_read_it(evaluation), *_trials(evaluation)])]),
+        Section("How to read the tables", [Points(how_to_read_it(evaluation))]),
         Section("All metrics", [all_summaries(scopes)]),
     ]
     if evaluation.baseline is not None:
@@ -105,11 +106,11 @@ def _test_data(test: EvaluatedData) -> Iterator[str]:
 
 
 def leaderboard(evaluation: Evaluation) -> Table:
-    """A row for each method, the best first, against the baseline.
+    """A row for each method, the best first, against the baseline and the best.
 
     The columns are NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
     """
-    primary, rows = evaluation.primary, []
+    primary, best, rows = evaluation.primary, evaluation.ranked[0].name, []
     metrics = evaluation.methods[0].slices[ALL].summaries
     names = [*cutoffs(metrics), *(name for name in (gain_metric(evaluation), f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
@@ -121,6 +122,8 @@ def leaderboard(evaluation: Evaluation) -> Table:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
             row[label] = _mean(method.slices[OUTLIERS].summaries[primary])
         row |= columns_against(primary, evaluation.baseline, scope)
+        if evaluation.baseline != best:
+            row[f"{metric_label(primary)} - {best} [95%]"] = with_interval(evaluation.leads.get(method.name))
         of_primary = scope.summaries[primary]
         rows.append({**row, "groups": of_primary.groups, "undefined": of_primary.undefined})
     return Table.from_rows(rows)
@@ -132,7 +135,7 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
     yield from _charts(evaluation)
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield leaderboard(evaluation)
-    if lines := verdicts(compared, primary):
+    if lines := verdicts(compared):
         yield Points(lines)
     if evaluation.corrected is not None:
         k = int(primary.rpartition("@")[2])
@@ -163,17 +166,16 @@ def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
 
 
 def how_to_read_it(evaluation: Evaluation) -> list[str]:
-    """What the metrics, intervals and p values of an evaluation mean."""
-    return how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
-
-
-def _trials(evaluation: Evaluation) -> Iterator[str]:
-    """What is a sample besides the groups."""
+    """What the metrics, intervals and p values of an evaluation mean, and the order that was shown."""
+    lines = how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
     several = [method for method in evaluation.methods if len(method.trials) > 1]
     if several:
-        yield "± is the standard error of the mean over trials, one for each bundle; intervals are wider."
+        lines.append("± is the standard error of the mean over trials, one for each bundle; intervals are wider.")
     if any(trial.labels is None for method in several for trial in method.trials):
-        yield "Bundles that do not state their labels count as trained on the same ones."
+        lines.append("Bundles that do not state their labels count as trained on the same ones.")
+    if AS_SHOWN in (method.name for method in evaluation.methods):
+        lines.append(f"{AS_SHOWN} is only a reference: labels of people who saw that order, such as clicks, favour it.")
+    return lines
 
 
 def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[TableRow]:

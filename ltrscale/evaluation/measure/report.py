@@ -33,6 +33,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.origin import digest
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
+from ltrscale.reports.document import span
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
@@ -145,10 +146,9 @@ class EvaluatedData(Strict):
     @property
     def described(self) -> str:
         """The data and its size, in one sentence."""
-        periods = " to ".join(dict.fromkeys([self.periods[0], self.periods[-1]]))
         return (
-            f"Test data: {', '.join(self.data)}, {periods}; {self.groups:,} labelled query groups, {self.documents:,} "
-            f"documents, {self.slices[OUTLIERS]:,} outlier groups (selection {self.hash[:12]})."
+            f"Test data: {', '.join(self.data)}, {span(self.periods)}; {self.groups:,} labelled query groups, "
+            f"{self.documents:,} documents, {self.slices[OUTLIERS]:,} outlier groups (selection {self.hash[:12]})."
         )
 
 

@@ -195,7 +195,7 @@ def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
         ]
     )
     compared = {method.name: method.pooled.comparisons.get(crossval.primary) for method in crossval.methods}
-    if shown := verdicts(compared, crossval.primary):
+    if shown := verdicts(compared):
         yield Points(shown)
 
 
