@@ -179,37 +179,18 @@ def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_summaries(scopes: _Scopes) -> Table:
-    """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
+def all_metrics(scopes: _Scopes, baseline: str | None) -> Table:
+    """A row for each metric of each method: mean, counts, undefined groups as 0 and as 1, and the comparison."""
     rows: list[TableRow] = []
     for groups, of_methods in scopes.items():
         for metric in next(iter(of_methods.values())).summaries:
             for method, scope in of_methods.items():
-                s = scope.summaries[metric]
+                s, c = scope.summaries[metric], scope.comparisons.get(metric)
                 row: TableRow = {"groups": groups, "metric": metric_label(metric), "method": method, "mean [95%]": s}
                 row |= {"std. error": s.std_error, "draws": s.draws, "defined": s.groups, "undefined": s.undefined}
-                best = s.as_one if metric_class(metric).normalised else None
-                rows.append({**row, "with 0": s.as_zero, "with 1": best})
+                row |= {"with 0": s.as_zero, "with 1": s.as_one if metric_class(metric).normalised else None}
+                if c is not None:
+                    row |= {f"- {baseline} [95%]": with_interval(c), "p": c.p, "p (Holm)": c.p_holm}
+                    row |= {"shared draws": c.draws, "detectable": c.detectable}
+                rows.append(row)
     return Table.from_rows(rows)
-
-
-def all_comparisons(scopes: _Scopes) -> Table:
-    """A row for each metric of each method, except the baseline."""
-    return Table.from_rows(
-        [
-            {
-                "groups": groups,
-                "metric": metric_label(metric),
-                "method": method,
-                "difference [95%]": with_interval(c),
-                "p": c.p,
-                "p (Holm)": c.p_holm,
-                "draws": c.draws,
-                "detectable": c.detectable,
-            }
-            for groups, of_methods in scopes.items()
-            for metric in next(iter(of_methods.values())).summaries
-            for method, scope in of_methods.items()
-            if (c := scope.comparisons.get(metric))
-        ]
-    )

@@ -12,8 +12,7 @@ from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Method
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
-    all_comparisons,
-    all_summaries,
+    all_metrics,
     columns_against,
     cutoffs,
     how_to_read,
@@ -38,10 +37,8 @@ def document(evaluation: Evaluation, out: str) -> Document:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     sections = [
         Section("How to read the tables", [Points(how_to_read_it(evaluation))]),
-        Section("All metrics", [all_summaries(scopes)]),
+        Section("All metrics", [all_metrics(scopes, evaluation.baseline)]),
     ]
-    if evaluation.baseline is not None:
-        sections.append(Section(f"Against {evaluation.baseline}", [all_comparisons(scopes)]))
     if rows := _calibrations(evaluation):
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:

@@ -21,8 +21,7 @@ from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
     ComparedMethods,
-    all_comparisons,
-    all_summaries,
+    all_metrics,
     columns_against,
     cutoffs,
     how_to_read,
@@ -173,11 +172,8 @@ def document(crossval: Crossval) -> Document:
     sections = [
         Section("How to read the tables", [Points(_how_to_read(crossval))]),
         Section("Fold by fold", [Table.from_rows(by_fold)]),
-        Section("All test groups together", [all_summaries(pooled)]),
+        Section("All test groups together", [all_metrics(pooled, crossval.baseline)]),
     ]
-    if crossval.baseline is not None:
-        title = f"Against {crossval.baseline}, all test groups together"
-        sections.append(Section(title, [all_comparisons(pooled)]))
     opening = [Text(f"{together}: {folds}."), *_table_of_methods(crossval), Chart(_chart(crossval), shows, "folds")]
     return Document("Cross-validation", opening, sections)
 

@@ -408,7 +408,7 @@ def test_without_outliers_and_baseline(config: EvaluateConfig, tmp_path: Path) -
     assert (summary.mean, summary.low, summary.trials, summary.groups, summary.as_one) == (None, None, (None,), 0, None)
     text = (tmp_path / "out" / "report.md").read_text()
     assert "Outlier-NDCG@5" not in text
-    assert "Against" not in text
+    assert "p (Holm)" not in text
 
 
 def test_features_in_another_order_change_nothing(

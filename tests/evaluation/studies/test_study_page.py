@@ -26,7 +26,8 @@ from ltrscale.evaluation.studies.study_page import (
     document,
 )
 from ltrscale.markdown import escape
-from ltrscale.reports.findings import Findings, commit_report, markdown, print_report
+from ltrscale.reports.document import Table
+from ltrscale.reports.findings import Findings, markdown
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)
@@ -341,11 +342,12 @@ def test_without_baseline_and_controls_nothing_is_said(measured: Path) -> None:
     assert controlled.opponents == ["scratch"]
 
 
-def crossings(found: Study, other: str) -> dict[str, str]:
+def crossings(found: Study, other: str) -> dict[str, list[str]]:
     """What the page says on each method's crossovers, on all groups."""
-    part = section(page(found), f"Against {other}").partition("*Outlier")[0]
-    lines = [line.removeprefix("- ") for line in part.splitlines() if line.startswith("- ")]
-    return {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
+    return cells(section(page(found), f"Against {other}"))[2]
+
+
+NOWHERE = ["no crossover", "-", "-", "-"]
 
 
 def test_a_crossover_is_interpolated_and_its_interval_are_the_numbers_that_the_oracle_does_not_reject(
@@ -363,49 +365,38 @@ def test_a_crossover_is_interpolated_and_its_interval_are_the_numbers_that_the_o
     at = 100 * 10 ** (6 / 11)
     low, high = max(n for n in rejected if n < at), min(n for n in rejected if n > at)
     assert 100 < low < at < high < 1000
-    assert crossings(found, "gbdt")["simclr"] == f"falls behind at {at:,.0f} [{low:,.0f}, {high:,.0f}]"
+    assert crossings(found, "gbdt")["simclr"] == ["falls behind", *(f"{n:,.0f}" for n in (at, low, high))]
 
 
-def test_crossovers_in_words(found: Study) -> None:
-    of_gbdt = crossings(found, "gbdt")
-    assert of_gbdt["gbdt_pca"].startswith(f"falls behind at {math.sqrt(10 * 100):.0f} [")
-    assert of_gbdt["probed"] == f"overtakes at {math.sqrt(10 * 100):.0f} [below 10, above 1,000]"
-    whole = "no crossover from 10 to 1,000 labelled groups, its mean is"
-    assert of_gbdt["zeroing"] == f"{whole} ahead of gbdt throughout"
-    assert crossings(found, "scratch_heads") == {"heads": f"{whole} behind scratch_heads throughout"}
+def test_crossovers_of_all_kinds(found: Study) -> None:
+    of_gbdt, between = crossings(found, "gbdt"), f"{math.sqrt(10 * 100):.0f}"
+    assert of_gbdt["gbdt_pca"][:2] == ["falls behind", between]
+    assert of_gbdt["probed"] == ["overtakes", between, "-", "-"]
+    assert of_gbdt["zeroing"] == NOWHERE
+    assert crossings(found, "scratch_heads") == {"heads": NOWHERE}
 
 
-def test_the_page_says_what_would_decide_each_open_difference(
-    found: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_says_what_would_decide_each_open_difference(found: Study) -> None:
     open_ones = {
-        (v.method, v.against, n): e
+        (f"{v.method} - {v.against}", n): e
         for v in found.versus
         for n, e in v.estimates.items()
         if v.groups == "all" and e.verdict == "open"
     }
-    lines = {against: list(_deciding(found, against)) for against in found.opponents}
-    assert sum(map(len, lines.values())) == len(open_ones) > 3
-    for (method, against, n), e in open_ones.items():
-        (line,) = [line for line in lines[against] if line.startswith(f"{method} - {against} at {n} ")]
+    rows = [row for against in found.opponents for row in _deciding(found, against)]
+    assert len(rows) == len(open_ones) > 3
+    for row in rows:
+        e = open_ones[str(row["method"]), str(row["labelled groups"])]
         assert e.needs is not None
-        assert f"({e.mean:+.4f}, 5 draws): " in line
-        if e.needs.draws is not None:
-            assert f" {e.needs.draws:,} draws" in line
-        if e.needs.labels is not None:
-            assert f" {e.needs.labels * int(n):,.0f} labelled groups" in line
-        assert line in page(found).replace("\\", "")
-    commit_report(str(tmp_path / "summary"), found, document(found), made_by={})
-    print_report(str(tmp_path / "summary"), document(found))
-    printed = capsys.readouterr().out
-    assert all(line in printed for of_one in lines.values() for line in of_one)
+        assert (row["difference"], row["draws"], row["decided by draws"]) == (f"{e.mean:+.4f}", 5, e.needs.draws)
+    assert Table.from_rows(rows).rows in [block.rows for block in document(found).opening if isinstance(block, Table)]
 
 
 def test_what_is_measured_at_one_number_is_judged_there(measured: Path) -> None:
     one = study(measured, names=("gbdt", "scratch", "simclr"), controls={"simclr": "scratch"}, only={"simclr": "100"})
     said = f"At 100 labelled groups simclr beats scratch ({shown('simclr', 'scratch', '100')})."
     assert _sentences(one)[1] == f"Pretraining's own share: {said}"
-    assert crossings(one, "scratch") == {"simclr": "measured at 100 labelled groups only"}
+    assert crossings(one, "scratch") == {"simclr": NOWHERE}
     assert cells(page(one))[0]["simclr"] == ["-", cell("simclr", "100"), "-"]
 
 
