@@ -323,7 +323,7 @@ def document(result: Interleaved) -> Document:
             [{"ranker": name, label: result.means.get(name), "from": url} for name, url in result.rankers.items()]
         ),
         _table_of_pairs(result),
-        *_charts(result),
+        _chart(result),
     )
     agreements = [
         {
@@ -380,17 +380,12 @@ def _explanations(result: Interleaved) -> Iterator[str]:
     )
 
 
-def _charts(result: Interleaved) -> Iterator[Chart]:
-    """A row for each pair and method: the lift with its interval, and the impressions needed."""
-    lifts, needed = [], []
-    for pair in result.pairs:
-        for method, compared in pair.methods.items():
-            name = f"{pair.one} - {pair.other}: {method}"
-            lifts.append(charts.interval_row(name, compared.lift, series=method))
-            if compared.needed:
-                needed.append({"name": name, "series": method, "mean": compared.needed})
-    spec = charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")
-    yield Chart(spec, "lift of each pair by each method", "lift")
-    if needed:
-        spec = charts.interval_chart(needed, title="impressions needed", log=True, unit="~s")
-        yield Chart(spec, f"impressions needed for a power of {result.power:.0%}", "needed")
+def _chart(result: Interleaved) -> Chart:
+    """A row for each pair and method: the lift with its interval."""
+    rows = [
+        charts.interval_row(f"{pair.one} - {pair.other}: {method}", compared.lift, series=method)
+        for pair in result.pairs
+        for method, compared in pair.methods.items()
+    ]
+    spec = charts.interval_chart(rows, title="lift and its 95% interval", at=0.0, unit="%")
+    return Chart(spec, "lift of each pair by each method", "lift")

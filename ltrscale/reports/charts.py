@@ -109,13 +109,12 @@ def interval_chart(
     title: str,
     at: float | None = None,
     order: Sequence[str] = (),
-    log: bool = False,
     unit: str = "",
 ) -> Spec:
     """Dots with bars: a row for each name, with `name`, `mean`, `low`, `high`.
 
     Rows may have a `series`, which colours them in the `order` of the page, and `faded`, for the background. A line
-    marks the value `at`; `log` is of the values, and `unit` their format.
+    marks the value `at`; `unit` formats the values.
     """
     names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
     y: Spec = {"y": _encoding("name", "nominal", sort=names)}
@@ -125,8 +124,7 @@ def interval_chart(
     tips = [_encoding("name", "nominal", "name"), _encoding("series", "nominal", "of")]
     tips += [_encoding(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
     shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
-    scale = {"type": "log", "padding": 10} if log else {"zero": False}
-    along = _encoding("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
+    along = {**_number("mean", title), "axis": {"format": unit} if unit else {}}
     bar = {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}}
     layers = [
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": bar},

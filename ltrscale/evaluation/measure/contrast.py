@@ -31,8 +31,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, each_member, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
-from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
+from ltrscale.reports.document import Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
@@ -249,7 +248,6 @@ def document(result: Contrast) -> Document:
             f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
         Table.from_rows(rows[:_ROWS_SHOWN]),
-        Chart(_contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
@@ -265,12 +263,3 @@ _HOW_TO_READ = (
     "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound. SimSiam, which has "
     "none, is judged by the loss of SimCLR-Rank.",
 )
-
-
-def _contrast_chart(result: Contrast) -> charts.Spec:
-    """A bar chart of the loss increase for the first features."""
-    rows = [
-        {"name": f.name, "value": f.loss - result.loss, "series": "masked" if f.masked else "not masked"}
-        for f in result.features[:_ROWS_SHOWN]
-    ]
-    return charts.bars(rows, title=f"rise of the loss ({result.loss:.2f} as trained)", unit="")

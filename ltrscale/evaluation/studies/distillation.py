@@ -3,11 +3,11 @@
 Shapes: Q groups, t trials of a method, M metrics.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ltrscale.config import Strict
-from ltrscale.evaluation.measure.agreement import TAU, Agreement
+from ltrscale.evaluation.measure.agreement import Agreement
 from ltrscale.evaluation.measure.page import how_to_read_it
 from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
@@ -16,7 +16,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
@@ -96,7 +96,7 @@ def _side_by_side(found: Distillation) -> Table:
                 **columns_against(primary, evaluation.baseline, scope),
                 f"{metric_label(primary)} - {TEACHER} [95%]": with_interval(found.against_teacher.get(method.name)),
                 f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
-                **{name: cell(s.mean if (s := agreement.get(name)) else None, ".3f") for name in measures},
+                **{f"{name} [95%]": cell(agreement.get(name), ".3f") for name in measures},
                 "groups": None if cost is None else cost.trained_on,
                 "MB": None if cost is None else f"{cost.bytes / 1e6:.2f}",
                 "docs/s": None if cost is None else f"{cost.documents_per_second:,.0f}",
@@ -107,7 +107,7 @@ def _side_by_side(found: Distillation) -> Table:
 
 def document(found: Distillation, links: Mapping[str, str]) -> Document:
     """The report; `links` maps descriptions of further reports and files to their places."""
-    opening: tuple[Block, ...] = (Text(found.evaluation.test.described), _side_by_side(found), *_charts(found))
+    opening = (Text(found.evaluation.test.described), _side_by_side(found), _chart(found))
     sections = (
         Section("How to read the table", [Points(_how_to_read(found))]),
         Section("More", [Points([f"{page}: {link}" for page, link in links.items()])]),
@@ -125,24 +125,15 @@ def _how_to_read(found: Distillation) -> list[str]:
     ]
 
 
-def _charts(found: Distillation) -> Iterator[Chart]:
-    """A row per method: the primary metric and tau with their 95% intervals, and the scoring speed."""
-    primary = found.evaluation.primary
-    kinds = {TEACHER: "teacher", found.evaluation.baseline: "baseline"}
-    quality, agreement, speed = [], [], []
-    for method in found.evaluation.methods:
-        kind = {"series": kinds.get(method.name, "method")}
-        quality.append(charts.interval_row(method.name, method.slices[ALL].summaries[primary], **kind))
-        if method.name in found.agreement.models:
-            agreement.append(charts.interval_row(method.name, found.agreement.models[method.name][TAU], **kind))
-        if method.name in found.costs:
-            speed.append({"name": method.name, "mean": found.costs[method.name].documents_per_second, **kind})
-    order, label = ["teacher", "baseline", "method"], metric_label(primary)
-    spec = charts.interval_chart(quality, title=label, order=order)
-    yield Chart(spec, f"{label} of each method", "methods")
-    if agreement:
-        spec = charts.interval_chart(agreement, title="tau with the teacher", order=order)
-        yield Chart(spec, "agreement with the teacher", "agreement")
-    if speed:
-        spec = charts.interval_chart(speed, title="documents a second", order=order, log=True, unit="~s")
-        yield Chart(spec, "documents a second that one thread scores", "speed")
+def _chart(found: Distillation) -> Chart:
+    """The primary metric of each method with its 95% interval."""
+    evaluation, label = found.evaluation, metric_label(found.evaluation.primary)
+    kinds = {TEACHER: "teacher", evaluation.baseline: "baseline"}
+    rows = [
+        charts.interval_row(
+            method.name, method.slices[ALL].summaries[evaluation.primary], series=kinds.get(method.name, "method")
+        )
+        for method in evaluation.methods
+    ]
+    spec = charts.interval_chart(rows, title=label, order=["teacher", "baseline", "method"])
+    return Chart(spec, f"{label} of each method", "methods")
