@@ -151,7 +151,7 @@ class Gathered:
         self.counts = self.counts.plus(sums.counts)
 
 
-class CorrectedMethod(Strict):
+class _CorrectedMethod(Strict):
     """The figures of one method by cut-off."""
 
     name: str
@@ -176,7 +176,7 @@ class Corrected(Strict):
     """Documents with a clipped weight."""
     effective: float
     """The number of documents of equal weight that would say as much."""
-    methods: tuple[CorrectedMethod, ...]
+    methods: tuple[_CorrectedMethod, ...]
 
 
 def summarised(
@@ -218,7 +218,7 @@ def summarised(
         clipped=counts.clipped,
         effective=counts.effective,
         methods=tuple(
-            CorrectedMethod(
+            _CorrectedMethod(
                 name=name,
                 corrected=figures(scope, "corrected"),
                 plain=figures(scope, "plain"),

@@ -40,7 +40,7 @@ _OF_EVALUATIONS = set(ComparedMethods.model_fields)
 """Fields that the summary copies from its evaluations, which agree in them."""
 
 
-class FoldMeans(Strict):
+class _FoldMeans(Strict):
     """A metric of one method, fold by fold; None where no group defines it."""
 
     folds: tuple[float | None, ...]
@@ -51,11 +51,11 @@ class FoldMeans(Strict):
     """Standard error of that mean, from the spread of the folds."""
 
 
-class CrossvalMethod(Strict):
+class _CrossvalMethod(Strict):
     """The results of one method, by metric."""
 
     name: str
-    folds: dict[str, FoldMeans]
+    folds: dict[str, _FoldMeans]
     pooled: Scope
     """Results over the test groups of all folds together."""
 
@@ -69,7 +69,7 @@ class Crossval(ComparedMethods):
     """Test groups of each fold, by its name."""
     trials: int
     """Number of trials of each method and fold."""
-    methods: tuple[CrossvalMethod, ...]
+    methods: tuple[_CrossvalMethod, ...]
 
 
 def summarise_folds(
@@ -134,7 +134,7 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
     for k, name in enumerate(names):
         of_folds = [evaluation.methods[k].slices[ALL].summaries for evaluation in evaluations.values()]
         means = {metric: _fold_means([summaries[metric].mean for summaries in of_folds]) for metric in metrics}
-        methods.append(CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
+        methods.append(_CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
     return Crossval(
         folds={fold: evaluation.test.groups for fold, evaluation in evaluations.items()},
         trials=len(first.methods[0].trials),
@@ -143,9 +143,9 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
     )
 
 
-def _fold_means(folds: Sequence[float | None]) -> FoldMeans:
+def _fold_means(folds: Sequence[float | None]) -> _FoldMeans:
     defined = [value for value in folds if value is not None]
-    return FoldMeans(
+    return _FoldMeans(
         folds=tuple(folds),
         mean=float(np.mean(defined)) if defined else None,
         std_error=float(np.std(defined, ddof=1)) / math.sqrt(len(defined)) if len(defined) > 1 else None,
@@ -216,5 +216,5 @@ def _how_to_read(crossval: Crossval) -> list[str]:
     ]
 
 
-def _mean(means: FoldMeans) -> str:
+def _mean(means: _FoldMeans) -> str:
     return with_error(means.mean, means.std_error)
