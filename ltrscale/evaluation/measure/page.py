@@ -1,6 +1,5 @@
 """The report of an evaluation: one table for all methods, charts, and how to read them."""
 
-import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -138,28 +137,6 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         k = int(primary.rpartition("@")[2])
         raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
-    with_bundles = [method for method in evaluation.methods if any(trial.otherwise for trial in method.trials)]
-    if lines := _debiasing(with_bundles, shown=AS_SHOWN in compared):
-        yield Points(lines)
-
-
-def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
-    """Which trainings of these methods corrected for positions, and which methods differ in that alone."""
-    how = {m.name: " and ".join(dict.fromkeys(t.debiased for t in m.trials if t.debiased)) for m in methods}
-    corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
-    if not corrected:
-        line = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
-        return [line] if shown and methods else []
-    names = ", ".join(f"{method.name} ({how[method.name]})" for method in corrected)
-    others = ", ".join(method.name for method in uncorrected) or "none"
-    twins = [
-        f"{one.name} has the settings of {other.name}, and the correction; raw figures reward the order that was "
-        "shown, so a correction that works may lower them."
-        for one, other in itertools.product(corrected, uncorrected)
-        if all(trial.debiased for trial in one.trials)
-        and [trial.otherwise for trial in one.trials] == [trial.otherwise for trial in other.trials]
-    ]
-    return [f"Trained with a correction for positions: {names}; without: {others}.", *twins]
 
 
 def how_to_read_it(evaluation: Evaluation) -> list[str]:
@@ -245,6 +222,7 @@ def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
                 "kind": trial.kind,
                 "labelled groups trained on": trial.labelled_groups,
                 "selected on": trial.validation_groups,
+                "corrected for positions by": trial.debiased,
                 "bundle": trial.url,
             }
             for method in methods

@@ -30,7 +30,6 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateCo
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
-from ltrscale.origin import digest
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
 from ltrscale.reports.document import span
@@ -54,8 +53,6 @@ class MethodTrial(Strict):
     """Identity of all these labels."""
     debiased: str | None = None
     """How its training corrected for positions: `dla`, `weights` or `unbiased`; None if it did not."""
-    otherwise: str | None = None
-    """Identity of its settings without that correction and the seed."""
     logits: bool = False
     """Whether its scores are logits of labels 0 and 1, from training with the pointwise sigmoid loss."""
     calibration: Calibration | None = None
@@ -72,7 +69,6 @@ class MethodTrial(Strict):
             validation_groups=bundle.count("validation_groups"),
             labels=validate(Provenance, bundle.made_by, url).labels(),
             debiased=debiased(bundle.config),
-            otherwise=digest(otherwise(bundle.config)),
             logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
         )
 
@@ -92,11 +88,6 @@ def debiased(config: Mapping[str, Any]) -> str | None:
     if config.get("unbiased"):
         return "unbiased"
     return (config.get("debias") or {}).get("kind")
-
-
-def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a bundle without that correction and the seed."""
-    return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
 
 
 class MethodResult(Strict):
