@@ -1,7 +1,7 @@
 """Metrics in words and tables, in the same form for all reports, and the jobs that print one."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from scipy.special import bdtrc
 
@@ -23,7 +23,6 @@ class ComparedMethods(Findings):
     baseline: str | None
     primary: str
     """The metric of the comparison column and the picture."""
-    relevant_from: float
     leave_out_constant: bool
     """Whether groups of equal labels are left out of the means."""
     policies: dict[str, str]
@@ -53,25 +52,11 @@ _LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
-def definitions(
-    metrics: Collection[str],
-    relevant_from: float,
-    *,
-    leave_out_constant: bool,
-    stated: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Definitions and policies of the metrics, in one or two sentences each.
-
-    `stated` is the policy of each metric as results state it; by default it follows from `relevant_from`.
-    """
-    kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
-    of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
+def definitions(policies: Mapping[str, str], *, leave_out_constant: bool) -> list[str]:
+    """Definitions and policies of the metrics, in one or two sentences each."""
+    kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in policies.items()}
     labels_of_policy: dict[str, list[str]] = {}
-    for kind in kinds:
-        if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
-            continue  # results of several evaluations do not state their gains
-        keys = Name.parsed(kind).keys
-        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=keys).policy
+    for kind, policy in kinds.items():
         labels_of_policy.setdefault(policy, []).append(metric_label(kind))
     lines = [
         " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
@@ -80,7 +65,7 @@ def definitions(
     ]
     if leave_out_constant:
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
-    if any(metric.startswith(_LETOR_PREFIX) for metric in metrics):
+    if any(kind.startswith(_LETOR_PREFIX) for kind in kinds):
         lines.append(
             "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
@@ -145,14 +130,8 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
 
 
 def how_to_read(judged: ComparedMethods, scopes: Iterable[Scope]) -> list[str]:
-    """Definitions of the metrics of these scopes, and how their intervals and p values were made."""
-    scopes = list(scopes)
-    stated = definitions(
-        scopes[0].summaries,
-        judged.relevant_from,
-        leave_out_constant=judged.leave_out_constant,
-        stated=judged.policies,
-    )
+    """Definitions of the metrics, and how the intervals and p values of these scopes were made."""
+    stated = definitions(judged.policies, leave_out_constant=judged.leave_out_constant)
     return [*stated, *_how_intervals(scopes, judged.resamples)]
 
 

@@ -278,9 +278,10 @@ def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> 
 
 def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
     config, judged = basis.config, basis.judged
-    policies = {name: metric.policy for name, metric in clicks_metrics(config).items()}
-    for name, metric in metrics_of(config).items():
-        policies[name] = metric.policy if judged is None else Judged.policy(metric)
+    policies = {
+        name: metric.policy if judged is None else Judged.policy(metric) for name, metric in metrics_of(config).items()
+    }
+    policies |= {name: metric.policy for name, metric in clicks_metrics(config).items()}
     by_slice, numbers = _by_slice(tallies, basis), itertools.count()
     results = tuple(
         MethodResult(
@@ -296,7 +297,6 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
         baseline=config.baseline,
         primary=config.primary,
         leads=_leads_of_best(tallies, results, basis),
-        relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
         policies=policies,
         resamples=config.resamples,

@@ -118,7 +118,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
             row[label] = _mean(method.slices[OUTLIERS].summaries[primary])
         row |= columns_against(primary, evaluation.baseline, scope)
-        if evaluation.baseline != best:
+        if evaluation.leads and evaluation.baseline != best:
             row[f"{metric_label(primary)} - {best} [95%]"] = with_interval(evaluation.leads.get(method.name))
         of_primary = scope.summaries[primary]
         rows.append({**row, "groups": of_primary.groups, "undefined": of_primary.undefined})

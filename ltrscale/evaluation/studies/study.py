@@ -97,7 +97,8 @@ class _StudyPlan(Strict):
     controls: dict[str, str]
     """By pretrained method, the method with the same settings without pretraining."""
     primary: str
-    relevant_from: float
+    policies: dict[str, str]
+    """What the formula of each metric leaves open, such as ties."""
     leave_out_constant: bool = False
     planned: int
     """Models of the whole study."""

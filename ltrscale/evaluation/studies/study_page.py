@@ -305,7 +305,6 @@ ABOUT_COSTS: Final = (
 
 
 def _how_to_read(study: Study) -> list[str]:
-    metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
     lines = [
         "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
         "hold for other draws, pretrainings and test groups, for one comparison at a time. Differences are of the "
@@ -317,7 +316,7 @@ def _how_to_read(study: Study) -> list[str]:
             "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder, and "
             "pretraining's own share has no verdict. Leave out pretrainings: 1 to give each draw its own."
         )
-    return [*lines, *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant)]
+    return [*lines, *definitions(study.policies, leave_out_constant=study.leave_out_constant)]
 
 
 def _skewed(study: Study) -> dict[str, bool]:

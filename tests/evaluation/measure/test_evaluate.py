@@ -327,17 +327,6 @@ def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, sp
     assert "They speak of these labels only" in text
 
 
-def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluation, Path]) -> None:
-    lines = leaders(evaluated[0]).splitlines()
-    assert len(lines) == 4
-    assert len({len(line) for line in lines}) == 1
-    assert [line.count("|") for line in lines] == [10] * 4
-    net = evaluated[0].methods[1].slices["all"]
-    summary = net.summaries["ndcg@5"]
-    assert f" {summary.mean:.4f} ± {summary.std_error:.4f} |" in lines[3]
-    assert f" {net.comparisons['ndcg@5'].difference:+.4f} [" in lines[3]
-
-
 def test_groups_of_equal_labels_may_be_left_out(
     config: EvaluateConfig, write_dataset: WriteDataset, tmp_path: Path
 ) -> None:

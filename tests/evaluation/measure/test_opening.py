@@ -75,7 +75,6 @@ def evaluation(
         baseline=baseline,
         primary=PRIMARY,
         leads=dict(leads),
-        relevant_from=1,
         leave_out_constant=False,
         policies={},
         resamples=99,

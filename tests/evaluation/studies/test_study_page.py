@@ -168,7 +168,7 @@ def study(
         baseline=baseline,
         controls=dict(controls),
         primary="ndcg@5",
-        relevant_from=1.0,
+        policies={"ndcg@5": ""},
         planned=len(models),
         failed={},
         pretraining={"simclr": Cost(pretraining_minutes=2.5, pretraining_documents_per_s=1234.0)},
