@@ -291,7 +291,6 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
         )
         for k, (name, trials) in enumerate(basis.methods.items())
     )
-    validation = select(config.splits.validation, labelled=False)
     return Evaluation(
         methods=results,
         baseline=config.baseline,
@@ -320,7 +319,6 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
             samples=config.resamples,
             seed=config.seed,
         ),
-        validation_groups=int(validation.row_groups.labelled_R.sum()),
         detector=basis.detector,
     )
 

@@ -154,8 +154,6 @@ class Evaluation(ComparedMethods):
     test: EvaluatedData
     conditions: dict[str, str]
     """The condition of each slice that the config names."""
-    validation_groups: int
-    """All labelled groups of the validation split."""
     corrected: Corrected | None
     """The metrics corrected for positions, if requested."""
     detector: OutlierDetector

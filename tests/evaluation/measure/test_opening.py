@@ -80,7 +80,6 @@ def evaluation(
         resamples=99,
         test=test,
         conditions={},
-        validation_groups=20,
         corrected=None,
         detector=OutlierDetector(data="", features=(), gap=None, share=0, rules={}),
     )
