@@ -11,8 +11,7 @@ def every_kind(text: str) -> dict[str, Spec]:
     ends = [{"axis": text, "place": place, "shown": text} for place in (0, 1)]
     values = [{"name": text, "value": 0.5, "series": s} for s in (text, "z")]
     return {
-        "intervals": charts.interval_chart(dots, title=text, at=0.5, order=["z", text]),
-        "intervals on a logarithmic scale": charts.interval_chart(dots[:1], title=text, log=True, unit="~s"),
+        "intervals": charts.interval_chart(dots, title=text, at=0.5, order=["z", text], unit="%"),
         "lines": charts.lines(curve, x=text, y=text, order=["z", text]),
         "lines with marks": charts.lines(curve, x=text, y=text, log=True, ticks=[1, 10], marks=curve[:1], level=0.0),
         "lines over names": charts.lines([{**row, "x": text} for row in curve], x=text, y=text, ordinal=True),

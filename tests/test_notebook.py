@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
     if COMPARED in text:
         compared = text[text.index("Test data") :]
         lines = re.sub(r"selection \w+", "selection", compared).splitlines()
-        text = "\n".join(sorted(line for line in lines if not line.startswith("- Behind the baseline")))
+        text = "\n".join(sorted(lines))
     return re.findall(r"[^\s-]+", NUMBERS.sub("#", re.sub(r"\bf_\d+|\bc_\w+", "feature", text)))
 
 

@@ -206,7 +206,8 @@ def _model_table(findings: UnderstoodLog) -> Table:
 def document(findings: UnderstoodLog) -> Document:
     """The report: what is shown and clicked by position, propensities, and click models."""
     opening: tuple[Block, ...] = (
-        Text(_about_log(findings)),
+        Text(f"Log: {', '.join(findings.data)}."),
+        _counts(findings),
         _by_position(findings),
         *([] if findings.refusal is None else [Text(findings.refusal)]),
         *_trust_text(findings),
@@ -215,26 +216,30 @@ def document(findings: UnderstoodLog) -> Document:
     )
     sections = [
         Section("Do positions overlap?", list(_overlap(findings))),
-        Section("How to read the figures", [Points(list(_how_to_read(findings)))]),
+        Section("How to read the figures", [Points(_HOW_TO_READ)]),
     ]
     return Document("Click log", opening, sections)
 
 
-def _about_log(findings: UnderstoodLog) -> str:
-    sampled = "all of their queries" if findings.share >= 1 else f"a sample of {findings.share:.1%} of their queries"
+def _counts(findings: UnderstoodLog) -> Table:
+    """What the log has, and what of it is read."""
     e = findings.exposure
-    none, one, *more = (n / max(e.groups - e.unusable, 1) for n in e.clicks)
-    judged = f"Click models are judged on {findings.held_out:,} groups that they were not fitted on."
-    if not findings.held_out:
-        judged = "No click model is judged: name later groups under held_out."
-    left_out = f" {e.unusable:,} have no positions, clicks or document ids, and are left out." if e.unusable else ""
-    doubled = f" {e.doubled:,} have two documents at one position, and are in these counts only." if e.doubled else ""
-    below = f" {e.below:,} documents were shown below, with {e.clicked_below:,} clicks." if e.below else ""
-    return (
-        f"Log: {', '.join(findings.data)}; {e.groups:,} groups, of which {none:.1%} have no click, {one:.1%} one, "
-        f"{sum(more):.1%} several.{left_out}{doubled}{below} Counts by position are over all groups, everything else "
-        f"over {findings.sessions:,} groups of {findings.queries:,} queries, {sampled}. {judged}"
-    )
+    none, one, *more = e.clicks
+    counts: TableRow = {
+        "groups": e.groups,
+        "of these left out, without positions, clicks or document ids": e.unusable,
+        "of these with two documents at one position, in counts by position only": e.doubled,
+        "groups without a click": none,
+        "groups with one click": one,
+        "groups with several clicks": sum(more),
+        "documents shown below the depth": e.below,
+        "clicks on these": e.clicked_below,
+        "share of the queries that is read": f"{findings.share:.1%}",
+        "their queries": findings.queries,
+        "their groups, for all but counts by position": findings.sessions,
+        "groups on which click models are judged": findings.held_out,
+    }
+    return Table.from_rows([{"of the log": name, "count": count} for name, count in counts.items()])
 
 
 def _overlap(findings: UnderstoodLog) -> Iterator[Block]:
@@ -266,37 +271,22 @@ def _trust_text(findings: UnderstoodLog) -> Iterator[Text]:
     )
 
 
-def _how_to_read(findings: UnderstoodLog) -> Iterator[str]:
-    """What the figures mean; docs/clicks.md has the methods."""
-    yield "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries."
-    yield "The click ratio takes relevance for examination: below good rankers it falls faster than examination does."
-    if findings.propensities.harvested:
-        yield (
-            "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
-            "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
-        )
-        shown = f"documents that link positions were shown {findings.impressions_per_pair} times"
-        yield (
-            "Where EM differs, trust harvesting."
-            if findings.propensities.em
-            else f"There are none by EM: too few {shown}."
-        )
-    if findings.trust:
-        yield (
-            "The slope of trust is that of the logarithm of clicks on poor over good documents, over the logarithm of "
-            "the position. Where users trust the order, no propensity is right (Vardasbi et al. 2020)."
-        )
-    if findings.held_out:
-        yield (
-            "Perplexity is 2^-mean log2 P of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
-            "of the position is the baseline. The second one is given the clicks above, which UBM, DBN and SDBN use."
-        )
-        yield "PBM and UBM smooth low positions: they predict clicks well, but their examinations are no propensities."
-    if findings.labels:
-        yield (
-            f"NDCG is that of the expert labels in {findings.labels}, in the order of each model; as shown is that of "
-            "the mean position. Clicks well predicted are not relevance well found (Hager et al. 2024)."
-        )
+_HOW_TO_READ = (
+    "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries. The "
+    "click ratio takes relevance for examination: below good rankers it falls faster than examination does.",
+    "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. 2019). "
+    "They hold if documents moved for reasons that have nothing to do with clicks of that moment. Where EM differs, "
+    "trust harvesting; there is none by EM where too few documents that link positions were shown often.",
+    "The slope of trust is that of the logarithm of clicks on poor over good documents, over the logarithm of the "
+    "position. Where users trust the order, no propensity is right (Vardasbi et al. 2020).",
+    "Click models are judged on groups that they were not fitted on, by default the latest periods; held_out names "
+    "others. Perplexity is 2^-mean log2 P of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
+    "of the position is the baseline. The second one is given the clicks above, which UBM, DBN and SDBN use. PBM and "
+    "UBM smooth low positions: they predict clicks well, but their examinations are no propensities.",
+    "NDCG is that of expert labels, in the order of each model; as shown is that of the mean position. Clicks well "
+    "predicted are not relevance well found (Hager et al. 2024).",
+)
+"""What the figures mean; docs/clicks.md has the methods."""
 
 
 def _charts(findings: UnderstoodLog) -> Iterator[Chart]:

@@ -1,7 +1,7 @@
 """Metrics in words and tables, in the same form for all reports, and the jobs that print one."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from scipy.special import bdtrc
 
@@ -23,7 +23,6 @@ class ComparedMethods(Findings):
     baseline: str | None
     primary: str
     """The metric of the comparison column and the picture."""
-    relevant_from: float
     leave_out_constant: bool
     """Whether groups of equal labels are left out of the means."""
     policies: dict[str, str]
@@ -53,25 +52,11 @@ _LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
-def definitions(
-    metrics: Collection[str],
-    relevant_from: float,
-    *,
-    leave_out_constant: bool,
-    stated: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Definitions and policies of the metrics, in one or two sentences each.
-
-    `stated` is the policy of each metric as results state it; by default it follows from `relevant_from`.
-    """
-    kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
-    of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
+def definitions(policies: Mapping[str, str], *, leave_out_constant: bool) -> list[str]:
+    """Definitions and policies of the metrics, in one or two sentences each."""
+    kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in policies.items()}
     labels_of_policy: dict[str, list[str]] = {}
-    for kind in kinds:
-        if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
-            continue  # results of several evaluations do not state their gains
-        keys = Name.parsed(kind).keys
-        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=keys).policy
+    for kind, policy in kinds.items():
         labels_of_policy.setdefault(policy, []).append(metric_label(kind))
     lines = [
         " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
@@ -80,7 +65,7 @@ def definitions(
     ]
     if leave_out_constant:
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
-    if any(metric.startswith(_LETOR_PREFIX) for metric in metrics):
+    if any(kind.startswith(_LETOR_PREFIX) for kind in kinds):
         lines.append(
             "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
@@ -113,41 +98,19 @@ def columns_against(metric: str, baseline: str | None, scope: Scope) -> TableRow
     return {f"{metric_label(metric)} - {baseline} [95%]": with_interval(c), "p": None if c is None else c.p_holm}
 
 
-def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
-    """Lines on the comparisons of several methods: small falls, too few draws, smallest detectable differences.
+def verdicts(comparisons: Mapping[str, Comparison | None]) -> list[str]:
+    """What the draws of labels cannot show: a line if they are too few, and one if more look skewed than chance gives.
 
     Example:
         >>> few = Comparison(difference=0.1, low=None, high=None, p=None, p_holm=None, draws=3)
-        >>> seen = Comparison(difference=0.1, low=0.0, high=0.2, p=0.04, p_holm=0.04, draws=9, detectable=0.15)
-        >>> behind = seen.replace(difference=-0.1, low=-0.3, high=0.1, detectable=None)
-        >>> for line in verdicts({"trees": few, "network": seen, "blend": behind}, "ndcg@5"):
-        ...     print(line)
-        Behind the baseline by less than the noise of the difference: blend -0.1000 [-0.3000, +0.1000].
-        Cannot judge: fewer than 5 shared draws of labels (trees 3); add seeds.
-        Smallest detectable difference in NDCG@5 (two-sided 5%, power 80%): network 0.1500 (9 draws).
+        >>> verdicts({"trees": None, "network": few})
+        ['Cannot judge: fewer than 5 shared draws of labels (network 3); add seeds.']
     """
     compared = {name: c for name, c in comparisons.items() if c is not None}
-    skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
-    detectable = [
-        f"{name} {cell(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
-        for name, c in compared.items()
-        if c.detectable is not None
-    ]
-    small = [
-        f"{name} {with_interval(c)}"
-        for name, c in compared.items()
-        if c.high is not None and c.difference < 0 <= c.high
-    ]
-    lines = []
-    if small:
-        lines.append(f"Behind the baseline by less than the noise of the difference: {', '.join(small)}.")
-    if few:
-        lines.append(f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds.")
-    if detectable:
-        caption = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
-        lines.append(f"{caption}: {', '.join(detectable)}.")
-    return [*lines, *skewed_draws(skewed)]
+    lines = [f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds."]
+    judged = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
+    return [*(lines if few else []), *skewed_draws(judged)]
 
 
 def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
@@ -167,14 +130,8 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
 
 
 def how_to_read(judged: ComparedMethods, scopes: Iterable[Scope]) -> list[str]:
-    """Definitions of the metrics of these scopes, and how their intervals and p values were made."""
-    scopes = list(scopes)
-    stated = definitions(
-        scopes[0].summaries,
-        judged.relevant_from,
-        leave_out_constant=judged.leave_out_constant,
-        stated=judged.policies,
-    )
+    """Definitions of the metrics, and how the intervals and p values of these scopes were made."""
+    stated = definitions(judged.policies, leave_out_constant=judged.leave_out_constant)
     return [*stated, *_how_intervals(scopes, judged.resamples)]
 
 
@@ -201,37 +158,18 @@ def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_summaries(scopes: _Scopes) -> Table:
-    """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
+def all_metrics(scopes: _Scopes, baseline: str | None) -> Table:
+    """A row for each metric of each method: mean, counts, undefined groups as 0 and as 1, and the comparison."""
     rows: list[TableRow] = []
     for groups, of_methods in scopes.items():
         for metric in next(iter(of_methods.values())).summaries:
             for method, scope in of_methods.items():
-                s = scope.summaries[metric]
+                s, c = scope.summaries[metric], scope.comparisons.get(metric)
                 row: TableRow = {"groups": groups, "metric": metric_label(metric), "method": method, "mean [95%]": s}
                 row |= {"std. error": s.std_error, "draws": s.draws, "defined": s.groups, "undefined": s.undefined}
-                best = s.as_one if metric_class(metric).normalised else None
-                rows.append({**row, "with 0": s.as_zero, "with 1": best})
+                row |= {"with 0": s.as_zero, "with 1": s.as_one if metric_class(metric).normalised else None}
+                if c is not None:
+                    row |= {f"- {baseline} [95%]": with_interval(c), "p": c.p, "p (Holm)": c.p_holm}
+                    row |= {"shared draws": c.draws, "detectable": c.detectable}
+                rows.append(row)
     return Table.from_rows(rows)
-
-
-def all_comparisons(scopes: _Scopes) -> Table:
-    """A row for each metric of each method, except the baseline."""
-    return Table.from_rows(
-        [
-            {
-                "groups": groups,
-                "metric": metric_label(metric),
-                "method": method,
-                "difference [95%]": with_interval(c),
-                "p": c.p,
-                "p (Holm)": c.p_holm,
-                "draws": c.draws,
-                "detectable": c.detectable,
-            }
-            for groups, of_methods in scopes.items()
-            for metric in next(iter(of_methods.values())).summaries
-            for method, scope in of_methods.items()
-            if (c := scope.comparisons.get(metric))
-        ]
-    )

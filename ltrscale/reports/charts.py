@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # drawing needs no configs
 
 Spec = dict[str, Any]
 """A Vega-Lite specification."""
-ChartRows = Sequence[Mapping[str, Any]]
+_ChartRows = Sequence[Mapping[str, Any]]
 """The data of a chart."""
 
 VEGA_LITE_VERSION: Final = "6.4"
@@ -48,7 +48,7 @@ def theme(*, dark: bool) -> Spec:
     }
 
 
-def _chart_of(rows: ChartRows, **parts: Any) -> Spec:
+def _chart_of(rows: _ChartRows, **parts: Any) -> Spec:
     return {
         "$schema": _VEGA_LITE,
         "data": {"values": list(rows)},
@@ -67,7 +67,7 @@ def _number(field: str, title: str | None = None, *, zero: bool = False, **scale
     return _encoding(field, "quantitative", title, scale={"zero": zero, **scale})
 
 
-def _in_order(rows: ChartRows, field: str) -> list[Any]:
+def _in_order(rows: _ChartRows, field: str) -> list[Any]:
     """The values of a field in the order of the rows; Vega would sort them."""
     return list(dict.fromkeys(row[field] for row in rows))
 
@@ -77,7 +77,7 @@ def _named(names: Sequence[str]) -> Spec:
     return {"labelAngle": -30} if len(names) <= _SLANTED else {"labelAngle": -90, "labelOverlap": "greedy"}
 
 
-def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
+def _series(rows: _ChartRows, order: Sequence[str] = ()) -> Spec:
     """Colours of `series`, with a legend if several; `order`, all series of a page, keeps them equal across charts."""
     names = _in_order(rows, "series")
     legend = {"values": names} if len(names) > 1 else None
@@ -104,18 +104,17 @@ def curve_rows(name: str, estimates: Mapping[Any, "Figure"], *, shift: float = 1
 
 
 def interval_chart(
-    rows: ChartRows,
+    rows: _ChartRows,
     *,
     title: str,
     at: float | None = None,
     order: Sequence[str] = (),
-    log: bool = False,
     unit: str = "",
 ) -> Spec:
     """Dots with bars: a row for each name, with `name`, `mean`, `low`, `high`.
 
     Rows may have a `series`, which colours them in the `order` of the page, and `faded`, for the background. A line
-    marks the value `at`; `log` is of the values, and `unit` their format.
+    marks the value `at`; `unit` formats the values.
     """
     names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
     y: Spec = {"y": _encoding("name", "nominal", sort=names)}
@@ -125,8 +124,7 @@ def interval_chart(
     tips = [_encoding("name", "nominal", "name"), _encoding("series", "nominal", "of")]
     tips += [_encoding(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
     shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
-    scale = {"type": "log", "padding": 10} if log else {"zero": False}
-    along = _encoding("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
+    along = {**_number("mean", title), "axis": {"format": unit} if unit else {}}
     bar = {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}}
     layers = [
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": bar},
@@ -138,7 +136,7 @@ def interval_chart(
 
 
 def lines(
-    rows: ChartRows,
+    rows: _ChartRows,
     *,
     x: str,
     y: str,
@@ -148,7 +146,7 @@ def lines(
     order: Sequence[str] = (),
     dots: bool = True,
     zero: bool = False,
-    marks: ChartRows = (),
+    marks: _ChartRows = (),
     level: float | None = None,
 ) -> Spec:
     """A line for each series: the rows have `x`, `y`, `series`, and `low` and `high` if there is an interval.
@@ -178,7 +176,7 @@ def lines(
     return _chart_of(rows, height=260, layer=layers)
 
 
-def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
+def bars(rows: _ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
     """A bar for each row of `name`, `value` and `series`, side by side for a name's series; `unit` formats values."""
     names, series = _in_order(rows, "name"), _in_order(rows, "series")
     encoding: Spec = {
@@ -216,7 +214,7 @@ def histogram(
     return _chart_of(rows, height=120, layer=layers)
 
 
-def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
+def scatter(rows: _ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
     """Points without axes, sized and coloured by label; the rows have `x`, `y`, `label`, and are sorted by `label`."""
     shades = [shade(label, max(labels)) for label in labels]
     colours = {"scale": {"domain": list(labels), "range": [_LABEL_COLOURS[s] for s in shades]}}
@@ -240,7 +238,7 @@ def shade(label: float, highest: float) -> int:
     return max(1, min(4, round(4 * label / highest)))
 
 
-def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
+def parallel(rows: _ChartRows, ends: _ChartRows, *, title: str) -> Spec:
     """Parallel coordinates: a line for each setting, coloured by its value.
 
     The rows have `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`;

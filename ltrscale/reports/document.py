@@ -24,9 +24,9 @@ class Figure(Strict):
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
-TableCell = str | float | Figure | None
+_TableCell = str | float | Figure | None
 """A value of a table: a text, a count, a figure, or an estimate with its interval; None where there is none."""
-TableRow = dict[str, TableCell]
+TableRow = dict[str, _TableCell]
 """Values by column."""
 
 
@@ -68,7 +68,7 @@ class Table:
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[Mapping[str, TableCell]], caption: str = "", *, form: str = ".4f", folded: bool = False
+        cls, rows: Sequence[Mapping[str, _TableCell]], caption: str = "", *, form: str = ".4f", folded: bool = False
     ) -> Self:
         """A table of rows by column, each value as `cell` shows it; columns are those of all rows in their order.
 
@@ -86,7 +86,7 @@ class Table:
         return [all(is_figure(row[i]) for row in self.rows) for i in range(len(self.header))]
 
 
-def cell(value: TableCell, form: str = ".4f") -> str:
+def cell(value: _TableCell, form: str = ".4f") -> str:
     """A value as text: a figure, and an estimate with its interval if it has one, in this form; a dash for None.
 
     Example:
@@ -104,6 +104,11 @@ def cell(value: TableCell, form: str = ".4f") -> str:
             return f"{value:{form}}"
     ends = "" if value.low is None or value.high is None else f" [{value.low:{form}}, {value.high:{form}}]"
     return cell(value.mean, form) + (ends if value.mean is not None else "")
+
+
+def span(periods: Sequence[str]) -> str:
+    """The first period to the last."""
+    return " to ".join(dict.fromkeys([periods[0], periods[-1]]))
 
 
 def is_figure(text: str) -> bool:

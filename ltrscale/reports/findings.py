@@ -43,7 +43,9 @@ class Findings(Strict):
             return cls.model_validate_json(storage.read_verified(url, cls.file, manifest))
         except ValueError as error:
             file_url = storage.join(url, cls.file)
-            raise InputError(f"{file_url}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
+            raise InputError(
+                f"{file_url}: not {cls.called} ({error}); delete the directory and make it again with {cls.made_by_job}"
+            ) from error
 
     def to_json(self) -> str:
         """The content of the file."""

@@ -256,6 +256,12 @@ _FEWEST_FOR_IMPORTANCES = 4
 _TICKS = 20
 
 
+def _shown(trial: Trial, key: str) -> str:
+    """A trial's value of a key, in four digits; empty if it sets none."""
+    value = trial.params.get(key, "")
+    return f"{value:.4g}" if isinstance(value, float) else label(value)
+
+
 @dataclass(frozen=True)
 class SearchOutcome:
     """A finished search, as the report shows it."""
@@ -275,11 +281,9 @@ class SearchOutcome:
 
     def shown(self, trial: Trial, key: str, *, exactly: bool = False) -> str:
         """A trial's value of a key, in four digits or exactly; empty if its config does not use the key or set it."""
-        params = trial.params
-        if key not in params or not self.used(trial, key):
+        if not self.used(trial, key):
             return ""
-        value = params[key]
-        return f"{value:.4g}" if isinstance(value, float) and not exactly else label(value)
+        return label(trial.params[key]) if exactly and key in trial.params else _shown(trial, key)
 
 
 def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
@@ -350,7 +354,8 @@ def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
     outside = f" {outcome.left_out} more lie outside the space, which has changed." if outcome.left_out else ""
     opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.{outside}")
-    sections = [Section("Trials, best first", [_rows(outcome, trials)])]
+    table = trial_table(trials, outcome.metric, outcome.keys, outcome.shown)
+    sections = [Section("Trials, best first", [table])]
     if leader is not None:
         again = (Text("Train it again:"), Command("\n".join(commands)))
         sections.insert(0, Section("Best", [*_best(outcome, leader, trials), *again]))
@@ -373,17 +378,26 @@ def _best(outcome: SearchOutcome, leader: Trial, trials: Sequence[Trial]) -> Ite
         yield Points(settings)
 
 
-def _rows(outcome: SearchOutcome, trials: Sequence[Trial]) -> Table:
+def trial_table(
+    trials: Sequence[Trial], metric: str, keys: Mapping[str, str], shown: Callable[[Trial, str], str] = _shown
+) -> Table:
+    """The trials, best first, those without a value last; `keys` have the name of each column."""
+
     def order(trial: Trial) -> tuple[bool, float, int]:
         return trial.result.value is None, -(trial.result.value or 0.0), trial.number
 
-    rows = []
-    for trial in sorted(trials, key=order):
-        value = "-" if trial.result.value is None else f"{trial.result.value:.4f}"
-        is_as_given = trial.number == 0 and not trial.params
-        params = ["as given" if is_as_given else outcome.shown(trial, key) or "-" for key in outcome.space]
-        rows.append([f"{trial.number}", value, trial.result.state, f"{trial.result.seconds:.0f}", *params])
-    return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
+    return Table.from_rows(
+        [
+            {
+                "trial": f"{trial.number}",
+                metric: trial.result.value,
+                "state": trial.result.state,
+                "seconds": f"{trial.result.seconds:.0f}",
+                **{name: "as given" if not trial.params else shown(trial, key) or "-" for key, name in keys.items()},
+            }
+            for trial in sorted(trials, key=order)
+        ]
+    )
 
 
 def _result_charts(outcome: SearchOutcome) -> Iterator[Chart]:

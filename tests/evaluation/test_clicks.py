@@ -177,7 +177,7 @@ def test_em_needs_documents_that_were_shown_often(data: str, monkeypatch: pytest
     found = config(data, depth=6).understood()
     assert found.propensities.em is None
     assert found.propensities.harvested is not None
-    assert "There are none by EM" in page(found)
+    assert "propensity: EM" not in page(found)
 
 
 def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
     found = config(clicked).understood()
     assert all(model.ndcg is None for model in found.models)
     assert found.trust is None or found.trust.judged_by == "clicks"
-    assert "NDCG" not in page(found)
+    assert "NDCG@" not in page(found)
 
 
 def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[Row], tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_the_last_fifth_of_the_periods_is_held_out_unless_a_split_is(
     assert (read.held_out_S.sum(), read.in_log_S.sum()) == (450, 1800)
     only = {"log": {"data": data, "periods": "a"}}
     assert not read_log(config(data, **only)).held_out_S.any()
-    assert "No click model is judged" in page(config(data, **only).understood())
+    assert config(data, **only).understood().held_out == 0
     apart = read_log(config(data, **only, held_out={"data": data, "periods": ["b", "c"]}))
     assert (apart.in_log_S.sum(), apart.held_out_S.sum()) == (450, 900)
     assert not (apart.in_log_S & apart.held_out_S).any()
@@ -268,7 +268,6 @@ def test_the_job_reports_and_is_done_once(data: str, tmp_path: Path, capsys: pyt
     assert printed.endswith("report/report.md\n")
     assert (tmp_path / "report" / "clicks.png").stat().st_size > 1000
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "their examinations are no propensities" in text
     for title in ("Clicks, exposure and propensities", "Do positions overlap?", "Trust", "Click models"):
         assert title in text
     assert json.loads((tmp_path / "report" / "metrics.json").read_text())["exposure"]["groups"] == 900

@@ -114,19 +114,18 @@ def test_a_period_that_is_added_on_the_way_is_not_read(
 @pytest.mark.slow
 def test_all_methods_stand_side_by_side(distilled: Path, teacher: str, synthetic_dataset: str) -> None:
     found = found_in(distilled)
-    assert [method.name for method in found.methods] == ["teacher", "softmax", "mlp", "direct"]
-    assert found.baseline == "direct"
+    names = [method.name for method in found.evaluation.methods]
+    assert names == ["teacher", "softmax", "mlp", "direct"]
+    assert found.evaluation.baseline == "direct"
     whole = select(Split(data=(synthetic_dataset,), periods=("2026-W04",)), labelled=False)
-    assert found.agreement_groups == whole.n_groups > found.test.groups
-    for method in found.methods:
-        assert method.cost is not None
-        assert method.cost.bytes > 0 < method.cost.documents_per_second
-        url = {"teacher": teacher, "direct": str(distilled / "direct")}.get(method.name)
-        bundle = load(url or str(distilled / "students" / method.name))
-        assert (method.cost.kind, method.cost.trained_on) == (bundle.kind, bundle.metrics["labelled_groups"])
-        assert set(method.agreement) == (
-            set() if method.name == "teacher" else {"tau", "overlap@1", "overlap@5", "overlap@10"}
-        )
+    assert found.agreement.groups == whole.n_groups > found.evaluation.test.groups
+    for name in names:
+        cost = found.costs[name]
+        assert cost.bytes > 0 < cost.documents_per_second
+        url = {"teacher": teacher, "direct": str(distilled / "direct")}.get(name)
+        bundle = load(url or str(distilled / "students" / name))
+        assert (cost.kind, cost.trained_on) == (bundle.kind, bundle.metrics["labelled_groups"])
+    assert [*found.agreement.models] == [*found.against_teacher] == names[1:]
     report = (distilled / "report.md").read_text()
     for words in ("| method ", "NDCG@5 - direct [95%]", "tau", "overlap@5", "MB", "docs/s", "NDCG@5 - teacher [95%]"):
         assert words in report
@@ -156,7 +155,7 @@ def test_the_teacher_s_scores_are_evaluated_as_its_bundle_is(
     scores_N = load(teacher).scorer()(groups)
     mean = float(ndcg(scores_N, groups.labels_N, groups.offsets_Q1, k=5).nanmean())
     (evaluated, *_) = Evaluation.read(str(distilled / "evaluation")).methods
-    assert (evaluated.name, evaluated.kinds) == ("teacher", ("scores",))
+    assert (evaluated.name, evaluated.kinds) == ("teacher", {"scores"})
     assert evaluated.slices["all"].summaries["ndcg@5"].mean == pytest.approx(mean, abs=1e-6)
 
 
@@ -180,7 +179,7 @@ def test_a_second_run_does_nothing_and_a_change_only_what_follows_from_it(
     assert expected <= tops
     assert not {part[0] for part in tops} & {"scores", "direct"}
     assert ("students", "mlp") not in tops
-    assert [method.name for method in found_in(out).methods] == ["teacher", "softmax", "direct"]
+    assert [method.name for method in found_in(out).evaluation.methods] == ["teacher", "softmax", "direct"]
 
 
 @pytest.mark.slow
@@ -189,11 +188,11 @@ def test_committed_scores_need_no_teacher(distilled: Path, synthetic_dataset: st
     students = {"softmax": {"kind": "softmax", "trees": TREES}}
     job(tmp_path / "out", synthetic_dataset, scores=scores, students=students, direct=None).run()
     found, other = found_in(tmp_path / "out"), found_in(distilled)
-    assert [method.name for method in found.methods] == ["teacher", "softmax"]
-    assert found.baseline == "teacher"
-    assert found.methods[0].cost is None
-    assert found.methods[0].slices["all"].summaries == other.methods[0].slices["all"].summaries
-    assert found.methods[1].agreement == other.methods[1].agreement
+    (of_teacher, of_student), (as_before, *_) = found.evaluation.methods, other.evaluation.methods
+    assert (of_teacher.name, of_student.name, found.evaluation.baseline) == ("teacher", "softmax", "teacher")
+    assert [*found.costs] == ["softmax"]
+    assert of_teacher.slices["all"].summaries == as_before.slices["all"].summaries
+    assert found.agreement.models["softmax"] == other.agreement.models["softmax"]
     assert not storage.exists(str(tmp_path / "out" / "scores"))
 
 

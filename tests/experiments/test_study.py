@@ -114,7 +114,7 @@ def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -
     assert [metrics["labelled_groups"] for metrics in read["plain"]] == [8, 8]
     others = np.mean([metrics["labelled_groups"] for metrics in read["gbdt"]])
     assert found.trained_on["8"] == others > 8, "groups without a relevant document come along"
-    assert f"8 ({others:,.0f} with the others)" in (out / "summary" / "report.md").read_text()
+    assert f"8 ({others:,.0f} in all)" in (out / "summary" / "report.md").read_text()
     assert found.costs["simclr"].pretraining_minutes is not None
     assert all(cost.scored_documents_per_s for cost in found.costs.values())
 

@@ -75,7 +75,7 @@ def test_a_pipeline_takes_it_as_baseline(synthetic_dataset: str, feature: str, t
     assert written_directories(config) == []
     found = Evaluation.read(str(tmp_path / "evaluation"))
     assert found.baseline == "by_value"
-    assert [method.kinds for method in found.methods] == [("trees",) * 2, ("feature",) * 2, ("feature",) * 2]
+    assert [method.kinds for method in found.methods] == [{"trees"}, {"feature"}, {"feature"}]
     report = (tmp_path / "evaluation" / "report.md").read_text()
     assert "NDCG@5 - by_value [95%]" in report
     rows = pq.read_table(tmp_path / "evaluation" / "groups.parquet").to_pylist()

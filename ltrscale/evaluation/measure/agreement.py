@@ -27,9 +27,8 @@ from ltrscale.progress import Report, progress
 from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage
 
-TAU = "tau"
 _OVERLAP_AT = (1, 5, 10)
-_MEASURES = (TAU, *(f"overlap@{k}" for k in _OVERLAP_AT))
+_MEASURES = ("tau", *(f"overlap@{k}" for k in _OVERLAP_AT))
 _PAIRS = 1 << 21
 _SLOTS = 1 << 18
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ltrscale.errors import nearest
 from ltrscale.ingest.categories import encode
 
-ValueKind = Literal["number", "text", "truth"]
+_ValueKind = Literal["number", "text", "truth"]
 """What a column holds."""
 Truths = NDArray[np.bool_]
 
@@ -94,7 +94,7 @@ def columns_named(condition: str) -> set[str]:
     return {node.id for node in ast.walk(parse(condition)) if isinstance(node, ast.Name)}
 
 
-def value_kind(type_: pa.DataType) -> ValueKind | None:
+def value_kind(type_: pa.DataType) -> _ValueKind | None:
     """What a column of a type holds; None if conditions cannot use it."""
     if pa.types.is_boolean(type_):
         return "truth"

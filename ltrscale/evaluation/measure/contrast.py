@@ -31,8 +31,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, each_member, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
-from ltrscale.reports import charts
-from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
+from ltrscale.reports.document import Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
@@ -103,7 +102,7 @@ class ContrastJob(ReportStage):
         n = sample.n_documents
         rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
         features = [
-            Permuted(
+            _Permuted(
                 name=feature.name,
                 kind=kind,
                 masked=rate,
@@ -125,7 +124,7 @@ class ContrastJob(ReportStage):
         )
 
 
-class Permuted(Strict):
+class _Permuted(Strict):
     """The contrast with one feature permuted among the documents of each group, in one of the two views."""
 
     name: str
@@ -152,7 +151,7 @@ class Contrast(Findings):
     uninformed: float
     """The loss if all similarities were equal."""
     accuracy: float | None
-    features: tuple[Permuted, ...]
+    features: tuple[_Permuted, ...]
     """In order of the loss without the feature, the highest first."""
 
 
@@ -249,7 +248,6 @@ def document(result: Contrast) -> Document:
             f"knowledge; the other view is found for {cell(result.accuracy, '.1%')} of documents."
         ),
         Table.from_rows(rows[:_ROWS_SHOWN]),
-        Chart(_contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _ROWS_SHOWN:
@@ -265,12 +263,3 @@ _HOW_TO_READ = (
     "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound. SimSiam, which has "
     "none, is judged by the loss of SimCLR-Rank.",
 )
-
-
-def _contrast_chart(result: Contrast) -> charts.Spec:
-    """A bar chart of the loss increase for the first features."""
-    rows = [
-        {"name": f.name, "value": f.loss - result.loss, "series": "masked" if f.masked else "not masked"}
-        for f in result.features[:_ROWS_SHOWN]
-    ]
-    return charts.bars(rows, title=f"rise of the loss ({result.loss:.2f} as trained)", unit="")

@@ -151,7 +151,7 @@ class Gathered:
         self.counts = self.counts.plus(sums.counts)
 
 
-class CorrectedMethod(Strict):
+class _CorrectedMethod(Strict):
     """The figures of one method by cut-off."""
 
     name: str
@@ -176,13 +176,13 @@ class Corrected(Strict):
     """Documents with a clipped weight."""
     effective: float
     """The number of documents of equal weight that would say as much."""
-    methods: tuple[CorrectedMethod, ...]
+    methods: tuple[_CorrectedMethod, ...]
 
 
 def summarised(
     correction: Correction | None,
     gathered: Gathered,
-    methods: Sequence[tuple[str, Sequence[str | None]]],
+    methods: Mapping[str, Sequence[str | None]],
     *,
     baseline: str | None,
     samples: int,
@@ -200,15 +200,15 @@ def summarised(
         of_cutoffs = {k: scope.summaries[f"{kind} {k}"] for k in ks}
         return {k: Figure(mean=s.mean, low=s.low, high=s.high) for k, s in of_cutoffs.items()}
 
-    names, ks = [name for name, _ in methods], correction.cutoffs
-    ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
+    names, ks = list(methods), correction.cutoffs
+    ends = np.cumsum([len(labels) for labels in methods.values()])[:-1]
     (scopes_K,) = scopes(
         [[Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]],
         [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
         baseline=None if baseline is None else names.index(baseline),
         samples=samples,
         seed=seed,
-        labels_K=[labels for _, labels in methods],
+        labels_K=list(methods.values()),
     )
     return Corrected(
         source=correction.config,
@@ -218,7 +218,7 @@ def summarised(
         clipped=counts.clipped,
         effective=counts.effective,
         methods=tuple(
-            CorrectedMethod(
+            _CorrectedMethod(
                 name=name,
                 corrected=figures(scope, "corrected"),
                 plain=figures(scope, "plain"),

@@ -108,7 +108,7 @@ def evaluate(
     measuring = basis.measuring(threads)
     basis = replace(basis, test=measuring.open(basis.test))
     with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), basis.trials) as file:
+        with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), basis.methods) as file:
             tallies = _tallied(measuring, basis, file, run)
         evaluation = _computed(tallies, basis)
         write_report(commit, evaluation, document(evaluation, out))
@@ -150,7 +150,7 @@ class _Basis:
 
     config: EvaluateConfig
     test: Selection
-    trials: Sequence[MethodTrial]
+    methods: Mapping[str, tuple[MethodTrial, ...]]
     detector: OutlierDetector
     judged: Judged | None
     correction: Correction | None
@@ -169,15 +169,20 @@ class _Basis:
         )
 
     @property
-    def methods(self) -> dict[str, list[MethodTrial]]:
-        """The trials of each method, in the order of all trials."""
-        return {name: list(group) for name, group in itertools.groupby(self.trials, key=lambda trial: trial.method)}
+    def trials(self) -> list[MethodTrial]:
+        """The trials of all methods, one method after the other."""
+        return list(itertools.chain(*self.methods.values()))
+
+    @property
+    def labels_K(self) -> list[list[str | None]]:
+        """The identity of the labels of each trial, by method."""
+        return [[trial.labels for trial in trials] for trials in self.methods.values()]
 
     def measuring(self, threads: int) -> Measuring:
         """The measuring of each part of the test split, here or in another process."""
-        config, test = self.config, self.test
+        config, test, trials = self.config, self.test, self.trials
         return Measuring(
-            models=tuple(trial.url for trial in self.trials),
+            models=tuple(trial.url for trial in trials),
             scores={url: scored_row_groups(url, test.row_groups) for url in config.scores.values()},
             slicer=Slicer.make(
                 config.slices,
@@ -191,7 +196,7 @@ class _Basis:
             features=test.features,
             docs_per_batch=config.docs_per_batch,
             threads=threads,
-            logits=tuple(t for t, trial in enumerate(self.trials) if trial.logits),
+            logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
             on_clicks=partial(values_of, metrics=clicks_metrics(config), settings=config) if config.clicks else None,
             correction=self.correction,
         )
@@ -200,8 +205,7 @@ class _Basis:
         self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: int | None, together: int | None = None
     ) -> list[list[Scope]]:
         """Summaries and comparisons of each method on each slice, from the sums of all trials."""
-        methods = self.methods
-        ends = np.cumsum([len(trials) for trials in methods.values()])[:-1]
+        ends = np.cumsum([len(trials) for trials in self.methods.values()])[:-1]
         return scopes(
             [
                 [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]
@@ -211,7 +215,7 @@ class _Basis:
             baseline=baseline,
             samples=self.config.resamples,
             seed=self.config.seed,
-            labels_K=[[trial.labels for trial in trials] for trials in methods.values()],
+            labels_K=self.labels_K,
             together=together,
         )
 
@@ -273,34 +277,25 @@ def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> 
 
 
 def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
-    config, judged, methods = basis.config, basis.judged, basis.methods
-    policies = {name: metric.policy for name, metric in clicks_metrics(config).items()}
-    for name, metric in metrics_of(config).items():
-        policies[name] = metric.policy if judged is None else Judged.policy(metric)
-    by_slice = _by_slice(tallies, basis)
-    calibrations_T = iter([tallies.calibration(t) for t in range(len(basis.trials))])
+    config, judged = basis.config, basis.judged
+    policies = {
+        name: metric.policy if judged is None else Judged.policy(metric) for name, metric in metrics_of(config).items()
+    }
+    policies |= {name: metric.policy for name, metric in clicks_metrics(config).items()}
+    by_slice, numbers = _by_slice(tallies, basis), itertools.count()
     results = tuple(
         MethodResult(
             name=name,
-            bundles=tuple(trial.url for trial in of_method),
-            kinds=tuple(trial.kind for trial in of_method),
-            labelled_groups=tuple(trial.labelled_groups for trial in of_method),
-            validation_groups=tuple(trial.validation_groups for trial in of_method),
-            labels=tuple(trial.labels for trial in of_method),
-            debiased=tuple(trial.debiased for trial in of_method),
-            otherwise=tuple(trial.otherwise for trial in of_method),
-            calibration=tuple(next(calibrations_T) for _ in of_method),
+            trials=tuple(trial.replace(calibration=tallies.calibration(next(numbers))) for trial in trials),
             slices={slice_: scopes_K[k] for slice_, scopes_K in by_slice.items()},
         )
-        for k, (name, of_method) in enumerate(methods.items())
+        for k, (name, trials) in enumerate(basis.methods.items())
     )
-    validation = select(config.splits.validation, labelled=False)
     return Evaluation(
         methods=results,
         baseline=config.baseline,
         primary=config.primary,
         leads=_leads_of_best(tallies, results, basis),
-        relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
         policies=policies,
         resamples=config.resamples,
@@ -319,12 +314,11 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
         corrected=summarised(
             basis.correction,
             tallies.corrected,
-            [(name, [trial.labels for trial in of_method]) for name, of_method in methods.items()],
+            dict(zip(basis.methods, basis.labels_K, strict=True)),
             baseline=config.baseline,
             samples=config.resamples,
             seed=config.seed,
         ),
-        validation_groups=int(validation.row_groups.labelled_R.sum()),
         detector=basis.detector,
     )
 

@@ -1,6 +1,5 @@
 """The report of an evaluation: one table for all methods, charts, and how to read them."""
 
-import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,13 +11,13 @@ from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Method
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
-    all_comparisons,
-    all_summaries,
+    all_metrics,
     columns_against,
     cutoffs,
     how_to_read,
     verdicts,
     with_error,
+    with_interval,
 )
 from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.progress import called
@@ -36,11 +35,9 @@ def document(evaluation: Evaluation, out: str) -> Document:
     if evaluation.test.slices[OUTLIERS]:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     sections = [
-        Section("How to read the tables", [Points([*how_to_read_it(evaluation), *_trials(evaluation)])]),
-        Section("All metrics", [all_summaries(scopes)]),
+        Section("How to read the tables", [Points(how_to_read_it(evaluation))]),
+        Section("All metrics", [all_metrics(scopes, evaluation.baseline)]),
     ]
-    if evaluation.baseline is not None:
-        sections.append(Section(f"Against {evaluation.baseline}", [all_comparisons(scopes)]))
     if rows := _calibrations(evaluation):
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
@@ -64,7 +61,7 @@ def _calibrations(evaluation: Evaluation) -> list[TableRow]:
     """A row for each method whose scores are logits of clicks, with means over its trials."""
     rows: list[TableRow] = []
     for method in evaluation.methods:
-        if found := [each for each in method.calibration if each is not None]:
+        if found := [trial.calibration for trial in method.trials if trial.calibration is not None]:
             columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error, c.reference) for c in found), strict=True)
             means = [None if None in of else sum(filter(None, of)) / len(of) for of in columns]
             names = ("clicked", "predicted", "log loss", "calibration error", "if right")
@@ -105,11 +102,11 @@ def _test_data(test: EvaluatedData) -> Iterator[str]:
 
 
 def leaderboard(evaluation: Evaluation) -> Table:
-    """A row for each method, the best first, against the baseline.
+    """A row for each method, the best first, against the baseline and the best.
 
     The columns are NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
     """
-    primary, rows = evaluation.primary, []
+    primary, best, rows = evaluation.primary, evaluation.ranked[0].name, []
     metrics = evaluation.methods[0].slices[ALL].summaries
     names = [*cutoffs(metrics), *(name for name in (gain_metric(evaluation), f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
@@ -121,6 +118,8 @@ def leaderboard(evaluation: Evaluation) -> Table:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
             row[label] = _mean(method.slices[OUTLIERS].summaries[primary])
         row |= columns_against(primary, evaluation.baseline, scope)
+        if evaluation.leads and evaluation.baseline != best:
+            row[f"{metric_label(primary)} - {best} [95%]"] = with_interval(evaluation.leads.get(method.name))
         of_primary = scope.summaries[primary]
         rows.append({**row, "groups": of_primary.groups, "undefined": of_primary.undefined})
     return Table.from_rows(rows)
@@ -132,47 +131,25 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
     yield from _charts(evaluation)
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield leaderboard(evaluation)
-    if lines := verdicts(compared, primary):
+    if lines := verdicts(compared):
         yield Points(lines)
     if evaluation.corrected is not None:
         k = int(primary.rpartition("@")[2])
         raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
-    with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
-    if lines := _debiasing(with_bundles, shown=AS_SHOWN in compared):
-        yield Points(lines)
-
-
-def _debiasing(methods: Sequence[MethodResult], *, shown: bool) -> list[str]:
-    """Which trainings of these methods corrected for positions, and which methods differ in that alone."""
-    how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
-    corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
-    if not corrected:
-        line = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
-        return [line] if shown and methods else []
-    names = ", ".join(f"{method.name} ({how[method.name]})" for method in corrected)
-    others = ", ".join(method.name for method in uncorrected) or "none"
-    twins = [
-        f"{one.name} has the settings of {other.name}, and the correction; raw figures reward the order that was "
-        "shown, so a correction that works may lower them."
-        for one, other in itertools.product(corrected, uncorrected)
-        if one.otherwise == other.otherwise and all(one.debiased)
-    ]
-    return [f"Trained with a correction for positions: {names}; without: {others}.", *twins]
 
 
 def how_to_read_it(evaluation: Evaluation) -> list[str]:
-    """What the metrics, intervals and p values of an evaluation mean."""
-    return how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
-
-
-def _trials(evaluation: Evaluation) -> Iterator[str]:
-    """What is a sample besides the groups."""
-    several = [method for method in evaluation.methods if len(method.bundles) > 1]
+    """What the metrics, intervals and p values of an evaluation mean, and the order that was shown."""
+    lines = how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
+    several = [method for method in evaluation.methods if len(method.trials) > 1]
     if several:
-        yield "± is the standard error of the mean over trials, one for each bundle; intervals are wider."
-    if any(None in method.labels for method in several):
-        yield "Bundles that do not state their labels count as trained on the same ones."
+        lines.append("± is the standard error of the mean over trials, one for each bundle; intervals are wider.")
+    if any(trial.labels is None for method in several for trial in method.trials):
+        lines.append("Bundles that do not state their labels count as trained on the same ones.")
+    if AS_SHOWN in (method.name for method in evaluation.methods):
+        lines.append(f"{AS_SHOWN} is only a reference: labels of people who saw that order, such as clicks, favour it.")
+    return lines
 
 
 def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[TableRow]:
@@ -240,9 +217,16 @@ def outlier_rules(detector: OutlierDetector) -> Iterator[Block]:
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
     yield Table.from_rows(
         [
-            {"method": m.name, "kind": kind, "labelled groups trained on": trained, "selected on": on, "bundle": url}
-            for m in methods
-            for kind, trained, on, url in zip(m.kinds, m.labelled_groups, m.validation_groups, m.bundles, strict=True)
+            {
+                "method": method.name,
+                "kind": trial.kind,
+                "labelled groups trained on": trial.labelled_groups,
+                "selected on": trial.validation_groups,
+                "corrected for positions by": trial.debiased,
+                "bundle": trial.url,
+            }
+            for method in methods
+            for trial in method.trials
         ]
     )
     yield Text(

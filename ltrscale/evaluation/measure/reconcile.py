@@ -49,7 +49,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class ScoredLists:
+class _ScoredLists:
     """Scored and labelled groups, with the names of queries and the order of the items' names."""
 
     queries: Sequence[str]
@@ -62,7 +62,7 @@ class ScoredLists:
     """Which documents have a score; None for all."""
 
     @classmethod
-    def from_selection(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
+    def from_selection(cls, test: Selection, score: Scorer, url: str) -> "_ScoredLists":
         """The groups of a selection with the scores of the bundle or directory `url`."""
         parts = list(iterate(test, docs_per_batch=65_536))
         scores_N = torch.cat([finite(score(part), url).double() for part in parts])
@@ -106,7 +106,7 @@ class TableSource(Config):
         """The fingerprint of the table."""
         return {self.path: storage.fingerprint(self.path)}
 
-    def lists(self) -> ScoredLists:
+    def lists(self) -> _ScoredLists:
         """The lists of the table: groups in the order of their first rows, documents in the order of the rows.
 
         Raises:
@@ -134,7 +134,7 @@ class TableSource(Config):
         names = np.empty(len(items), np.int64)
         names[np.asarray(pc.sort_indices(items.cast(pa.binary())))] = np.arange(len(items))  # as strcmp orders UTF-8
         order = np.argsort(codes, kind="stable")
-        return ScoredLists(
+        return _ScoredLists(
             coded.dictionary.to_pylist(),
             to_offsets(torch.from_numpy(np.bincount(codes, minlength=len(coded.dictionary)))),
             *(torch.from_numpy(values[order]) for values in (scores, labels, names, retrieved)),
@@ -193,11 +193,11 @@ class BundleSource(Config):
         """Content of the data set and the bundle."""
         return hashes_of(self)
 
-    def lists(self) -> ScoredLists:
+    def lists(self) -> _ScoredLists:
         """The groups with the scores of the bundle; InputError if it does not fit, or a score is not finite."""
         bundle = load(self.bundle)
         test = with_tokens_of(select(self.split, labelled=True), [bundle])
-        return ScoredLists.from_selection(test, bundle.scorer(features=test.features), self.bundle)
+        return _ScoredLists.from_selection(test, bundle.scorer(features=test.features), self.bundle)
 
 
 class ScoresSource(Config):
@@ -213,13 +213,13 @@ class ScoresSource(Config):
         """Content of the data set and the scores."""
         return hashes_of(self, self.split.with_scores(self.scores))
 
-    def lists(self) -> ScoredLists:
+    def lists(self) -> _ScoredLists:
         """The groups with their scores; InputError if a group has none."""
         score = look_up(self.scores, committed(self.scores, self.split))
-        return ScoredLists.from_selection(select(self.split, labelled=True), score, self.scores)
+        return _ScoredLists.from_selection(select(self.split, labelled=True), score, self.scores)
 
 
-ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
+_ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
 """Sources of scored and labelled lists."""
 
 
@@ -229,7 +229,7 @@ class ReconcileJob(ReportStage):
     stage: ClassVar = "reconcile"
     out: Operational[str]
     """Directory of the report."""
-    source: ListSource
+    source: _ListSource
     """Where scores and labels are: a `table`, a `bundle` on a split, or committed `scores`."""
     metrics: tuple[str, ...] = Field(("ndcg@5", "ndcg@10", "map", "mrr", "precision@5"), min_length=1)
     """Our metrics by name: ndcg, precision, recall or success with @K, map or mrr."""
@@ -284,7 +284,7 @@ class ReconcileJob(ReportStage):
             report({"metric": found.metric, "figure": found.figure})
 
 
-class ChangedGroup(Strict):
+class _ChangedGroup(Strict):
     """A group whose value a rule changes; None where it is left out."""
 
     query: str
@@ -292,7 +292,7 @@ class ChangedGroup(Strict):
     after: float | None
 
 
-class RuleSwitch(Strict):
+class _RuleSwitch(Strict):
     """One rule switched from ours to the program's, with all rules before it switched already."""
 
     rule: str
@@ -302,11 +302,11 @@ class RuleSwitch(Strict):
     """The rule's part of the difference: the mean after the switch minus the mean before it."""
     groups: int
     """Groups with a changed value."""
-    shown: tuple[ChangedGroup, ...]
+    shown: tuple[_ChangedGroup, ...]
     """The groups with the largest changes."""
 
 
-class Reconciled(Strict):
+class _Reconciled(Strict):
     """A metric by a program's rules."""
 
     program: str
@@ -317,10 +317,10 @@ class Reconciled(Strict):
     """The mean over groups by its rules; None if no group has a value, as for the fields below."""
     difference: float | None
     """Its figure minus ours, the sum of all parts."""
-    steps: tuple[RuleSwitch, ...]
+    steps: tuple[_RuleSwitch, ...]
 
 
-class ReconciledMetric(Strict):
+class _ReconciledMetric(Strict):
     """A metric by our rules and by those of each program that has it."""
 
     metric: str
@@ -328,7 +328,7 @@ class ReconciledMetric(Strict):
     figure: float | None
     undefined: int
     """Groups without a relevant document, which our mean leaves out."""
-    programs: tuple[Reconciled, ...]
+    programs: tuple[_Reconciled, ...]
 
 
 class Reconciliation(Findings):
@@ -342,7 +342,7 @@ class Reconciliation(Findings):
     """Documents without a score."""
     tied: int
     """Groups in which documents with different labels have the same score."""
-    metrics: tuple[ReconciledMetric, ...]
+    metrics: tuple[_ReconciledMetric, ...]
 
 
 def _mean(values_Q: Tensor) -> float | None:
@@ -352,8 +352,8 @@ def _mean(values_Q: Tensor) -> float | None:
 
 
 def _compare_metric(
-    metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]
-) -> ReconciledMetric:
+    metric: Metric, lists: _ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]
+) -> _ReconciledMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
     ours_Q = lists.under(Rules(), metric)
     columns[metric.name] = ours_Q
@@ -363,7 +363,7 @@ def _compare_metric(
             reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)
-    return ReconciledMetric(
+    return _ReconciledMetric(
         metric=metric.name,
         policy=metric.policy,
         figure=_mean(ours_Q),
@@ -372,7 +372,7 @@ def _compare_metric(
     )
 
 
-def _reconciled(policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor) -> tuple[Reconciled, Tensor]:
+def _reconciled(policy: Policy, metric: Metric, lists: _ScoredLists, ours_Q: Tensor) -> tuple[_Reconciled, Tensor]:
     """Switch the rules of a program one by one; returns the values of all groups too."""
     rules, before_Q, steps = Rules(), ours_Q, []
     for name, their_rule in policy.rules:
@@ -383,7 +383,7 @@ def _reconciled(policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tens
         steps.append(_step(name, (our_rule, their_rule), before_Q, after_Q, lists.queries))
         before_Q = after_Q
     figure, our_figure = _mean(before_Q), _mean(ours_Q)
-    return Reconciled(
+    return _Reconciled(
         program=policy.program,
         spelled=policy.spelled.format(k=metric.model_dump().get("k")),
         policy=policy.rules.text(metric.affected_by()),
@@ -393,7 +393,7 @@ def _reconciled(policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tens
     ), before_Q
 
 
-def _step(rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor, queries: Sequence[str]) -> RuleSwitch:
+def _step(rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor, queries: Sequence[str]) -> _RuleSwitch:
     """One switched rule: its part of the difference, and the groups with the largest changes."""
     change_Q = (after_Q.nan_to_num(nan=-1) - before_Q.nan_to_num(nan=-1)).abs()  # no metric is -1
     changed = int((change_Q > _SAME).sum())
@@ -402,13 +402,13 @@ def _step(rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor,
     def value(values_Q: Tensor, q: int) -> float | None:
         return None if values_Q[q].isnan() else float(values_Q[q])
 
-    return RuleSwitch(
+    return _RuleSwitch(
         rule=rule,
         ours=values[0],
         theirs=values[1],
         part=(_mean(after_Q) or 0.0) - (_mean(before_Q) or 0.0),
         groups=changed,
-        shown=tuple(ChangedGroup(query=queries[q], before=value(before_Q, q), after=value(after_Q, q)) for q in most),
+        shown=tuple(_ChangedGroup(query=queries[q], before=value(before_Q, q), after=value(after_Q, q)) for q in most),
     )
 
 
@@ -446,7 +446,7 @@ def _explained(result: Reconciliation) -> Table:
     return Table.from_rows(rows)
 
 
-def _changed_groups(program: Reconciled) -> Block:
+def _changed_groups(program: _Reconciled) -> Block:
     """The groups with the largest changes for each rule of a program."""
     lines = []
     for step in program.steps:

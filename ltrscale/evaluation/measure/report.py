@@ -8,7 +8,6 @@ Shapes: Q groups, T or t trials of all or one method, M metrics.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -31,61 +30,56 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateCo
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
-from ltrscale.origin import digest
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
+from ltrscale.reports.document import span
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
 _ROWS_WAITING = 1 << 16
 
 
-@dataclass(frozen=True)
-class MethodTrial:
-    """The `number`-th bundle of a method, or its scores."""
+class MethodTrial(Strict):
+    """One bundle of a method, or its scores; None where a bundle does not state it, or where there is no bundle."""
 
-    method: str
-    number: int
     url: str
     kind: str
+    """Kind of the bundle: neural, trees or feature; `scores`; `order shown`."""
     labelled_groups: int | None = None
-    """Number of labelled groups it was trained on; None if the bundle does not state it."""
+    """Number of labelled groups it was trained on."""
     validation_groups: int | None = None
-    """Number of labelled groups it was selected on; None if the bundle does not state it."""
+    """Number of labelled groups it was selected on."""
     labels: str | None = None
-    """Identity of all these labels; None if the bundle does not state it."""
+    """Identity of all these labels."""
     debiased: str | None = None
-    """How its training corrected for positions."""
-    otherwise: str | None = None
-    """Identity of its settings without that correction and the seed."""
+    """How its training corrected for positions: `dla`, `weights` or `unbiased`; None if it did not."""
     logits: bool = False
     """Whether its scores are logits of labels 0 and 1, from training with the pointwise sigmoid loss."""
+    calibration: Calibration | None = None
+    """Its probabilities against the clicks; None where scores are not logits, or labels not 0 and 1."""
 
     @classmethod
-    def from_bundle(cls, method: str, number: int, url: str) -> Self:
+    def from_bundle(cls, url: str) -> Self:
         """The trial of a bundle, with what the bundle states about itself."""
         bundle = load(url)
         return cls(
-            method,
-            number,
-            url,
-            bundle.kind,
+            url=url,
+            kind=bundle.kind,
             labelled_groups=bundle.count("labelled_groups"),
             validation_groups=bundle.count("validation_groups"),
             labels=validate(Provenance, bundle.made_by, url).labels(),
             debiased=debiased(bundle.config),
-            otherwise=digest(otherwise(bundle.config)),
             logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
         )
 
 
-def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
+def trials_of(config: EvaluateConfig, test: Selection) -> dict[str, tuple[MethodTrial, ...]]:
     """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
-    trials = [MethodTrial(name, 0, url, "scores") for name, url in config.scores.items()]
-    for name, urls in config.models.items():
-        trials += [MethodTrial.from_bundle(name, i, url) for i, url in enumerate(urls)]
+    trials = {name: tuple(map(MethodTrial.from_bundle, urls)) for name, urls in config.models.items()}
+    scores = {name: (MethodTrial(url=url, kind="scores"),) for name, url in config.scores.items()}
+    trials = {**scores, **trials}
     if config.as_shown and has_positions(test):
-        trials.append(MethodTrial(AS_SHOWN, 0, POSITIONS, "order shown"))
+        trials[AS_SHOWN] = (MethodTrial(url=POSITIONS, kind="order shown"),)
     return trials
 
 
@@ -96,32 +90,18 @@ def debiased(config: Mapping[str, Any]) -> str | None:
     return (config.get("debias") or {}).get("kind")
 
 
-def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a bundle without that correction and the seed."""
-    return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
-
-
 class MethodResult(Strict):
-    """One method: its bundles, one for each trial, and its results by slice."""
+    """One method: its trials, and its results by slice."""
 
     name: str
+    trials: tuple[MethodTrial, ...]
     slices: dict[str, Scope]
     """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
-    bundles: tuple[str, ...]
-    kinds: tuple[str, ...]
-    """Kind of each bundle: neural, trees or feature; `scores`; `order shown`."""
-    labelled_groups: tuple[int | None, ...]
-    """Number of labelled groups that each bundle was trained on; None if it does not state it."""
-    validation_groups: tuple[int | None, ...]
-    """Number of labelled groups that each bundle was selected on; None if it does not state it."""
-    labels: tuple[str | None, ...]
-    """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
-    debiased: tuple[str | None, ...]
-    """How the training of each bundle corrected for positions: `dla`, `weights` or `unbiased`; None if it did not."""
-    otherwise: tuple[str | None, ...]
-    """Identity of each bundle's settings without that correction and the seed; None for scores and the order shown."""
-    calibration: tuple[Calibration | None, ...]
-    """Each bundle's probabilities against the clicks; None where its scores are not logits of labels 0 and 1."""
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its trials."""
+        return {trial.kind for trial in self.trials}
 
 
 def by_mean(methods: Sequence[MethodResult], primary: str) -> list[MethodResult]:
@@ -157,10 +137,9 @@ class EvaluatedData(Strict):
     @property
     def described(self) -> str:
         """The data and its size, in one sentence."""
-        periods = " to ".join(dict.fromkeys([self.periods[0], self.periods[-1]]))
         return (
-            f"Test data: {', '.join(self.data)}, {periods}; {self.groups:,} labelled query groups, {self.documents:,} "
-            f"documents, {self.slices[OUTLIERS]:,} outlier groups (selection {self.hash[:12]})."
+            f"Test data: {', '.join(self.data)}, {span(self.periods)}; {self.groups:,} labelled query groups, "
+            f"{self.documents:,} documents, {self.slices[OUTLIERS]:,} outlier groups (selection {self.hash[:12]})."
         )
 
 
@@ -175,8 +154,6 @@ class Evaluation(ComparedMethods):
     test: EvaluatedData
     conditions: dict[str, str]
     """The condition of each slice that the config names."""
-    validation_groups: int
-    """All labelled groups of the validation split."""
     corrected: Corrected | None
     """The metrics corrected for positions, if requested."""
     detector: OutlierDetector
@@ -199,14 +176,15 @@ class GroupFile:
     A context manager. Memory holds about 65,536 rows.
     """
 
-    def __init__(self, path: Path, metrics: Sequence[str], trials: Sequence[MethodTrial]) -> None:
+    def __init__(self, path: Path, metrics: Sequence[str], methods: Mapping[str, Sequence[MethodTrial]]) -> None:
         text = pa.string()
         columns = {"gid": pa.int64(), "period": text, "documents": pa.int64(), "slices": pa.list_(text)}
         columns |= {"method": text, "trial": pa.int32(), **dict.fromkeys(metrics, pa.float64())}
         schema = pa.schema(list(columns.items()))
         texts = ["period", "slices.list.element", "method", "trial"]
         self._writer = pq.ParquetWriter(path, schema, use_dictionary=texts)
-        self._trials, self._waiting = trials, list[pa.Table]()
+        self._trials = [(name, number) for name, trials in methods.items() for number in range(len(trials))]
+        self._waiting: list[pa.Table] = []
 
     def __enter__(self) -> Self:
         return self
@@ -222,15 +200,15 @@ class GroupFile:
         group, slice_ = np.nonzero(np.stack(list(values.slices.values()), axis=1))
         names = pa.array(list(values.slices), pa.string()).take(pa.array(slice_))
         offsets_Q1 = np.searchsorted(group, np.arange(q + 1)).astype(np.int32)
-        for t, trial in enumerate(self._trials):
+        for (method, number), values_MQ in zip(self._trials, values.values_TMQ, strict=True):
             columns = [
                 values.gids_Q,
                 pa.repeat(values.period, q),
                 values.documents_Q,
                 pa.ListArray.from_arrays(pa.array(offsets_Q1), names),
-                pa.repeat(trial.method, q),
-                np.full(q, trial.number, np.int32),
-                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values.values_TMQ[t]),
+                pa.repeat(method, q),
+                np.full(q, number, np.int32),
+                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_MQ),
             ]
             self._waiting.append(pa.table(columns, schema=self._writer.schema))
         if sum(map(len, self._waiting)) >= _ROWS_WAITING:
@@ -252,7 +230,7 @@ def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
     methods = []
     for method in evaluation.methods:
         trials = []
-        for trial in range(len(method.bundles)):
+        for trial in range(len(method.trials)):
             rows = table.filter((pc.field("method") == method.name) & (pc.field("trial") == trial))
             trials.append(np.stack([rows[metric].to_numpy() for metric in metrics], axis=1))
         methods.append(np.stack(trials, axis=1))

@@ -3,19 +3,21 @@
 Shapes: Q groups, t trials of a method, M metrics.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ltrscale.config import Strict
-from ltrscale.evaluation.measure.agreement import TAU, Agreement
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, read_group_metrics
+from ltrscale.evaluation.measure.agreement import Agreement
+from ltrscale.evaluation.measure.page import how_to_read_it
+from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import ComparedMethods, columns_against, cutoffs, how_to_read, with_interval
+from ltrscale.evaluation.pages import columns_against, cutoffs, with_interval
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary, scopes
+from ltrscale.evaluation.statistics.summarise import Comparison, scopes
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text, cell
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
+from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""
@@ -34,30 +36,19 @@ class ServingCost(Strict):
     """Query groups it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
 
 
-class DistilledMethod(Strict):
-    """One method: how well it ranks, how well it agrees with the teacher, what it costs."""
-
-    name: str
-    slices: dict[str, Scope]
-    """By slice of the evaluation."""
-    against_teacher: Comparison | None
-    """The primary metric on the groups that define it; None for the teacher itself, and without such groups."""
-    agreement: dict[str, Summary]
-    """Agreement with the teacher, by `tau` or `overlap@K`; empty for the teacher itself."""
-    cost: ServingCost | None
-    """None without a bundle."""
-
-
-class Distillation(ComparedMethods):
+class Distillation(Findings):
     """`metrics.json` of a distillation."""
 
     called: ClassVar = "a distillation"
     made_by_job: ClassVar = "jobs.distill"
-    methods: tuple[DistilledMethod, ...]
-    baseline: str
-    test: EvaluatedData
-    agreement_groups: int
-    """Test groups, with and without labels, on which agreement was measured."""
+    evaluation: Evaluation
+    """How well all methods rank, the teacher included."""
+    against_teacher: dict[str, Comparison]
+    """The primary metric against the teacher by method, on the groups that define it; none for the teacher itself."""
+    agreement: Agreement
+    """How well the methods agree with the teacher."""
+    costs: dict[str, ServingCost]
+    """By method, as far as it has a bundle."""
 
 
 def gather_distillation(
@@ -71,7 +62,6 @@ def gather_distillation(
         InputError: evaluation or agreement are not committed there.
     """
     evaluation, agreement = Evaluation.read(evaluation_url), Agreement.read(agreement_url)
-    assert evaluation.baseline is not None
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].slices[ALL].summaries).index(primary)
     of_primary = [values_QtM[:, :, [column]] for values_QtM in read_group_metrics(evaluation_url, evaluation)]
@@ -81,37 +71,32 @@ def gather_distillation(
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
         seed=seed,
-        labels_K=[method.labels for method in evaluation.methods],
+        labels_K=[[trial.labels for trial in method.trials] for method in evaluation.methods],
     )
-    methods = tuple(
-        DistilledMethod(
-            name=method.name,
-            slices=method.slices,
-            against_teacher=scope.comparisons.get(primary),
-            agreement=agreement.models.get(method.name, {}),
-            cost=costs.get(method.name),
-        )
-        for method, scope in zip(evaluation.methods, with_teacher, strict=True)
+    compared = {name: scope.comparisons.get(primary) for name, scope in zip(names, with_teacher, strict=True)}
+    return Distillation(
+        evaluation=evaluation,
+        against_teacher={name: comparison for name, comparison in compared.items() if comparison is not None},
+        agreement=agreement,
+        costs=dict(costs),
     )
-    same = {*ComparedMethods.model_fields, "test"}
-    return Distillation(methods=methods, agreement_groups=agreement.groups, **evaluation.model_dump(include=same))
 
 
-def _side_by_side(distillation: Distillation) -> Table:
+def _side_by_side(found: Distillation) -> Table:
     """One row per method: NDCG, difference from the baseline, outlier groups, agreement, size and speed."""
-    primary = distillation.primary
-    measures = next(list(method.agreement) for method in distillation.methods if method.agreement)
+    evaluation, models = found.evaluation, found.agreement.models
+    primary, measures = evaluation.primary, next(iter(models.values()))
     rows: list[TableRow] = []
-    for method in distillation.methods:
-        scope, cost = method.slices[ALL], method.cost
+    for method in evaluation.methods:
+        scope, cost, agreement = method.slices[ALL], found.costs.get(method.name), models.get(method.name, {})
         rows.append(
             {
                 "method": method.name,
                 **{metric_label(name): scope.summaries[name].mean for name in cutoffs(scope.summaries)},
-                **columns_against(primary, distillation.baseline, scope),
-                f"{metric_label(primary)} - {TEACHER} [95%]": with_interval(method.against_teacher),
+                **columns_against(primary, evaluation.baseline, scope),
+                f"{metric_label(primary)} - {TEACHER} [95%]": with_interval(found.against_teacher.get(method.name)),
                 f"Outlier-{metric_label(primary)}": method.slices[OUTLIERS].summaries[primary].mean,
-                **{name: cell(s.mean if (s := method.agreement.get(name)) else None, ".3f") for name in measures},
+                **{f"{name} [95%]": cell(agreement.get(name), ".3f") for name in measures},
                 "groups": None if cost is None else cost.trained_on,
                 "MB": None if cost is None else f"{cost.bytes / 1e6:.2f}",
                 "docs/s": None if cost is None else f"{cost.documents_per_second:,.0f}",
@@ -120,51 +105,35 @@ def _side_by_side(distillation: Distillation) -> Table:
     return Table.from_rows(rows)
 
 
-def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
+def document(found: Distillation, links: Mapping[str, str]) -> Document:
     """The report; `links` maps descriptions of further reports and files to their places."""
-    test, primary = distillation.test, metric_label(distillation.primary)
-    opening: tuple[Block, ...] = (
-        Text(
-            f"{test.described} {primary} is defined in "
-            f"{distillation.methods[0].slices[ALL].summaries[distillation.primary].groups:,} of the groups."
-        ),
-        _side_by_side(distillation),
-        *_charts(distillation),
-    )
+    opening = (Text(found.evaluation.test.described), _side_by_side(found), _chart(found))
     sections = (
-        Section("How to read the table", [Points(_how_to_read(distillation))]),
+        Section("How to read the table", [Points(_how_to_read(found))]),
         Section("More", [Points([f"{page}: {link}" for page, link in links.items()])]),
     )
     return Document("Distillation", opening, sections)
 
 
-def _how_to_read(distillation: Distillation) -> list[str]:
+def _how_to_read(found: Distillation) -> list[str]:
     return [
-        *how_to_read(distillation, (scope for m in distillation.methods for scope in m.slices.values())),
+        *how_to_read_it(found.evaluation),
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have: means "
-        f"over those of the {distillation.agreement_groups:,} test groups, labelled or not, that define them.",
+        f"over those of the {found.agreement.groups:,} test groups, labelled or not, that define them.",
         "groups are the query groups that a method was trained on, students with the teacher's scores. MB is weights "
         "or trees in the bundle, docs/s what one thread scores in a second of processor time.",
     ]
 
 
-def _charts(distillation: Distillation) -> Iterator[Chart]:
-    """A row per method: the primary metric and tau with their 95% intervals, and the scoring speed."""
-    kinds = {TEACHER: "teacher", distillation.baseline: "baseline"}
-    quality, agreement, speed = [], [], []
-    for method in distillation.methods:
-        kind = {"series": kinds.get(method.name, "method")}
-        quality.append(charts.interval_row(method.name, method.slices[ALL].summaries[distillation.primary], **kind))
-        if TAU in method.agreement:
-            agreement.append(charts.interval_row(method.name, method.agreement[TAU], **kind))
-        if method.cost is not None:
-            speed.append({"name": method.name, "mean": method.cost.documents_per_second, **kind})
-    order, label = ["teacher", "baseline", "method"], metric_label(distillation.primary)
-    spec = charts.interval_chart(quality, title=label, order=order)
-    yield Chart(spec, f"{label} of each method", "methods")
-    if agreement:
-        spec = charts.interval_chart(agreement, title="tau with the teacher", order=order)
-        yield Chart(spec, "agreement with the teacher", "agreement")
-    if speed:
-        spec = charts.interval_chart(speed, title="documents a second", order=order, log=True, unit="~s")
-        yield Chart(spec, "documents a second that one thread scores", "speed")
+def _chart(found: Distillation) -> Chart:
+    """The primary metric of each method with its 95% interval."""
+    evaluation, label = found.evaluation, metric_label(found.evaluation.primary)
+    kinds = {TEACHER: "teacher", evaluation.baseline: "baseline"}
+    rows = [
+        charts.interval_row(
+            method.name, method.slices[ALL].summaries[evaluation.primary], series=kinds.get(method.name, "method")
+        )
+        for method in evaluation.methods
+    ]
+    spec = charts.interval_chart(rows, title=label, order=["teacher", "baseline", "method"])
+    return Chart(spec, f"{label} of each method", "methods")

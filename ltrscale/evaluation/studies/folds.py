@@ -21,8 +21,7 @@ from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
     ComparedMethods,
-    all_comparisons,
-    all_summaries,
+    all_metrics,
     columns_against,
     cutoffs,
     how_to_read,
@@ -41,7 +40,7 @@ _OF_EVALUATIONS = set(ComparedMethods.model_fields)
 """Fields that the summary copies from its evaluations, which agree in them."""
 
 
-class FoldMeans(Strict):
+class _FoldMeans(Strict):
     """A metric of one method, fold by fold; None where no group defines it."""
 
     folds: tuple[float | None, ...]
@@ -52,11 +51,11 @@ class FoldMeans(Strict):
     """Standard error of that mean, from the spread of the folds."""
 
 
-class CrossvalMethod(Strict):
+class _CrossvalMethod(Strict):
     """The results of one method, by metric."""
 
     name: str
-    folds: dict[str, FoldMeans]
+    folds: dict[str, _FoldMeans]
     pooled: Scope
     """Results over the test groups of all folds together."""
 
@@ -70,7 +69,7 @@ class Crossval(ComparedMethods):
     """Test groups of each fold, by its name."""
     trials: int
     """Number of trials of each method and fold."""
-    methods: tuple[CrossvalMethod, ...]
+    methods: tuple[_CrossvalMethod, ...]
 
 
 def summarise_folds(
@@ -112,7 +111,7 @@ def _in_common(evaluation: Evaluation) -> tuple[object, ...]:
 
 def _draws(evaluation: Evaluation) -> list[list[str | None]]:
     """The draw of labels of each trial of each method, by number: folds draw from other groups, so ids never match."""
-    labels = [method.labels for method in evaluation.methods]
+    labels = [[trial.labels for trial in method.trials] for method in evaluation.methods]
     numbers = {draw: str(number) for number, draw in enumerate(dict.fromkeys(itertools.chain(*labels)))}
     return [[numbers[draw] for draw in of_method] for of_method in labels]
 
@@ -135,18 +134,18 @@ def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[D
     for k, name in enumerate(names):
         of_folds = [evaluation.methods[k].slices[ALL].summaries for evaluation in evaluations.values()]
         means = {metric: _fold_means([summaries[metric].mean for summaries in of_folds]) for metric in metrics}
-        methods.append(CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
+        methods.append(_CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
     return Crossval(
         folds={fold: evaluation.test.groups for fold, evaluation in evaluations.items()},
-        trials=len(first.methods[0].bundles),
+        trials=len(first.methods[0].trials),
         methods=tuple(methods),
         **first.model_dump(include=_OF_EVALUATIONS),
     )
 
 
-def _fold_means(folds: Sequence[float | None]) -> FoldMeans:
+def _fold_means(folds: Sequence[float | None]) -> _FoldMeans:
     defined = [value for value in folds if value is not None]
-    return FoldMeans(
+    return _FoldMeans(
         folds=tuple(folds),
         mean=float(np.mean(defined)) if defined else None,
         std_error=float(np.std(defined, ddof=1)) / math.sqrt(len(defined)) if len(defined) > 1 else None,
@@ -173,11 +172,8 @@ def document(crossval: Crossval) -> Document:
     sections = [
         Section("How to read the tables", [Points(_how_to_read(crossval))]),
         Section("Fold by fold", [Table.from_rows(by_fold)]),
-        Section("All test groups together", [all_summaries(pooled)]),
+        Section("All test groups together", [all_metrics(pooled, crossval.baseline)]),
     ]
-    if crossval.baseline is not None:
-        title = f"Against {crossval.baseline}, all test groups together"
-        sections.append(Section(title, [all_comparisons(pooled)]))
     opening = [Text(f"{together}: {folds}."), *_table_of_methods(crossval), Chart(_chart(crossval), shows, "folds")]
     return Document("Cross-validation", opening, sections)
 
@@ -195,7 +191,7 @@ def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
         ]
     )
     compared = {method.name: method.pooled.comparisons.get(crossval.primary) for method in crossval.methods}
-    if shown := verdicts(compared, crossval.primary):
+    if shown := verdicts(compared):
         yield Points(shown)
 
 
@@ -220,5 +216,5 @@ def _how_to_read(crossval: Crossval) -> list[str]:
     ]
 
 
-def _mean(means: FoldMeans) -> str:
+def _mean(means: _FoldMeans) -> str:
     return with_error(means.mean, means.std_error)

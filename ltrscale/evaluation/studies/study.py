@@ -23,7 +23,7 @@ from ltrscale.reports.findings import Findings
 from ltrscale.stages.stage import OutputUrl
 
 ScopeName = Literal["all", "outliers"]
-SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
+_SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
 
 
 Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature", "in context"]
@@ -61,7 +61,7 @@ class Cost(Strict):
     scored_documents_per_s: float | None = None
 
 
-class StudyPoint(Strict):
+class _StudyPoint(Strict):
     """A method at one number of labelled groups."""
 
     method: str
@@ -83,7 +83,7 @@ class Versus(Strict):
     crossovers: tuple[Crossover, ...]
 
 
-class StudyPlan(Strict):
+class _StudyPlan(Strict):
     """What a study plans, and what of it has failed."""
 
     methods: dict[str, MethodTraits]
@@ -97,7 +97,8 @@ class StudyPlan(Strict):
     controls: dict[str, str]
     """By pretrained method, the method with the same settings without pretraining."""
     primary: str
-    relevant_from: float
+    policies: dict[str, str]
+    """What the formula of each metric leaves open, such as ties."""
     leave_out_constant: bool = False
     planned: int
     """Models of the whole study."""
@@ -105,7 +106,7 @@ class StudyPlan(Strict):
     """Why a part of the study failed, by its name."""
 
 
-class Study(StudyPlan, Findings):
+class Study(_StudyPlan, Findings):
     """`metrics.json` of a study."""
 
     called: ClassVar = "a study"
@@ -115,7 +116,7 @@ class Study(StudyPlan, Findings):
     trained_on: dict[str, float | None]
     """Labelled groups of the method that reads the most of them: the mean over the draws. Methods with `relevant_only`
     leave out groups without a relevant document."""
-    points: tuple[StudyPoint, ...]
+    points: tuple[_StudyPoint, ...]
     versus: tuple[Versus, ...]
     costs: dict[str, Cost]
     models: int
@@ -123,7 +124,7 @@ class Study(StudyPlan, Findings):
     test: EvaluatedData
     detector: OutlierDetector
 
-    def find(self, method: str, labelled: str) -> StudyPoint | None:
+    def find(self, method: str, labelled: str) -> _StudyPoint | None:
         """The point of a method, if it has been measured."""
         return next((p for p in self.points if (p.method, p.labelled) == (method, labelled)), None)
 
@@ -164,7 +165,7 @@ class Model(Config):
     """Documents that its training read."""
 
 
-class Design(StudyPlan, Config):
+class Design(_StudyPlan, Config):
     """The plan of a study with what its figures are computed from, apart from its models."""
 
     labelled: dict[str, float | None]
@@ -187,12 +188,12 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     versus = [
         versus
         for method, other in pairs
-        for groups in SCOPES
+        for groups in _SCOPES
         if (versus := table.versus(method, other, groups, numbers, is_control=design.controls.get(method) == other))
     ]
     tested = TestedOn.read(test_url)
     return Study(
-        **design.model_dump(include=set(StudyPlan.model_fields)),
+        **design.model_dump(include=set(_StudyPlan.model_fields)),
         labelled=numbers,
         trained_on=trained_on,
         points=tuple(table.point(m, n) for n in numbers for m in design.methods if (n, m) in table.values),
@@ -255,7 +256,7 @@ class _Models:
         means = [np.mean([count for count in of_method if count is not None]) for of_method in counts if any(of_method)]
         return float(max(means)) if means else None
 
-    def point(self, method: str, labelled: str) -> StudyPoint:
+    def point(self, method: str, labelled: str) -> _StudyPoint:
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
         defined = [value for value in validation if value is not None]
         estimates = {
@@ -264,10 +265,10 @@ class _Models:
                 for metric in self.metrics
                 if (estimated := estimate(self.drawn(method, labelled, metric, groups)))
             }
-            for groups in SCOPES
+            for groups in _SCOPES
         }
         mean = float(np.mean(defined)) if defined and len(defined) == len(validation) else None
-        return StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
+        return _StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
     def versus(
         self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float], *, is_control: bool

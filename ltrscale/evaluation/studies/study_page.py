@@ -6,16 +6,16 @@ The columns of a table are numbers of labelled groups, where the paper's are dat
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Crossover, MeanEstimate
-from ltrscale.evaluation.studies.study import Family, MethodTraits, ScopeName, Study, Versus
+from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, MeanEstimate
+from ltrscale.evaluation.studies.study import Family, ScopeName, Study, Versus
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, Text, cell
+from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, TableRow, Text, cell, span
 
 _BESIDE, _FALL = 1.035, 2.0
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
@@ -101,13 +101,13 @@ def _advice(study: Study, pairs: Mapping[str, str]) -> str:
 
 def document(study: Study) -> Document:
     """The report: advice, tables in the shape of HOU24's, curves and differences."""
-    undecided = [line for other in study.opponents for line in _deciding(study, other)]
+    undecided = [row for other in study.opponents for row in _deciding(study, other)]
     opening = (
         *_progress(study),
         *map(Text, _sentences(study)),
         Text(_about_data(study)),
         *_means(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
-        *([Points(undecided, _UNDECIDED)] if undecided else []),
+        *([Table.from_rows(undecided, _UNDECIDED)] if undecided else []),
         *curves(study),
     )
     sections = []
@@ -132,7 +132,10 @@ def _progress(study: Study) -> Iterator[Block]:
 
 def _about_data(study: Study) -> str:
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
-    counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
+    counts = ", ".join(
+        name if number is None or f"{number:.0f}" == name else f"{name} ({number:,.0f} in all)"
+        for name, number in study.trained_on.items()
+    )
     counted = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
     if study.validation_share is not None:
         validation = f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
@@ -141,7 +144,7 @@ def _about_data(study: Study) -> str:
         validation = f"validation labels are a sample ({size}: {count:g}), drawn anew with those of training"
     else:
         validation = "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
-    drawn = " to ".join(map(str, dict.fromkeys([draws[0], draws[-1]])))
+    drawn = span(list(map(str, draws)))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
         f"{counted}: {counts}; draws of each number: {drawn}{_pretrainings(study)}; {validation}. "
@@ -157,17 +160,6 @@ def _pretrainings(study: Study) -> str:
     if not numbers:
         return ", each with its own pretraining"
     return f", crossed with {' and '.join(map(str, numbers))} pretraining{'s' if numbers != [1] else ''}"
-
-
-def _in_all(study: Study, name: str) -> str:
-    """How many labelled groups a model learns from, if the number does not say it."""
-    trained_on = study.trained_on[name]
-    if trained_on is None or (name.isdecimal() and study.counts == "labelled"):
-        return ""
-    if not name.isdecimal():
-        return f" ({trained_on:,.0f})"
-    with_others = f"{trained_on:,.0f} with the others"
-    return f" ({with_others if trained_on > study.labelled[name] else 'the others are left out'})"
 
 
 def _grid(study: Study, rows: Mapping[str, Mapping[str, str]], caption: str, header: str = "method") -> Table:
@@ -210,46 +202,43 @@ def _against(study: Study, other: str) -> Iterator[Block]:
             if groups == "all":
                 seen = {name: {n: cell(e.detectable) for n, e in v.estimates.items()} for name, v in versus.items()}
                 yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
-            yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
+            crossings = [row for v in versus.values() for row in _crossings(v)]
+            yield Table.from_rows(crossings, f"{label}: crossovers; an end beyond the numbers is a dash")
     if other == study.opponents[0]:
         yield from curves(study, other)
 
 
-_UNDECIDED = "What would decide the open differences, if they are in truth as found"
+_UNDECIDED = (
+    "What would decide the open differences, if they are in truth as found: any one of three; a dash where more than "
+    f"{MOST_DRAWS:,} draws, or no number at all, would do"
+)
 
 
-def _deciding(study: Study, other: str) -> Iterator[str]:
+def _deciding(study: Study, other: str) -> Iterator[TableRow]:
     """For each open difference from a method, the draws, labels or test groups that would see it."""
     for method, versus in study.against(other).items():
         for n, difference in versus.estimates.items():
-            if difference.needs is None:
-                continue
-            draws, labels, groups = difference.needs.draws, difference.needs.labels, difference.needs.groups
-            ways = [f"{draws:,} draws"] if draws else []
-            ways += [f"{labels * study.labelled[n]:,.0f} labelled groups"] if labels else []
-            ways += [f"{groups * difference.groups:,.0f} test groups"] if groups else []
-            enough = " or ".join(ways) or f"no more than {MOST_DRAWS:,} draws, labels or test groups alone"
-            yield f"{method} - {other} at {n} ({difference.mean:+.4f}, {difference.draws} draws): {enough}"
+            if (needs := difference.needs) is not None:
+                labels = None if needs.labels is None else needs.labels * study.labelled[n]
+                groups = None if needs.groups is None else needs.groups * difference.groups
+                row: TableRow = {"method": f"{method} - {other}", "labelled groups": n, "draws": difference.draws}
+                row |= {"difference": f"{difference.mean:+.4f}", "decided by draws": needs.draws}
+                yield {**row, "by labelled groups": cell(labels, ",.0f"), "by test groups": cell(groups, ",.0f")}
 
 
-def _crossing(study: Study, versus: Versus) -> str:
+def _crossings(versus: Versus) -> list[TableRow]:
     """Where a method falls behind another or overtakes it."""
-    name, other = versus.method, versus.against
-    counts = [study.labelled[n] for n in versus.estimates]
-    span = f"from {counts[0]:,.0f} to {counts[-1]:,.0f} labelled groups"
-    if len(counts) < 2:
-        return f"{name}: measured at {counts[0]:,.0f} labelled groups only"
-    if not versus.crossovers:
-        side = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
-        return f"{name}: no crossover {span}, its mean is {side} {other} throughout"
-    crossings = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
-    return f"{name}: {', '.join(crossings)}"
-
-
-def _around(crossover: Crossover, counts: Sequence[float]) -> str:
-    low = f"below {counts[0]:,.0f}" if crossover.low is None else f"{crossover.low:,.0f}"
-    high = f"above {counts[-1]:,.0f}" if crossover.high is None else f"{crossover.high:,.0f}"
-    return f"{crossover.at:,.0f} [{low}, {high}]"
+    rows: list[TableRow] = [
+        {
+            "method": versus.method,
+            "order": "falls behind" if x.falls else "overtakes",
+            "at": cell(x.at, ",.0f"),
+            "from": cell(x.low, ",.0f"),
+            "to": cell(x.high, ",.0f"),
+        }
+        for x in versus.crossovers
+    ]
+    return rows or [{"method": versus.method, "order": "no crossover", "at": None, "from": None, "to": None}]
 
 
 def _tables_of_hou24(study: Study) -> Iterator[Section]:
@@ -262,28 +251,17 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
     if study.baseline is not None:
         yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent_of(study, study.baseline)))
 
-    def strategy(of: MethodTraits) -> str | None:
-        return None if of.pretext is None or of.strategy is None else _STRATEGIES[of.strategy]
-
-    def augmentation(of: MethodTraits, pretext: str) -> str | None:
-        return of.augment if (of.pretext, of.strategy) == (pretext, "FF") else None
-
-    traits: list[tuple[str, str, Callable[[MethodTraits], str | None]]] = [
-        ("strategy", "Strategies of finetuning (HOU24, table 4)", strategy),
-        *(
-            (
-                "augmentation",
-                f"Augmentations of {pretext} (HOU24, tables 14 and 15)",
-                functools.partial(augmentation, pretext=pretext),
-            )
-            for pretext in dict.fromkeys(of.pretext for of in study.methods.values() if of.pretext is not None)
-        ),
-        ("unlabelled groups", "Trees with and without unlabelled groups (HOU24, table 16)", lambda of: of.unlabelled),
-    ]
-    for header, title, trait in traits:
-        found = {name: value for name, of in study.methods.items() if (value := trait(of)) is not None}
-        if len(set(found.values())) > 1:
-            rows = dict(sorted((f"{value}: {name}", name) for name, value in found.items()))
+    about = study.methods.items()
+    strategies = {name: _STRATEGIES[of.strategy] for name, of in about if of.pretext and of.strategy}
+    unlabelled = {name: of.unlabelled for name, of in about if of.unlabelled}
+    traits = [("strategy", "Strategies of finetuning (HOU24, table 4)", strategies)]
+    for pretext in dict.fromkeys(of.pretext for _, of in about if of.pretext):
+        found = {name: of.augment for name, of in about if (of.pretext, of.strategy) == (pretext, "FF") and of.augment}
+        traits.append(("augmentation", f"Augmentations of {pretext} (HOU24, tables 14 and 15)", found))
+    traits.append(("unlabelled groups", "Trees with and without unlabelled groups (HOU24, table 16)", unlabelled))
+    for header, title, values in traits:
+        if len(set(values.values())) > 1:
+            rows = dict(sorted((f"{value}: {name}", name) for name, value in values.items()))
             yield Section(title, list(_means(study, rows, header)))
 
 
@@ -327,7 +305,6 @@ ABOUT_COSTS: Final = (
 
 
 def _how_to_read(study: Study) -> list[str]:
-    metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
     lines = [
         "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
         "hold for other draws, pretrainings and test groups, for one comparison at a time. Differences are of the "
@@ -339,7 +316,7 @@ def _how_to_read(study: Study) -> list[str]:
             "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder, and "
             "pretraining's own share has no verdict. Leave out pretrainings: 1 to give each draw its own."
         )
-    return [*lines, *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant)]
+    return [*lines, *definitions(study.policies, leave_out_constant=study.leave_out_constant)]
 
 
 def _skewed(study: Study) -> dict[str, bool]:

@@ -135,7 +135,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     all_periods = sorted({period for url in urls for period in open_dataset(url).manifest.periods})
     curves = {}
     for method in evaluation.methods:
-        end = _trained_until(method.bundles[0], config)
+        end = _trained_until(method.trials[0].url, config)
         points = tuple(
             PeriodPoint(
                 period=period,

@@ -31,9 +31,6 @@ from ltrscale.tuning.history import TABLE
 _FEATURES_ASKED = 2
 """Maximum number of features that the opening asks about."""
 
-_HOPELESS = 20.0
-"""A difference that takes more than this many times the data is not worth proving."""
-
 HTML = "report.html"
 
 _AGREEMENT_GROUPS, _EXPLAINED_GROUPS = 500, 40
@@ -186,21 +183,10 @@ def _paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None 
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
     step, command = _next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
-        if named := [*sources.memorised]:
-            more = f" and {len(named) - _FEATURES_ASKED} more" if len(named) > _FEATURES_ASKED else ""
-            names = ", ".join(named[:_FEATURES_ASKED])
-            texts.append(f"Probably memorised, for alone they rank like chance: {names}{more} (see section Features).")
-    texts += [*_leaks([*open_questions.values()]), step]
-    return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
-
-
-def _leaks(questions: Sequence[str]) -> Iterator[str]:
-    """The paragraph with the first of these questions."""
-    sentences = [*questions[:_FEATURES_ASKED]]
-    if (n_more := len(questions) - _FEATURES_ASKED) > 0:
-        sentences.append(f"Section Features asks the same of {n_more} more.")
-    if sentences:
-        yield f"Before this is believed: {' '.join(sentences)} If not, leave it out (leave_out of a method)."
+        if names := ", ".join(sources.memorised):
+            texts.append(f"Probably memorised, for alone they rank like chance: {names} (see section Features).")
+    texts += [f"Before this is believed: {question}" for question in [*open_questions.values()][:_FEATURES_ASKED]]
+    return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
 
 
 def _next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
@@ -229,7 +215,7 @@ def _next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequen
             f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
         )
     if not is_shown(lead):
-        return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
+        return "Next: take the one that costs less, or see with jobs.study what more labels, draws or groups bring.", ""
     return _gate(evaluation, production=competitor, candidate=best.name)
 
 
@@ -245,20 +231,10 @@ def _answer(features: Sequence[str]) -> tuple[str, str]:
 
 def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
     """A sentence, and the command of the gate if both methods have bundles."""
-    bundles = {m.name: m.bundles[0] for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
+    bundles = {m.name: m.trials[0].url for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
     if not {production, candidate} <= bundles.keys():
         return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
     bundle_keys = {"production": production, "candidate": candidate}
     settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
     return text, f"{called('gate')} --config jobs/configs/start/gate.yaml --set out=gate {settings}"
-
-
-def _more(difference: float, detectable: float | None) -> str:
-    """How much more data a difference of this size takes."""
-    if not difference or not detectable:
-        return "the two are equally good here; take the one that costs less."
-    times = (detectable / difference) ** 2
-    if times > _HOPELESS:
-        return f"a difference this small takes more than {_HOPELESS:g} times the data; take the one that costs less."
-    return f"a difference of this size takes about {max(times, 1.5):.1f} times the query groups and draws of labels."

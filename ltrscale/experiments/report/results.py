@@ -20,8 +20,7 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join
-from ltrscale.tuning.history import History, ended, history_chart
-from ltrscale.tuning.space import label
+from ltrscale.tuning.history import History, ended, history_chart, trial_table, value_of
 
 _POINTS = 150
 """Maximum points of a curve; more are averaged in runs."""
@@ -87,23 +86,14 @@ def search(url: str | None) -> Iterator[Block]:
     if url is None:
         raise InputError("no search is named; run jobs.tune and set search=DIR")
     trials = ended(History(url).trials())
-    valued = [(trial, trial.result.value) for trial in trials if trial.result.value is not None]
+    valued = [trial for trial in trials if trial.result.value is not None]
     if not valued:
         raise InputError(f"{url}: no trial has a value yet; let jobs.tune run on")
-    spec = history_chart([trial for trial, _ in valued], "validation metric")
-    yield Chart(spec, "The search, trial by trial")
-    ranked = sorted(valued, key=lambda pair: -pair[1])[:_TRIALS_SHOWN]
-    keys = list(dict.fromkeys(key for trial, _ in ranked for key in trial.params))
-
-    def shown(params: Mapping[str, object], key: str) -> str:
-        value = params.get(key)
-        return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)
-
-    rows: list[TableRow] = [
-        {"trial": f"{trial.number}", "metric": value, **{key: shown(trial.params, key) for key in keys}}
-        for trial, value in ranked
-    ]
-    yield Table.from_rows(rows, f"The best of {len(trials)} trials, by their last value on validation")
+    yield Chart(history_chart(valued, "validation metric"), "The search, trial by trial")
+    best = sorted(valued, key=lambda trial: -value_of(trial))[:_TRIALS_SHOWN]
+    keys = [key for trial in best for key in trial.params]
+    yield Text(f"The best of {len(trials)} trials, by their last value on validation:")
+    yield trial_table(best, "metric", dict(zip(keys, keys, strict=True)))
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:

@@ -82,7 +82,7 @@ class Sources:
         """The first bundle of each method that has bundles: name and URL."""
         for method in self.evaluation.methods:
             if method.name not in (*self.evaluated.scores, AS_SHOWN):
-                yield method.name, method.bundles[0]
+                yield method.name, method.trials[0].url
 
     def opened(self, url: str) -> Bundle:
         """A bundle, opened once for all sections."""

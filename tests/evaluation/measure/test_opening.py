@@ -9,7 +9,7 @@ import pytest
 from ltrscale.evaluation.measure.opening import headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.page import _leaders_chart, leaderboard
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
+from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
 from ltrscale.evaluation.weeks.decay import drifted
@@ -51,14 +51,7 @@ def evaluation(
     methods = tuple(
         MethodResult(
             name=name,
-            bundles=() if name == "as_shown" else (f"runs/{name}",),
-            kinds=(KINDS.get(name, "neural"),),
-            labelled_groups=(75,),
-            validation_groups=(20,),
-            labels=(None,),
-            debiased=(None,),
-            otherwise=(None,),
-            calibration=(None,),
+            trials=(MethodTrial(url=f"runs/{name}", kind=KINDS.get(name, "neural")),),
             slices={
                 ALL: Scope(
                     summaries={PRIMARY: summary(mean)} | ({GAIN: summary(gains[name])} if gains else {}),
@@ -82,13 +75,11 @@ def evaluation(
         baseline=baseline,
         primary=PRIMARY,
         leads=dict(leads),
-        relevant_from=1,
         leave_out_constant=False,
         policies={},
         resamples=99,
         test=test,
         conditions={},
-        validation_groups=20,
         corrected=None,
         detector=OutlierDetector(data="", features=(), gap=None, share=0, rules={}),
     )

@@ -132,7 +132,7 @@ def test_it_is_a_baseline_like_any_and_the_page_says_that_labels_favour_it(
 ) -> None:
     found, out = evaluated
     assert [method.name for method in found.methods] == ["few", "many", AS_SHOWN]
-    assert found.methods[-1].kinds == ("order shown",)
+    assert found.methods[-1].kinds == {"order shown"}
     of_many, of_itself = (method.slices["all"].comparisons for method in found.methods[1:])
     assert of_itself == {}
     assert of_many["ndcg@5"].difference > 0.1

@@ -484,8 +484,11 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     assert set(left_out(found)) == {"Periods", "Study"}
     tables = {s.name: [block for block in s.blocks if isinstance(block, Table)] for s in found.sections}
     assert tables["Gate"][0].rows == [["margin", "all", "broken", reason]]
-    assert tables["Search"][0].header == ["trial", "metric", MARKUP]
-    assert tables["Search"][0].rows == [["2", "0.5000", "0.125"], ["0", "0.3000", "as given"]]
+    assert tables["Search"][0].header == ["trial", "metric", "state", "seconds", MARKUP]
+    assert [[*row[:2], row[-1]] for row in tables["Search"][0].rows] == [
+        ["2", "0.5000", "0.125"],
+        ["0", "0.3000", "as given"],
+    ]
 
 
 def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> None:
