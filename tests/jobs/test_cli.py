@@ -19,8 +19,8 @@ from ltrscale.derive.match import MatchJob
 from ltrscale.derive.relabel import RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
+from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.choices import StackJob

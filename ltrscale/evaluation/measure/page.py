@@ -8,6 +8,7 @@ from pathlib import Path
 from ltrscale.evaluation.measure.corrected import section
 from ltrscale.evaluation.measure.opening import FEW_GROUPS, gain_metric, headline, opening
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, OutlierDetector
+from ltrscale.evaluation.measure.periods import drifted, period_blocks
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
@@ -45,11 +46,15 @@ def document(evaluation: Evaluation, out: str) -> Document:
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
         sections.append(Section("Slices", list(slices(evaluation))))
+    if evaluation.by_period is not None:
+        sections.append(Section("Periods", list(period_blocks(evaluation))))
     sections += [
         Section("Outliers", list(outlier_rules(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
     texts = [f"{headline(evaluation)}.", " ".join(opening(evaluation)), " ".join(_test_data(evaluation.test))]
+    if evaluation.by_period is not None:
+        texts.append(drifted(evaluation.by_period))
     return Document("Evaluation", [*map(Text, texts), *results(evaluation)], sections)
 
 
