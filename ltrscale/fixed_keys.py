@@ -20,7 +20,6 @@ FIXED: dict[str, dict[str, Any]] = {
     "GateJob": {"drift": {"documents": 1_000_000}},
     "InContextPretrainConfig": {"checkpoint_failures": 3},
     "InterleaveJob": {"power": 0.8, "docs_per_batch": 65_536},
-    "MatchConfig": {"smoothing": {"k1": 1.2, "b": 0.75, "jelinek_mercer": 0.1, "dirichlet": 2000.0, "discount": 0.7}},
     "NetworkStudent": {
         "seed": 0,
         "device": "auto",

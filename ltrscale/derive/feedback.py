@@ -16,7 +16,7 @@ from ltrscale.derive.step import (
     NO_LABELS,
     Changed,
     Changes,
-    RelabelStep,
+    LabelStep,
     StepStart,
     Transform,
     changed,
@@ -30,7 +30,7 @@ from ltrscale.errors import InputError
 from ltrscale.simulate.users import PositionBased, User, attraction, relevance_probability
 
 
-class LabelledFraction(RelabelStep):
+class LabelledFraction(LabelStep):
     """Keep the labels of a fraction of the labelled groups (HOU24, crowdsourced labels)."""
 
     kind: Literal["labelled_fraction"] = "labelled_fraction"
@@ -62,7 +62,7 @@ class LabelledFraction(RelabelStep):
         return random_bits((seed, "labelled"), block.keys_Q)
 
 
-class RelevantOnly(RelabelStep):
+class RelevantOnly(LabelStep):
     """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
@@ -74,7 +74,7 @@ class RelevantOnly(RelabelStep):
         return _keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
 
-class MinDocs(RelabelStep):
+class MinDocs(LabelStep):
     """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
 
     kind: Literal["min_docs"] = "min_docs"
@@ -87,7 +87,7 @@ class MinDocs(RelabelStep):
         return _keeping(lambda block: block.lengths_Q >= self.documents)
 
 
-class BinaryFeedback(RelabelStep):
+class BinaryFeedback(LabelStep):
     """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
     kind: Literal["binary_feedback"] = "binary_feedback"
@@ -118,7 +118,7 @@ class BinaryFeedback(RelabelStep):
         return transform
 
 
-class ImplicitFeedback(RelabelStep):
+class ImplicitFeedback(LabelStep):
     """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
@@ -216,7 +216,7 @@ def _interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Double
     return np.where(bought_N, 2, np.where(clicked_N, 1, 0))
 
 
-class Clicks(RelabelStep):
+class Clicks(LabelStep):
     """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
     kind: Literal["clicks"] = "clicks"

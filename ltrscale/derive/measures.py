@@ -227,7 +227,7 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
     """
     listed = dataset.manifest.statistics
     if listed is None:
-        raise InputError(f"{dataset.url}: it keeps no statistics of texts; name a data set that jobs.match has made")
+        raise InputError(f"{dataset.url}: it keeps no statistics of texts; name one with features of exact match")
     data = storage.read_verified(dataset.url, listed.path, dataset.manifest.model_dump(mode="json"))
     path = storage.join(dataset.url, listed.path)
     try:

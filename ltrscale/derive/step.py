@@ -17,7 +17,7 @@ from ltrscale.arrays import Bools, Doubles, Floats
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import PeriodTexts
-from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.derive.rewrite import GroupBlock, periods_of
 from ltrscale.errors import InputError, nearest
 from ltrscale.simulate.users import highest_grade
 
@@ -68,10 +68,8 @@ class StepStart:
 
 
 class RelabelStep(Config):
-    """A change to labels, groups or their documents."""
+    """A change to the groups of a data set."""
 
-    periods: PeriodTexts = ()
-    """Periods, as in a split, to change; empty for all."""
     kind: str
     columns: ClassVar[tuple[str, ...]] = ()
     """The columns of documents that it fills, whatever its settings."""
@@ -84,6 +82,10 @@ class RelabelStep(Config):
 
     def check_after(self, before: Sequence["RelabelStep"]) -> None:
         """Refuse, with a ValueError, steps before this one that spoil what it counts."""
+
+    def changed_periods(self, dataset: Dataset) -> frozenset[str]:
+        """The periods that it changes."""
+        return frozenset(dataset.manifest.periods)
 
     @property
     def fills(self) -> frozenset[str]:
@@ -99,6 +101,17 @@ class RelabelStep(Config):
     def lists(self) -> int:
         """Number of lists that replace each labelled one."""
         return 1
+
+
+class LabelStep(RelabelStep):
+    """A change to labels, groups or their documents."""
+
+    periods: PeriodTexts = ()
+    """Periods, as in a split, to change; empty for all."""
+
+    def changed_periods(self, dataset: Dataset) -> frozenset[str]:
+        """Those that `periods` selects."""
+        return periods_of(dataset, self.periods)
 
 
 def check_grades(block: GroupBlock, top: float) -> None:

@@ -108,7 +108,7 @@ class WeeklyJob(Config):
         if self.method not in config.methods:
             hint = suggestion(self.method, config.methods, "its methods are")
             raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {hint}")
-        changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
+        changed = {"relabel": config.relabel, "learn_from": config.learn_from or None}
         if keys := [key for key, value in changed.items() if value is not None]:
             raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
         if self.refit and not config.methods[self.method].is_one_model:

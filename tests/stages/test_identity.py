@@ -48,7 +48,7 @@ COMPLETE: dict[str, dict[str, Any]] = {
     "SemiConfig": {"pca": 2},
     "Dimension": {"choices": [1, 2]},
     "TuneJob": {"space": {"gbdt.num_trees": {"choices": [1, 2]}}},
-    "MatchConfig": {"periods": "2026-W01"},
+    "Match": {"counted": "2026-W01"},
     "Fold": {"number": 0, "of": 2},
     "OuterFold": {"number": 0, "of": 2},
 }
@@ -68,7 +68,7 @@ NEED_OTHERS = {
     "InputFiles.table",
     "InputFiles.version",
     "InterleaveJob.scores",
-    "MatchConfig.statistics",
+    "Match.statistics",
     "NetworkConfig.initial",
     "ProblemsConfig.documents",
     "ProblemsConfig.examples",
