@@ -17,7 +17,8 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from ltrscale.config import Config
+from ltrscale import storage
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.writer import BESIDE_LABELS
@@ -31,13 +32,12 @@ from ltrscale.derive.feedback import (
     RelevantOnly,
 )
 from ltrscale.derive.match import Appending, Match
-from ltrscale.derive.rewrite import Derivation, GroupBlock, GroupWriter, column_names, read_groups
+from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, read_groups
 from ltrscale.derive.step import NO_LABELS, Changes, LabelStep, StepStart, Transform, labelled
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
-from ltrscale.stages.stage import Origin
-from ltrscale.storage import Commit
+from ltrscale.stages.stage import DataUrl, Origin, Stage
 
 RelabelStepConfig = Annotated[
     LabelledFraction
@@ -74,11 +74,21 @@ class RelabelConfig(Config):
         return self
 
 
-class RelabelJob(Derivation):
+class RelabelJob(Stage):
     """Simulate or clean the labels of a data set, or append features of exact match."""
 
     stage: ClassVar = "relabel"
+    makes_data: ClassVar = True
+    out: Operational[str]
+    """Directory of the new data set."""
+    data: DataUrl
+    """Data set directory to start from; it is not changed."""
     relabel: RelabelConfig
+
+    def check(self) -> None:
+        """Refuse to replace the data set itself."""
+        if _place(self.out) == _place(self.data):
+            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set, and of the statistics of another."""
@@ -99,8 +109,8 @@ class RelabelJob(Derivation):
         names = _columns(config, dataset)
         stages, extended = _stages(config, dataset, names)
         tallies: list[Counter[str]] = [Counter() for _ in stages]
-        with Commit(self.out) as commit:
-            match, renumber = stages[0].transform, any(step.changes_groups for step in config.steps)
+        with storage.Commit(self.out) as commit:
+            match, renumber = stages[0].transform, any(step.regroups or step.lists > 1 for step in config.steps)
             statistics = match.statistics.put(commit) if isinstance(match, Appending) else None
             writer = GroupWriter(commit, extended, statistics=statistics, renumber=renumber)
             everywhere = frozenset(dataset.manifest.periods)
@@ -114,6 +124,11 @@ class RelabelJob(Derivation):
             summary = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
             log.info("relabel: %s: %s", stage.name, summary)
             report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
+
+
+def _place(url: str) -> str:
+    """A text that is equal for equal directories."""
+    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
 @dataclass(frozen=True)

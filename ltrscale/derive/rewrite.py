@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
-from ltrscale.config import Operational
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -38,28 +37,6 @@ from ltrscale.data.dataset.tokens import (
 from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, commit_dataset, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
-from ltrscale.stages.stage import DataUrl, Stage
-
-
-class Derivation(Stage):
-    """Makes a data set from another, which does not change."""
-
-    makes_data: ClassVar = True
-    out: Operational[str]
-    """Directory of the new data set."""
-    data: DataUrl
-    """Data set directory to start from; it is not changed."""
-
-    def check(self) -> None:
-        """Refuse to replace the data set itself."""
-        if _place(self.out) == _place(self.data):
-            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
-
-
-def _place(url: str) -> str:
-    """A text that is equal for equal directories."""
-    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
-
 
 _BLOCK_DOCUMENTS = 1 << 14
 

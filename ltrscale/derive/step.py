@@ -74,7 +74,7 @@ class RelabelStep(Config):
     columns: ClassVar[tuple[str, ...]] = ()
     """The columns of documents that it fills, whatever its settings."""
     regroups: ClassVar[bool] = False
-    """Whether it drops or adds groups, whatever its settings."""
+    """Whether it drops or adds groups even if `lists` is 1."""
 
     def transform(self, start: StepStart) -> Transform:
         """The step as a function of blocks; an InputError if the data set lacks what it needs."""
@@ -91,11 +91,6 @@ class RelabelStep(Config):
     def fills(self) -> frozenset[str]:
         """The columns of documents that it fills, besides the labels."""
         return frozenset(self.columns)
-
-    @property
-    def changes_groups(self) -> bool:
-        """Whether it drops or adds groups."""
-        return self.regroups or self.lists > 1
 
     @property
     def lists(self) -> int:
