@@ -37,7 +37,7 @@ _DOCUMENTS = 1_000_000
 Without drift the index of a feature is about 24 over this number, if documents are independent."""
 
 
-class Index(Strict):
+class _Index(Strict):
     """A population stability index: how far a histogram is from that of training, or of validation."""
 
     psi: float
@@ -50,7 +50,7 @@ class Index(Strict):
         return self.psi - self.chance
 
 
-class FeatureDrift(Index):
+class FeatureDrift(_Index):
     """A feature in a period against training; missing values and unknown codes are bins."""
 
     missing: float
@@ -59,7 +59,7 @@ class FeatureDrift(Index):
     """Share of documents with a code that training lacks; None for numbers."""
 
 
-class SpreadDrift(Index):
+class _SpreadDrift(_Index):
     """The standard deviation of a method's scores within each list of at least two documents, against validation."""
 
     mean: float | None
@@ -68,7 +68,7 @@ class SpreadDrift(Index):
     """Lists that have a spread."""
 
 
-class LabelRates(Strict):
+class _LabelRates(Strict):
     """The labels of a period."""
 
     groups: int
@@ -88,9 +88,9 @@ class PeriodDrift(Strict):
     """Mean number of documents of a group."""
     length_psi: float
     features: dict[str, FeatureDrift]
-    spreads: dict[str, SpreadDrift]
+    spreads: dict[str, _SpreadDrift]
     """By method, for methods with a bundle; for training, those of validation."""
-    labels: LabelRates | None
+    labels: _LabelRates | None
     """None where no group has labels."""
 
     @property
@@ -138,12 +138,12 @@ class ByPeriod(Strict):
         return [(name, when[name], worst[name].psi) for name in sorted(worst, key=lambda name: -worst[name].beyond)]
 
 
-def measure_drift(config: EvaluateConfig, documents: int | None = _DOCUMENTS) -> ByPeriod:
-    """Measure how far each test period of an evaluation is from its training split; nothing else of the periods.
+def measure_drift(config: EvaluateConfig, documents: int = _DOCUMENTS) -> ByPeriod:
+    """Measure how far each test period of an evaluation is from its training split.
 
     All groups count, with and without labels, whatever the splits use. Features are those that some bundle reads, and
     scores are those of each method's first bundle. Counts are added, so the order of rows and files does not matter as
-    long as all documents are read, as they are with `documents=None`.
+    long as all documents are read. Fields of `ByPeriod` besides drift stay empty.
 
     Raises:
         InputError: data sets or bundles are missing or do not fit.
@@ -228,10 +228,9 @@ def _counted(
     return counts
 
 
-def _sampled(selection: Selection, *, documents: int | None, docs_per_batch: int) -> Iterator[QueryGroups]:
-    """The batches of a selection, or of a sample of it."""
-    if documents is not None:
-        selection = spread(selection, documents=documents)
+def _sampled(selection: Selection, *, documents: int, docs_per_batch: int) -> Iterator[QueryGroups]:
+    """The batches of a sample of a selection."""
+    selection = spread(selection, documents=documents)
     with progress("drift", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=docs_per_batch):
             yield groups
@@ -246,22 +245,22 @@ def _spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
     return (sum_by_group(from_mean_N.square(), groups.offsets_Q1) / lengths_Q.clamp(min=1)).sqrt()
 
 
-def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> PeriodDrift:
+def _drift(reference: _Counts, counted: _Counts, labels: _LabelRates | None) -> PeriodDrift:
     """How far some groups are from the features and lists of training, and from the spreads of validation."""
     features, spreads, of_lengths = {}, {}, 0.0
     for (what, name), histogram in counted.histograms.items():
         before_B, now_B = reference.histograms[what, name].counts_B(), histogram.counts_B()
         values = (reference.lists, counted.lists) if what == "spread" else (reference.groups, counted.groups)
-        index = Index(psi=0.0)
+        index = _Index(psi=0.0)
         if counted is not reference and min(values):
-            index = Index(psi=psi(before_B, now_B), chance=chance_psi(before_B, now_B, values=values))
+            index = _Index(psi=psi(before_B, now_B), chance=chance_psi(before_B, now_B, values=values))
         if what == "feature":
             missing, unknown = now_B[-1] / counted.documents, now_B[-2] / counted.documents
             unknown = unknown if histogram.kind == "categorical" else None
             features[name] = FeatureDrift(**index.model_dump(), missing=missing, unknown=unknown)
         elif what == "spread":
             mean = counted.sums[name] / counted.lists if min(values) else None
-            spreads[name] = SpreadDrift(**index.model_dump(), mean=mean, lists=counted.lists if min(values) else 0)
+            spreads[name] = _SpreadDrift(**index.model_dump(), mean=mean, lists=counted.lists if min(values) else 0)
         else:
             of_lengths = index.psi
     return PeriodDrift(
@@ -275,7 +274,7 @@ def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> P
     )
 
 
-def _label_rates(split: Split, sampled: _Sampled, relevant_from: float) -> LabelRates | None:
+def _label_rates(split: Split, sampled: _Sampled, relevant_from: float) -> _LabelRates | None:
     """The labels of a split; only they are read."""
     if not any(part.files.counts().labelled for part in resolve_periods(split)):
         return None
@@ -286,4 +285,4 @@ def _label_rates(split: Split, sampled: _Sampled, relevant_from: float) -> Label
         relevant_Q = sum_by_group((groups.labels_N >= relevant_from).long(), groups.offsets_Q1)
         groups_read, documents = groups_read + groups.n_groups, documents + groups.n_documents
         relevant, with_relevant = relevant + int(relevant_Q.sum()), with_relevant + int((relevant_Q > 0).sum())
-    return LabelRates(groups=groups_read, documents=relevant / documents, relevant=with_relevant / groups_read)
+    return _LabelRates(groups=groups_read, documents=relevant / documents, relevant=with_relevant / groups_read)

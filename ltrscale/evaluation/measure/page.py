@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
@@ -180,8 +180,8 @@ def _trials(evaluation: Evaluation) -> Iterator[str]:
         yield "Bundles that do not state their labels count as trained on the same ones."
 
 
-def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[TableRow]:
-    """The primary metric of each slice, or of the named ones, and method; `metrics.json` has all metrics."""
+def _slice_rows(evaluation: Evaluation) -> list[TableRow]:
+    """The primary metric of each slice and method; `metrics.json` has all metrics."""
     primary = evaluation.primary
     return [
         {
@@ -192,7 +192,7 @@ def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> li
             f"{metric_label(primary)} [95%]": method.slices[name].summaries[primary],
             **columns_against(primary, evaluation.baseline, method.slices[name]),
         }
-        for name in (evaluation.test.slices if names is None else names)
+        for name in evaluation.test.slices
         for method in evaluation.methods
     ]
 
@@ -213,7 +213,7 @@ def slices(evaluation: Evaluation) -> Iterator[Block]:
         shows = f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups are faded"
         at, order = None if baseline is None else 0.0, [method.name for method in evaluation.methods]
         yield Chart(charts.interval_chart(rows, title=title, at=at, order=order), shows, "slices")
-    yield Table.from_rows(slice_rows(evaluation), "All slices and methods", folded=True)
+    yield Table.from_rows(_slice_rows(evaluation), "All slices and methods", folded=True)
     if evaluation.conditions:
         yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
     yield Text(

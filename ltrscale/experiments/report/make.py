@@ -156,7 +156,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section(
             "Slices", "For which groups is a method better or worse than the baseline?", slices(sources.evaluation)
         ),
-        section("Periods", lasting, results.periods(sources.evaluation)),
+        section("Periods", lasting, results.judged_periods(sources.evaluation)),
         section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
         section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
         section("Study", needed, results.study(job.study)),

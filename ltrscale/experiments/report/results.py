@@ -34,7 +34,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
     yield Points(how_to_read_it(evaluation), caption="How to read the figures", folded=True)
 
 
-def periods(evaluation: Evaluation) -> Iterator[Block]:
+def judged_periods(evaluation: Evaluation) -> Iterator[Block]:
     """The metric by period, and drift if the evaluation measured it."""
     if not by_period(evaluation.methods[0]):
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.by_period=true")

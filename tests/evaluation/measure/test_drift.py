@@ -29,6 +29,7 @@ from ltrscale.reports.findings import markdown, table
 
 FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
 WEIGHTS = [1.0, -0.5, 0.0, 0.0]
+ALL = 10**6
 TRAIN, VALIDATION, TEST = ("a", "b"), ("c",), ("d", "e", "f", "g", "h")
 
 
@@ -77,7 +78,7 @@ def two(row: Row) -> Row:
 
 @pytest.fixture(scope="module")
 def measured(config: EvaluateConfig) -> ByPeriod:
-    return measure_drift(config, documents=None)
+    return measure_drift(config, documents=ALL)
 
 
 def column(rows: list[Row], f: int) -> list[float]:
@@ -86,7 +87,7 @@ def column(rows: list[Row], f: int) -> list[float]:
 
 def test_equals_a_slow_oracle(rows: list[Row], config: EvaluateConfig, measured: ByPeriod) -> None:
     """Of scores only: here all features are read, as if there were no bundle."""
-    everything = measure_drift(config.replace(models={}, scores={"s": "unused"}), documents=None)
+    everything = measure_drift(config.replace(models={}, scores={"s": "unused"}), documents=ALL)
     train = [row for row in rows if row.period in TRAIN]
     assert list(everything.periods) == list(TEST)
     for period, found in everything.periods.items():
@@ -160,7 +161,7 @@ def test_does_not_depend_on_the_order_of_rows_nor_on_files(
     turned = [Row(r.period, r.documents[::-1], r.labels and r.labels[::-1]) for r in shuffled]
     data = write_log(str(tmp_path / "data"), turned, FEATURES, row_group=3, file=11)
     in_other_batches = evaluation(data, config.bundles[0]).replace(docs_per_batch=13)
-    other = measure_drift(in_other_batches, documents=None)
+    other = measure_drift(in_other_batches, documents=ALL)
     assert approximately(other) == approximately(measured)
     assert list(other.periods) == list(measured.periods)
 
@@ -178,7 +179,7 @@ def test_the_same_data_do_not_drift(rows: list[Row], config: EvaluateConfig, tmp
     data = write_log(str(tmp_path / "data"), copies, FEATURES, row_group=5)
     only_a = evaluation(data, config.bundles[0])
     only_a = only_a.replace(splits={**only_a.splits.model_dump(), "train": {"data": data, "periods": ["a"]}})
-    found = measure_drift(only_a, documents=None)
+    found = measure_drift(only_a, documents=ALL)
     for period in found.periods.values():
         assert {feature.psi for feature in period.features.values()} == {0.0}
         assert (period.length_psi, period.spreads["linear"].psi, period.drifted) == (0.0, 0.0, [])
