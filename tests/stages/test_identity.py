@@ -39,7 +39,7 @@ UNREAD = {
         r"splits\.gap",
         rf"splits\.(train|validation){_SPLIT}",
         r"evaluate\.(baseline|grades|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
-        r"evaluate\.(as_shown|propensities.*)",
+        r"evaluate\.(as_shown|by_period|propensities.*)",
     ],
 }
 """Patterns of the keys of a shared config that a stage does not read; they must change nothing there."""
@@ -68,7 +68,6 @@ NEED_OTHERS = {
     "InputFiles.table",
     "InputFiles.version",
     "InterleaveJob.scores",
-    "Match.statistics",
     "NetworkConfig.initial",
     "ProblemsConfig.documents",
     "ProblemsConfig.examples",
