@@ -102,14 +102,10 @@ class BinaryFeedback(LabelStep):
         """Draw the labels with Gumbel noise."""
 
         def transform(block: GroupBlock) -> Changed:
-            places = (block.on_documents(block.keys_Q), block.index_N)
-            positive_N = _binary_labels(
-                block.columns_N["labels"].astype(np.float64),
-                sharpness=self.sharpness,
-                tau=self.tau,
-                gumbel1_N=_gumbel(open_uniforms((start.seed, "one"), *places)),
-                gumbel0_N=_gumbel(open_uniforms((start.seed, "zero"), *places)),
-            )
+            places, grades_N = (block.on_documents(block.keys_Q), block.index_N), block.columns_N["labels"]
+            one_N, zero_N = (_gumbel(open_uniforms((start.seed, label), *places)) for label in ("one", "zero"))
+            # t r + G1 > t tau + G0, which NaN never is
+            positive_N = self.sharpness * grades_N.astype(np.float64) + one_N > self.sharpness * self.tau + zero_N
             keep_Q = labelled(block)
             if self.unlabel_empty:
                 keep_Q &= maximum(positive_N, block.offsets_Q1)
@@ -158,14 +154,12 @@ class ImplicitFeedback(LabelStep):
         rho_Q = maximum(rho_N, block.offsets_Q1)
         intent_Q = _intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=self.conversion)
         places = (block.on_documents(block.keys_Q), block.index_N)
-        actions_N = _interactions(
-            block.on_documents(intent_Q),
-            rho_N,
-            noise=self.noise,
-            buy_N=open_uniforms((seed, "buy"), *places),
-            click_N=open_uniforms((seed, "click"), *places),
-        )
-        return np.where(actions_N == 2, self.conversion_label, actions_N).astype(np.float64)
+        intent_N = block.on_documents(intent_Q)
+        # BUYL23, eq. 12
+        bought_N = (intent_N == 2) & (open_uniforms((seed, "buy"), *places) < rho_N)
+        attracted_N = open_uniforms((seed, "click"), *places) < self.noise + (1 - self.noise) * rho_N
+        clicked_N = (intent_N >= 1) & attracted_N
+        return np.where(bought_N, self.conversion_label, clicked_N).astype(np.float64)
 
     @property
     def lists(self) -> int:
@@ -195,25 +189,11 @@ def _gumbel(uniform_N: Doubles) -> Doubles:
     return -np.log(-np.log(uniform_N))
 
 
-def _binary_labels(
-    relevance_N: Doubles, *, sharpness: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
-) -> Bools:
-    """Binary feedback, `1{t r + G1 > t tau + G0}` with Gumbel numbers G1 and G0; NaN gives False."""
-    return np.asarray(sharpness * relevance_N + gumbel1_N > sharpness * tau + gumbel0_N)
-
-
 def _intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
     """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy, by the list's best document."""
     # P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho (BUYL23, eq. 11), with kappa the conversion; the printed
     # thresholds of Alg. 1 never give T = 1 for small rho
     return (uniform_Q >= 1 - rho_Q).astype(np.int64) + (uniform_Q >= 1 - conversion * rho_Q)
-
-
-def _interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles, click_N: Doubles) -> Ints:
-    """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12)."""
-    bought_N = (intent_N == 2) & (buy_N < rho_N)
-    clicked_N = (intent_N >= 1) & (click_N < noise + (1 - noise) * rho_N)
-    return np.where(bought_N, 2, np.where(clicked_N, 1, 0))
 
 
 class Clicks(LabelStep):
