@@ -32,15 +32,19 @@ Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
 VERBS = {
     "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly", "config"),
-    "data": ("simulate", "relabel", "match", "clicks"),
+    "data": ("simulate", "relabel", "clicks"),
     "models": (
         "pretrain", "finetune", "train_gbdt", "tune", "stack", "distill", "refit", "contrast", "pretrain_in_context",
     ),
-    "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
+    "is it better, and may it serve": ("evaluate", "report", "explain", "gate", "interleave", "reconcile"),
     "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
 }  # fmt: skip
 """The jobs by what they are for; each is a module of that name."""
-_GONE = {"crossval": "pipeline has the key folds; write what was below `pipeline` beside it"}
+_GONE = {
+    "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
+    "drift": "evaluate with evaluate.by_period=true judges each period, also evaluate of a pipeline or a gate",
+    "match": "relabel has the step {kind: match, counted: PERIODS, ...}, whose other keys are those of match",
+}
 """Former jobs, with what does their work."""
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")

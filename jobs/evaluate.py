@@ -15,6 +15,8 @@ After `make compare`:
 Besides all groups it judges those with outlier values and, if you name them,
 slices: groups that meet a condition, and each value of a column.
 docs/methods.md has the language of conditions and all columns.
+`--set evaluate.by_period=true` judges each period: the metric since the end of
+training, and the drift of features and scores.
 """
 
 from jobs.cli import Command, Job, main
@@ -31,8 +33,8 @@ out evaluate.models evaluate.scores
 evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
 evaluate.splits.test.periods evaluate.splits.test.labels
 evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
-evaluate.policy evaluate.clicks evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
-evaluate.resamples ray
+evaluate.policy evaluate.clicks evaluate.slices evaluate.slice_by evaluate.by_period
+evaluate.outliers.gap evaluate.outliers.known evaluate.resamples ray
 """
 COMMAND = Command("evaluate", _job, __doc__, _KEYS)
 

@@ -28,7 +28,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.weeks.gate import GateJob
+    from ltrscale.evaluation.gate import GateJob
 
     return GateJob, GateJob.run
 
@@ -39,7 +39,7 @@ splits splits.train splits.validation splits.test splits.test.data splits.test.p
 evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
 bounds.refuse bounds.margin bounds.slice_margin bounds.groups bounds.expected
 bounds.drifted bounds.feature_psi bounds.moving bounds.score_psi
-drift.documents plan_from ray
+plan_from ray
 """
 COMMAND = Command("gate", _job, __doc__, _KEYS)
 

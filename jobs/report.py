@@ -2,16 +2,13 @@ r"""Make the report that people look at: one page of HTML that opens without a n
 
 It shows an evaluation with its bundles and data: leaderboard, slices, periods,
 learning curves, features, outliers, embeddings, agreement, the lists where two
-methods differ most, quarantine and cost. A drift report, a gate, a study and a
-search join it if they are named. A section whose source is not there says why,
+methods differ most, quarantine and cost. A gate, a study and a search
+join it if they are named. A section whose source is not there says why,
 and what would bring it.
 
 After the example of `python -m jobs.evaluate --help`:
 
   python -m jobs.report --set evaluation=runs/report --set out=runs/page
-
-`--set drift=runs/drift` adds the decay after training, from a directory that
-jobs.drift made of an evaluation with `evaluate.slice_by=[period]`.
 """
 
 from jobs.cli import Command, Job, main

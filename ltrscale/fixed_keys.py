@@ -17,10 +17,9 @@ FIXED: dict[str, dict[str, Any]] = {
         "docs_per_batch": 65_536,
     },
     "DoctorConfig": {"patience_s": 10},
-    "DriftSettings": {"docs_per_batch": 65_536},
+    "GateJob": {"drift": {"documents": 1_000_000}},
     "InContextPretrainConfig": {"checkpoint_failures": 3},
     "InterleaveJob": {"power": 0.8, "docs_per_batch": 65_536},
-    "MatchConfig": {"smoothing": {"k1": 1.2, "b": 0.75, "jelinek_mercer": 0.1, "dirichlet": 2000.0, "discount": 0.7}},
     "NetworkStudent": {
         "seed": 0,
         "device": "auto",
@@ -43,5 +42,6 @@ FIXED: dict[str, dict[str, Any]] = {
     "SearchConfig": {"max_failures": 1},
     "SubmitConfig": {"stop_seconds": 120},
     "TrainingConfig": {"checkpoint_failures": 3},
+    "WeeklyJob": {"drift": {"documents": 1_000_000}},
 }
 """The values by the config's class, or a class that it derives from, and the key; as JSON has them."""

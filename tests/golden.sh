@@ -5,9 +5,8 @@ NETWORK="network: {encoder: {kind: mlp}}, epochs: 2, head_epochs: 0"
 TREES="num_trees: 20, num_leaves: 8, num_threads: 1"
 TRAIN="{data: runs/demo/data, periods: 2026-W01..2026-W05}"
 job pipeline --config configs/demo.yaml
-job evaluate out=runs/report evaluate.models="$MODELS" evaluate.splits="$SPLITS" evaluate.slices="{long: n_documents > 20, bought: max_label >= 4}" evaluate.slice_by="[period, n_relevant]"
-job drift evaluation=runs/report out=runs/drift
-job report evaluation=runs/report out=runs/page drift=runs/drift
+job evaluate out=runs/report evaluate.models="$MODELS" evaluate.splits="$SPLITS" evaluate.slices="{long: n_documents > 20, bought: max_label >= 4}" evaluate.slice_by="[period, n_relevant]" evaluate.by_period=true
+job report evaluation=runs/report out=runs/page
 job contrast out=runs/contrast data=runs/demo/data periods=2026-W01..2026-W05 bundle=runs/demo/seed-0/simclr_rank/pretrained
 job interleave out=runs/interleaved models="$MODELS" test="{data: runs/demo/data, periods: 2026-W07}"
 job reconcile out=runs/why source="{kind: bundle, bundle: runs/demo/seed-0/gbdt/model, split: {data: runs/demo/data, periods: 2026-W07}}"

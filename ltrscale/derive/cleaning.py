@@ -16,7 +16,7 @@ from ltrscale.arrays import Bools, Doubles, Floats, Ints, maximum, place_in_grou
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.derive.feedback import check_shown_positions
 from ltrscale.derive.rewrite import GroupBlock
-from ltrscale.derive.step import Changed, Changes, RelabelStep, StepStart, Transform, changed, labelled
+from ltrscale.derive.step import Changed, Changes, LabelStep, RelabelStep, StepStart, Transform, changed, labelled
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -24,7 +24,7 @@ from ltrscale.progress import log
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 
 
-class ClickRatioWeights(RelabelStep):
+class ClickRatioWeights(LabelStep):
     """Inverse propensity weights from the click ratio of each position (SUN23, eq. 2)."""
 
     kind: Literal["click_ratio_weights"] = "click_ratio_weights"
@@ -49,7 +49,7 @@ class ClickRatioWeights(RelabelStep):
             )
 
 
-class Refine(RelabelStep):
+class Refine(LabelStep):
     """Labels from clicks and a well-performing feature, as a distribution over the shown documents (SUN23, 2.2)."""
 
     kind: Literal["refine"] = "refine"
@@ -83,7 +83,7 @@ class Refine(RelabelStep):
         return transform
 
 
-class RandomNegatives(RelabelStep):
+class RandomNegatives(LabelStep):
     """Random documents of other queries as negatives; they replace the documents after the last click (SUN23, 2.2)."""
 
     kind: Literal["random_negatives"] = "random_negatives"
@@ -121,7 +121,7 @@ class RandomNegatives(RelabelStep):
         return frozenset({"positions"} if self.replace_unseen else ())
 
 
-class ShownOnly(RelabelStep):
+class ShownOnly(LabelStep):
     """Drop the documents of labelled groups that were not shown: a click log has only those that were."""
 
     kind: Literal["shown_only"] = "shown_only"
@@ -142,7 +142,7 @@ class ShownOnly(RelabelStep):
         return transform
 
 
-class ClickOrder(RelabelStep):
+class ClickOrder(LabelStep):
     """Labels that order a list: clicked documents first, then the others, each by a feature (SUN23, section 2.2)."""
 
     kind: Literal["click_order"] = "click_order"
@@ -230,10 +230,13 @@ def _with_clicks(block: GroupBlock, labels_N: Doubles | Ints, clicks_N: Floats) 
 
 def _deviation(dataset: Dataset, feature: int) -> float:
     summaries = dataset.manifest.summaries
-    deviation = summaries[feature].std if summaries else None
+    deviation = summaries[feature].std if feature < len(summaries) else None  # none of what this job appends
     if not deviation:
         name = dataset.manifest.features[feature].name
-        raise InputError(f"the manifest has no standard deviation of feature {name!r}; set scale to none")
+        raise InputError(
+            f"the manifest has no standard deviation of feature {name!r}; set scale to none, or append it in another "
+            "job before"
+        )
     return deviation
 
 

@@ -16,7 +16,7 @@ from ltrscale.derive.step import (
     NO_LABELS,
     Changed,
     Changes,
-    RelabelStep,
+    LabelStep,
     StepStart,
     Transform,
     changed,
@@ -30,7 +30,7 @@ from ltrscale.errors import InputError
 from ltrscale.simulate.users import PositionBased, User, attraction, relevance_probability
 
 
-class LabelledFraction(RelabelStep):
+class LabelledFraction(LabelStep):
     """Keep the labels of a fraction of the labelled groups (HOU24, crowdsourced labels)."""
 
     kind: Literal["labelled_fraction"] = "labelled_fraction"
@@ -62,7 +62,7 @@ class LabelledFraction(RelabelStep):
         return random_bits((seed, "labelled"), block.keys_Q)
 
 
-class RelevantOnly(RelabelStep):
+class RelevantOnly(LabelStep):
     """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
@@ -74,7 +74,7 @@ class RelevantOnly(RelabelStep):
         return _keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
 
-class MinDocs(RelabelStep):
+class MinDocs(LabelStep):
     """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
 
     kind: Literal["min_docs"] = "min_docs"
@@ -87,7 +87,7 @@ class MinDocs(RelabelStep):
         return _keeping(lambda block: block.lengths_Q >= self.documents)
 
 
-class BinaryFeedback(RelabelStep):
+class BinaryFeedback(LabelStep):
     """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
     kind: Literal["binary_feedback"] = "binary_feedback"
@@ -102,14 +102,10 @@ class BinaryFeedback(RelabelStep):
         """Draw the labels with Gumbel noise."""
 
         def transform(block: GroupBlock) -> Changed:
-            places = (block.on_documents(block.keys_Q), block.index_N)
-            positive_N = _binary_labels(
-                block.columns_N["labels"].astype(np.float64),
-                sharpness=self.sharpness,
-                tau=self.tau,
-                gumbel1_N=_gumbel(open_uniforms((start.seed, "one"), *places)),
-                gumbel0_N=_gumbel(open_uniforms((start.seed, "zero"), *places)),
-            )
+            places, grades_N = (block.on_documents(block.keys_Q), block.index_N), block.columns_N["labels"]
+            one_N, zero_N = (_gumbel(open_uniforms((start.seed, label), *places)) for label in ("one", "zero"))
+            # t r + G1 > t tau + G0, which NaN never is
+            positive_N = self.sharpness * grades_N.astype(np.float64) + one_N > self.sharpness * self.tau + zero_N
             keep_Q = labelled(block)
             if self.unlabel_empty:
                 keep_Q &= maximum(positive_N, block.offsets_Q1)
@@ -118,7 +114,7 @@ class BinaryFeedback(RelabelStep):
         return transform
 
 
-class ImplicitFeedback(RelabelStep):
+class ImplicitFeedback(LabelStep):
     """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
@@ -158,14 +154,12 @@ class ImplicitFeedback(RelabelStep):
         rho_Q = maximum(rho_N, block.offsets_Q1)
         intent_Q = _intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=self.conversion)
         places = (block.on_documents(block.keys_Q), block.index_N)
-        actions_N = _interactions(
-            block.on_documents(intent_Q),
-            rho_N,
-            noise=self.noise,
-            buy_N=open_uniforms((seed, "buy"), *places),
-            click_N=open_uniforms((seed, "click"), *places),
-        )
-        return np.where(actions_N == 2, self.conversion_label, actions_N).astype(np.float64)
+        intent_N = block.on_documents(intent_Q)
+        # BUYL23, eq. 12
+        bought_N = (intent_N == 2) & (open_uniforms((seed, "buy"), *places) < rho_N)
+        attracted_N = open_uniforms((seed, "click"), *places) < self.noise + (1 - self.noise) * rho_N
+        clicked_N = (intent_N >= 1) & attracted_N
+        return np.where(bought_N, self.conversion_label, clicked_N).astype(np.float64)
 
     @property
     def lists(self) -> int:
@@ -195,13 +189,6 @@ def _gumbel(uniform_N: Doubles) -> Doubles:
     return -np.log(-np.log(uniform_N))
 
 
-def _binary_labels(
-    relevance_N: Doubles, *, sharpness: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
-) -> Bools:
-    """Binary feedback, `1{t r + G1 > t tau + G0}` with Gumbel numbers G1 and G0; NaN gives False."""
-    return np.asarray(sharpness * relevance_N + gumbel1_N > sharpness * tau + gumbel0_N)
-
-
 def _intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
     """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy, by the list's best document."""
     # P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho (BUYL23, eq. 11), with kappa the conversion; the printed
@@ -209,14 +196,7 @@ def _intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
     return (uniform_Q >= 1 - rho_Q).astype(np.int64) + (uniform_Q >= 1 - conversion * rho_Q)
 
 
-def _interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles, click_N: Doubles) -> Ints:
-    """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12)."""
-    bought_N = (intent_N == 2) & (buy_N < rho_N)
-    clicked_N = (intent_N >= 1) & (click_N < noise + (1 - noise) * rho_N)
-    return np.where(bought_N, 2, np.where(clicked_N, 1, 0))
-
-
-class Clicks(RelabelStep):
+class Clicks(LabelStep):
     """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
     kind: Literal["clicks"] = "clicks"

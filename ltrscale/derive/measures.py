@@ -29,9 +29,9 @@ MEASURES = ("tf", "idf", "tf_idf", "bm25", "lm_jm", "lm_dir", "lm_abs")
 """The measures, in the order of their columns."""
 
 
-K1, B = 1.2, 0.75
+_K1, _B = 1.2, 0.75
 """BM25: how soon further occurrences of a token stop counting, and how much length counts; the values of Lucene."""
-LAMBDA, MU, DELTA = 0.1, 2000.0, 0.7
+_LAMBDA, _MU, _DELTA = 0.1, 2000.0, 0.7
 """Language models of Zhai and Lafferty: weight of the collection (.1 is theirs for short queries), tokens of the
 collection that are added to each document, and what is taken from the count of each token."""
 
@@ -71,13 +71,8 @@ class Collection:
         return np.asarray((self.occurrences_V[tokens_P] + 1) / (self.tokens + len(self.occurrences_V)))
 
 
-def distinct(texts: TokenLists, size: int) -> tuple[Ints, Ints, Ints]:
-    """The different tokens of each text: its number [U], the token [U] and how often it occurs there [U], sorted.
-
-    Example:
-        >>> [part.tolist() for part in distinct(TokenLists(np.array([7, 7, 3]), np.array([0, 2, 3])), 9)]
-        [[0, 1], [7, 3], [2, 1]]
-    """
+def _distinct(texts: TokenLists, size: int) -> tuple[Ints, Ints, Ints]:
+    """The different tokens of each text: its number [U], the token [U] and how often it occurs there [U], sorted."""
     text_T = np.repeat(np.arange(len(texts.offsets_R1) - 1), np.diff(texts.offsets_R1))
     keys_U, counts_U = np.unique(text_T * size + texts.ids_T, return_counts=True)
     texts_U, tokens_U = np.divmod(keys_U, size)
@@ -86,7 +81,7 @@ def distinct(texts: TokenLists, size: int) -> tuple[Ints, Ints, Ints]:
 
 def collect(texts: TokenLists, size: int) -> Collection:
     """The statistics of some texts over a vocabulary of this size."""
-    _, tokens_U, counts_U = distinct(texts, size)
+    _, tokens_U, counts_U = _distinct(texts, size)
     occurrences_V = np.bincount(tokens_U, weights=counts_U, minlength=size).astype(np.int64)
     return Collection(len(texts.offsets_R1) - 1, np.bincount(tokens_U, minlength=size), occurrences_V)
 
@@ -124,7 +119,7 @@ def match_measures(
     document_P = np.repeat(np.arange(n), lengths_Q[query_N])
     first_P = np.repeat(np.cumsum(lengths_Q[query_N]) - lengths_Q[query_N], lengths_Q[query_N])
     tokens_P = queries.ids_T[queries.offsets_R1[query_N][document_P] + np.arange(len(document_P)) - first_P]
-    texts_U, tokens_U, counts_U = distinct(documents, size)
+    texts_U, tokens_U, counts_U = _distinct(documents, size)
     keys_U, keys_P = texts_U * size + tokens_U, document_P * size + tokens_P
     place_P = np.minimum(np.searchsorted(keys_U, keys_P), max(len(keys_U) - 1, 0))
     has_P = keys_U[place_P] == keys_P if len(keys_U) else np.zeros(len(keys_P), bool)
@@ -134,16 +129,16 @@ def match_measures(
     length_P, different_P = lengths_N[document_P], np.bincount(texts_U, minlength=n)[document_P]
     idf_P, p_P = collection.idf(tokens_P), collection.probability(tokens_P)
     mean = collection.tokens / max(collection.documents, 1) or 1.0
-    pull_P = K1 * (1 - B + B * length_P / mean)
+    pull_P = _K1 * (1 - _B + _B * length_P / mean)
     empty_P, some_P = length_P == 0, np.maximum(length_P, 1)
-    discounted_P = np.maximum(count_P - DELTA, 0) / some_P + DELTA * different_P / some_P * p_P
+    discounted_P = np.maximum(count_P - _DELTA, 0) / some_P + _DELTA * different_P / some_P * p_P
     values_P = {
         "tf": count_P,
         "idf": np.where(has_P, idf_P, 0.0),
         "tf_idf": count_P * idf_P,
         "bm25": np.where(has_P, idf_P * count_P / np.where(has_P, count_P + pull_P, 1.0), 0.0),
-        "lm_jm": np.log(np.where(empty_P, p_P, (1 - LAMBDA) * count_P / some_P + LAMBDA * p_P)),
-        "lm_dir": np.log((count_P + MU * p_P) / (length_P + MU)),
+        "lm_jm": np.log(np.where(empty_P, p_P, (1 - _LAMBDA) * count_P / some_P + _LAMBDA * p_P)),
+        "lm_dir": np.log((count_P + _MU * p_P) / (length_P + _MU)),
         "lm_abs": np.log(np.where(empty_P, p_P, discounted_P)),
     }
     sums = {name: np.bincount(document_P, weights=values_P[name], minlength=n) for name in MEASURES}
@@ -227,7 +222,7 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
     """
     listed = dataset.manifest.statistics
     if listed is None:
-        raise InputError(f"{dataset.url}: it keeps no statistics of texts; name a data set that jobs.match has made")
+        raise InputError(f"{dataset.url}: it keeps no statistics of texts; name one with features of exact match")
     data = storage.read_verified(dataset.url, listed.path, dataset.manifest.model_dump(mode="json"))
     path = storage.join(dataset.url, listed.path)
     try:

@@ -1,8 +1,8 @@
-"""Relabelling: from a data set directory to one with simulated or cleaned labels, in steps.
+"""Relabelling: from a data set directory to one with simulated or cleaned labels, or with more features, in steps.
 
 The steps run one after the other on blocks of groups that stream from the old directory to the new one, in bounded
 memory. A step that first needs a statistic of the whole data set, such as the number of labelled groups, makes an extra
-pass through the steps before it. In groups with labels, the column `relevance` keeps each document's original label.
+pass through the steps before it. If labels change, the column `relevance` keeps each document's original label.
 
 Shapes: Q groups, N documents.
 """
@@ -17,8 +17,10 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from ltrscale.config import Config
+from ltrscale import storage
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.writer import BESIDE_LABELS
 from ltrscale.derive.cleaning import ClickOrder, ClickRatioWeights, RandomNegatives, Refine, ShownOnly
 from ltrscale.derive.feedback import (
@@ -29,13 +31,13 @@ from ltrscale.derive.feedback import (
     MinDocs,
     RelevantOnly,
 )
-from ltrscale.derive.rewrite import Derivation, GroupBlock, GroupWriter, column_names, periods_of, read_groups
-from ltrscale.derive.step import NO_LABELS, Changes, StepStart, Transform, labelled
+from ltrscale.derive.match import Appending, Match
+from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, read_groups
+from ltrscale.derive.step import NO_LABELS, Changes, LabelStep, StepStart, Transform, labelled
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
-from ltrscale.stages.stage import Origin
-from ltrscale.storage import Commit
+from ltrscale.stages.stage import DataUrl, Origin, Stage
 
 RelabelStepConfig = Annotated[
     LabelledFraction
@@ -48,13 +50,14 @@ RelabelStepConfig = Annotated[
     | Refine
     | ShownOnly
     | ClickOrder
-    | RandomNegatives,
+    | RandomNegatives
+    | Match,
     Field(discriminator="kind"),
 ]
 
 
 class RelabelConfig(Config):
-    """The changes to the labels of a data set."""
+    """The changes to a data set."""
 
     steps: tuple[RelabelStepConfig, ...] = Field(min_length=1)
     """The steps, in order; each acts on the output of the one before."""
@@ -71,37 +74,61 @@ class RelabelConfig(Config):
         return self
 
 
-class RelabelJob(Derivation):
-    """Simulate or clean the labels of a data set."""
+class RelabelJob(Stage):
+    """Simulate or clean the labels of a data set, or append features of exact match."""
 
     stage: ClassVar = "relabel"
+    makes_data: ClassVar = True
+    out: Operational[str]
+    """Directory of the new data set."""
+    data: DataUrl
+    """Data set directory to start from; it is not changed."""
     relabel: RelabelConfig
 
+    def check(self) -> None:
+        """Refuse to replace the data set itself."""
+        if _place(self.out) == _place(self.data):
+            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set, and of the statistics of another."""
+        inputs, match = super().inputs(), self.relabel.steps[0]
+        if isinstance(match, Match) and match.statistics is not None:
+            statistics = open_dataset(match.statistics).manifest.statistics
+            inputs[STATISTICS] = statistics.sha256 if statistics else ""
+        return inputs
+
     def work(self, origin: Origin, report: Report) -> None:
-        """Make the data set with the new labels; `report` receives the counts of each step.
+        """Make the new data set; `report` receives the counts of each step.
 
         Raises:
             InputError: a step names an unknown period or feature, needs positions or grades that the data set does not
-                have, reads no labelled group, or leaves no labelled group.
+                have, reads no labelled group, or leaves no labelled group; or as `Match.transform`.
         """
         config, dataset = self.relabel, open_dataset(self.data)
         names = _columns(config, dataset)
-        stages = _stages(config, dataset, names)
+        stages, extended = _stages(config, dataset, names)
         tallies: list[Counter[str]] = [Counter() for _ in stages]
-        with Commit(self.out) as commit:
-            writer = GroupWriter(commit, dataset, renumber=any(step.changes_groups for step in config.steps))
+        with storage.Commit(self.out) as commit:
+            match, renumber = stages[0].transform, any(step.regroups or step.lists > 1 for step in config.steps)
+            statistics = match.statistics.put(commit) if isinstance(match, Appending) else None
+            writer = GroupWriter(commit, extended, statistics=statistics, renumber=renumber)
             everywhere = frozenset(dataset.manifest.periods)
             for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
-                labelled_N = block.on_documents(labelled(block))
-                relevance_N = np.where(labelled_N, block.columns_N["relevance"], np.float32(np.nan))
-                writer.add(block.with_columns(relevance=relevance_N))
-            for stage, tally in zip(stages, tallies, strict=True):
-                _check(stage, tally)
+                writer.add(_with_relevance(block) if names else block)
+            for step, stage, tally in zip(config.steps, stages, tallies, strict=True):
+                if isinstance(step, LabelStep):
+                    _check(stage, tally)
             writer.finish(_account(dataset, stages, tallies), origin)
         for stage, tally in zip(stages, tallies, strict=True):
             summary = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
             log.info("relabel: %s: %s", stage.name, summary)
             report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
+
+
+def _place(url: str) -> str:
+    """A text that is equal for equal directories."""
+    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
 @dataclass(frozen=True)
@@ -121,7 +148,9 @@ def _words(key: str) -> str:
 
 
 def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
-    """The columns of the new data set that hold one number per document."""
+    """The columns of the new data set that hold one number per document; empty if the old ones stay as they are."""
+    if not any(isinstance(step, LabelStep) for step in config.steps):
+        return ()
     present = set(column_names(dataset))
     if "labels" not in present:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
@@ -137,6 +166,12 @@ def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], lab
             first = {"relevance": block.columns_N["labels"]}
             yield block.with_columns(**{n: block.columns_N.get(n, first.get(n, missing_N)) for n in names})
             advance(block.n_documents)
+
+
+def _with_relevance(block: GroupBlock) -> GroupBlock:
+    """The original labels of the groups that have labels now."""
+    relevance_N = np.where(block.on_documents(labelled(block)), block.columns_N["relevance"], np.float32(np.nan))
+    return block.with_columns(relevance=relevance_N)
 
 
 def _chain(
@@ -172,19 +207,23 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error}") from error
 
 
-def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> list[_Stage]:
-    """Prepare the steps, one after the other."""
-    periods_by_step = [periods_of(dataset, step.periods) for step in config.steps]
+def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> tuple[list[_Stage], Dataset]:
+    """Prepare the steps, one after the other; also the data set with the features that they append."""
+    periods_by_step = [step.changed_periods(dataset) for step in config.steps]
     stages: list[_Stage] = []
+    extended = dataset
     span = dataset.manifest.counts().groups
     for number, (step, periods) in enumerate(zip(config.steps, periods_by_step, strict=True)):
         name = f"steps.{number} ({step.kind})"
         blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
         seed = mix("relabel", config.seed, number)
         with _named(name):
-            stages.append(_Stage(name, periods, step.transform(StepStart(dataset, seed, blocks, span))))
+            transform = step.transform(StepStart(extended, seed, blocks, span))
+        stages.append(_Stage(name, periods, transform))
+        if isinstance(transform, Appending):
+            extended = transform.extended(extended)
         span *= step.lists
-    return stages
+    return stages, extended
 
 
 def _survey(

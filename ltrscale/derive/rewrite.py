@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
-from ltrscale.config import Operational
 from ltrscale.data.columns import is_per_document, spread_over_documents
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, Manifest
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -38,28 +37,6 @@ from ltrscale.data.dataset.tokens import (
 from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, commit_dataset, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
-from ltrscale.stages.stage import DataUrl, Stage
-
-
-class Derivation(Stage):
-    """Makes a data set from another, which does not change."""
-
-    makes_data: ClassVar = True
-    out: Operational[str]
-    """Directory of the new data set."""
-    data: DataUrl
-    """Data set directory to start from; it is not changed."""
-
-    def check(self) -> None:
-        """Refuse to replace the data set itself."""
-        if _place(self.out) == _place(self.data):
-            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
-
-
-def _place(url: str) -> str:
-    """A text that is equal for equal directories."""
-    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
-
 
 _BLOCK_DOCUMENTS = 1 << 14
 
@@ -260,25 +237,18 @@ class GroupWriter:
     """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another.
 
     All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
-    order of arrival. A list is null if a group has no value of the column. `features` and `statistics` replace those of
-    the other data set.
+    order of arrival. A list is null if a group has no value of the column. `statistics` replace those of the other data
+    set.
     """
 
     def __init__(
-        self,
-        commit: storage.Commit,
-        source: Dataset,
-        *,
-        features: Sequence[Feature] | None = None,
-        statistics: storage.Placed | None = None,
-        renumber: bool,
+        self, commit: storage.Commit, source: Dataset, *, statistics: storage.Placed | None = None, renumber: bool
     ) -> None:
         self._commit = commit
         self._source = source
         self._renumber = renumber
         self._statistics = statistics
-        self._features = tuple(source.manifest.features if features is None else features)
-        n_features = len(self._features)
+        n_features = len(source.manifest.features)
         self._writer = DatasetWriter(commit, n_features=n_features)
         self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
         cut = source.manifest.token_summaries.items()
@@ -300,7 +270,7 @@ class GroupWriter:
         """Write the remaining groups and commit."""
         source = self._source.manifest
         manifest = Manifest(
-            features=self._features,
+            features=source.features,
             files=self._writer.close(),
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),

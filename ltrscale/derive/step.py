@@ -17,7 +17,7 @@ from ltrscale.arrays import Bools, Doubles, Floats
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import PeriodTexts
-from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.derive.rewrite import GroupBlock, periods_of
 from ltrscale.errors import InputError, nearest
 from ltrscale.simulate.users import highest_grade
 
@@ -68,15 +68,13 @@ class StepStart:
 
 
 class RelabelStep(Config):
-    """A change to labels, groups or their documents."""
+    """A change to the groups of a data set."""
 
-    periods: PeriodTexts = ()
-    """Periods, as in a split, to change; empty for all."""
     kind: str
     columns: ClassVar[tuple[str, ...]] = ()
     """The columns of documents that it fills, whatever its settings."""
     regroups: ClassVar[bool] = False
-    """Whether it drops or adds groups, whatever its settings."""
+    """Whether it drops or adds groups even if `lists` is 1."""
 
     def transform(self, start: StepStart) -> Transform:
         """The step as a function of blocks; an InputError if the data set lacks what it needs."""
@@ -85,20 +83,30 @@ class RelabelStep(Config):
     def check_after(self, before: Sequence["RelabelStep"]) -> None:
         """Refuse, with a ValueError, steps before this one that spoil what it counts."""
 
+    def changed_periods(self, dataset: Dataset) -> frozenset[str]:
+        """The periods that it changes."""
+        return frozenset(dataset.manifest.periods)
+
     @property
     def fills(self) -> frozenset[str]:
         """The columns of documents that it fills, besides the labels."""
         return frozenset(self.columns)
 
     @property
-    def changes_groups(self) -> bool:
-        """Whether it drops or adds groups."""
-        return self.regroups or self.lists > 1
-
-    @property
     def lists(self) -> int:
         """Number of lists that replace each labelled one."""
         return 1
+
+
+class LabelStep(RelabelStep):
+    """A change to labels, groups or their documents."""
+
+    periods: PeriodTexts = ()
+    """Periods, as in a split, to change; empty for all."""
+
+    def changed_periods(self, dataset: Dataset) -> frozenset[str]:
+        """Those that `periods` selects."""
+        return periods_of(dataset, self.periods)
 
 
 def check_grades(block: GroupBlock, top: float) -> None:

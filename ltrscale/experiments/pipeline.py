@@ -24,7 +24,6 @@ from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, with_relative_named
-from ltrscale.derive.match import MatchConfig, MatchJob
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
@@ -65,7 +64,7 @@ class PipelineJob(Config):
     """A comparison of methods on one data set."""
 
     out: str
-    """Directory for everything: `data/`, `matched/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
+    """Directory for everything: `data/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
     `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""
     folds: tuple[MethodName, ...] = ()
     """Names of a collection's folds, such as [Fold1, Fold2, Fold3, Fold4, Fold5]: all is done for each of them, with
@@ -76,10 +75,8 @@ class PipelineJob(Config):
     """How the raw log becomes a data set."""
     data: str | None = None
     """A data set directory that jobs.prepare made, instead of `prepare`."""
-    match: MatchConfig | None = None
-    """Append exact-match features to the prepared data set, before `relabel`."""
     relabel: RelabelConfig | None = None
-    """Simulate feedback on the prepared data set, or clean clicks; empty keeps its labels."""
+    """Append exact-match features to the prepared data set, simulate feedback, or clean clicks."""
     splits: Splits
     """Periods for training, validation and test; splits that name no data set read this one. Without `test` methods
     are trained, and not compared."""
@@ -106,11 +103,17 @@ class PipelineJob(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_pipeline(cls, values: Any) -> Any:
-        """Refuse old configs of jobs.crossval."""
-        if isinstance(values, Mapping) and "pipeline" in values:
+    def _has_no_former_keys(cls, values: Any) -> Any:
+        """Refuse old configs of jobs.crossval, and `match`; earlier records may hold an empty one."""
+        if not isinstance(values, Mapping):
+            return values
+        if "pipeline" in values:
             raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
-        return values
+        if values.get("match") is not None:
+            raise ValueError(
+                "match: it is a step, {kind: match, counted: PERIODS, ...}; write it first in relabel.steps"
+            )
+        return {name: value for name, value in values.items() if name != "match"}
 
     @model_validator(mode="before")
     @classmethod
@@ -227,10 +230,6 @@ def _run(config: PipelineJob) -> None:
     data = config.data or join(config.out, "data")
     if config.prepare is not None:
         PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
-    if config.match is not None:
-        matched = join(config.out, "matched")
-        MatchJob(data=data, out=matched, match=config.match).run()
-        data = matched
     data = _relabelled(data, config.relabel, join(config.out, "relabelled"))
     learn_from = {
         name: source.splits.on(_relabelled(data, source.relabel, join(config.out, "learn-from", name)))

@@ -26,12 +26,11 @@ from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words, with_periods_named
 from ltrscale.errors import InputError, Refused, suggestion
+from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.weeks.decay import measured_weeks
-from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.verdict import Bounds, drift_checks
+from ltrscale.evaluation.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
 from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
@@ -88,8 +87,6 @@ class WeeklyJob(Config):
     bounds: Bounds = Bounds(refuse="worse", feature_psi=5.0)
     """What the new period and the candidate must keep to, as for jobs.gate. By default a candidate is refused that is
     shown to be worse, and a period in which some feature is plainly broken."""
-    drift: DriftSettings = DriftSettings()
-    """How drift is measured."""
     refit: bool = False
     """After the gate has said yes, train the candidate once more, as long as validation found best, on the validation
     and test periods too, and put that model into service: it knows the newest periods, and has not been judged."""
@@ -111,7 +108,7 @@ class WeeklyJob(Config):
         if self.method not in config.methods:
             hint = suggestion(self.method, config.methods, "its methods are")
             raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {hint}")
-        changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
+        changed = {"relabel": config.relabel, "learn_from": config.learn_from or None}
         if keys := [key for key, value in changed.items() if value is not None]:
             raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
         if self.refit and not config.methods[self.method].is_one_model:
@@ -306,7 +303,6 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         splits=week.splits.replace(test=test),
         evaluate=job.evaluate,
         bounds=job.bounds,
-        drift=job.drift,
         ray=job.ray,
     )
     try:
@@ -340,10 +336,12 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     """The bounds on drift that the new periods break, as seen by the model in service."""
     test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
     splits = week.before.replace(test=test)
-    settings = job.evaluate.replace(slice_by=("period",), slices={})
+    settings = job.evaluate.replace(slice_by=(), slices={}, by_period=True)
     config = EvaluateConfig(**settings.model_dump(), models={PRODUCTION: (week.production,)}, splits=splits)
-    _, decay = measured_weeks(out, config, job.drift, ray=job.ray)
-    return [check.reason for check in drift_checks(decay.drift, job.bounds, PRODUCTION) if not check.holds]
+    EvaluateJob(out=out, evaluate=config, ray=job.ray).run(show=False)
+    drift = Evaluation.read(out).by_period
+    assert drift is not None
+    return [check.reason for check in drift_checks(drift, job.bounds, PRODUCTION) if not check.holds]
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:

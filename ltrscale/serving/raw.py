@@ -38,7 +38,7 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
     """The settings of `prepare` that read some of a bundle's features from raw rows, and these features in its order.
 
     None if it is unknown how the rows were read, if they were not items, or if they lack a feature that a job such as
-    `jobs.match` added later.
+    `jobs.relabel` added later.
     """
     if RAW not in bundle.read_as or not names:
         return None

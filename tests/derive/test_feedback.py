@@ -20,7 +20,6 @@ from ltrscale.derive.feedback import (
     RelevantOnly,
     _gumbel,
     _intents,
-    _interactions,
     _last_kept_rank,
 )
 from ltrscale.derive.rewrite import GroupBlock
@@ -125,15 +124,6 @@ def test_intents_have_the_shares_of_equation_11(best: int, kappa: float) -> None
     found = Counter(_intents(grid, np.full(n, rho), conversion=kappa).tolist())
     for intent, share in enumerate(reference.intents([0, best], 4, kappa)):
         assert found[intent] == pytest.approx(n * share, abs=1.01)
-
-
-def test_interactions_never_exceed_the_intent() -> None:
-    zero, one = np.zeros(4), np.ones(4)
-    intent = np.array([0, 1, 2, 2])
-    willing = _interactions(intent, one, noise=0.1, buy_N=zero, click_N=zero)
-    assert willing.tolist() == [0, 1, 2, 2]
-    unmoved = _interactions(intent, zero, noise=0.0, buy_N=zero, click_N=zero)
-    assert unmoved.tolist() == [0, 0, 0, 0]
 
 
 def test_implicit_labels_have_the_probabilities_of_equations_11_and_12(make_block: Make, run_step: Run) -> None:

@@ -19,7 +19,6 @@ from reference import matching as slow
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
-from ltrscale.derive.match import MatchJob
 from ltrscale.derive.measures import MEASURES, TokenLists, collect, gather_statistics, match_measures, merge
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import read_groups
@@ -66,9 +65,9 @@ def prepared(path: Path, out: Path, **columns: Any) -> Dataset:
     return prepare(PrepareConfig.model_validate({"inputs": str(path), "source": source}), str(out))
 
 
-def matched(data: str, out: Path, **settings: Any) -> Dataset:
-    job = MatchJob.model_validate({"data": data, "out": str(out), "match": {"periods": ["w1"], **settings}})
-    job.run()
+def matched(data: str, out: Path, *steps: dict[str, Any], **settings: Any) -> Dataset:
+    match = {"kind": "match", "counted": ["w1"], **settings}
+    RelabelJob.model_validate({"data": data, "out": str(out), "relabel": {"steps": [match, *steps]}}).run()
     return open_dataset(str(out))
 
 
@@ -147,8 +146,8 @@ def test_later_data_can_have_the_same_statistics(tmp_path: Path) -> None:
         pq.write_table(table.filter(pa.array(weeks == week)), tmp_path / f"{week}.parquet")
         parts.append(prepared(tmp_path / f"{week}.parquet", tmp_path / week).url)
     first = matched(parts[0], tmp_path / "first")
-    later = matched(parts[1], tmp_path / "later", periods=[], statistics=first.url)
-    last = matched(parts[1], tmp_path / "last", periods=[], statistics=later.url)  # which keeps them too
+    later = matched(parts[1], tmp_path / "later", counted=[], statistics=first.url)
+    last = matched(parts[1], tmp_path / "last", counted=[], statistics=later.url)  # which keeps them too
     both = [row["features"] for part in (first, later) for row in rows_of(part)]
     assert both == [row["features"] for row in rows_of(whole)]
     assert rows_of(later) == rows_of(last)
@@ -165,7 +164,7 @@ def test_damaged_statistics_are_named(tmp_path: Path) -> None:
     known = path.read_bytes()
     path.write_bytes(known[:-8])
     with pytest.raises(InputError, match=r"its content is not what was committed"):
-        matched(data, tmp_path / "other", periods=[], statistics=out.url)
+        matched(data, tmp_path / "other", counted=[], statistics=out.url)
     for content, message in ((b"\0" * 40, "no statistics of texts"), (known[:-8], "no statistics of texts")):
         place = Path(out.url) / storage.MANIFEST
         values = json.loads(place.read_text())
@@ -173,7 +172,7 @@ def test_damaged_statistics_are_named(tmp_path: Path) -> None:
         values["statistics"] |= {"sha256": storage.sha256(path), "bytes": len(content)}
         place.write_text(json.dumps(values))
         with pytest.raises(InputError, match=message):
-            matched(data, tmp_path / "other", periods=[], statistics=out.url)
+            matched(data, tmp_path / "other", counted=[], statistics=out.url)
 
 
 def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
@@ -181,8 +180,22 @@ def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
     steps = RelabelConfig.model_validate({"steps": [{"kind": "min_docs", "documents": 2}]})
     other = str(tmp_path / "other")
     RelabelJob(relabel=steps, data=out.url, out=other).work({"stage": "relabel"}, lambda _: None)
-    again = matched(prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", periods=[], statistics=other)
+    again = matched(prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", counted=[], statistics=other)
     assert rows_of(again) == rows_of(out)
+
+
+def test_later_steps_read_the_new_features(tmp_path: Path) -> None:
+    data, order = prepared(log(tmp_path), tmp_path / "data").url, {"kind": "click_order", "feature": "bm25_all"}
+    once, first = matched(data, tmp_path / "once", order), matched(data, tmp_path / "first").url
+    RelabelJob.model_validate({"data": first, "out": str(tmp_path / "twice"), "relabel": {"steps": [order]}}).run()
+    assert rows_of(once) == rows_of(open_dataset(str(tmp_path / "twice")))
+    assert "relevance" in rows_of(once)[0]
+    with pytest.raises(
+        InputError, match=r"no standard deviation of feature 'bm25_all'; .* or append it in another job"
+    ):
+        matched(data, tmp_path / "no", {"kind": "refine", "feature": "bm25_all"})
+    with pytest.raises(ValueError, match="match counts the documents before min_docs changes them; put it first"):
+        RelabelConfig.model_validate({"steps": [{"kind": "min_docs"}, {"kind": "match", "counted": "w1"}]})
 
 
 def test_special_tokens_match_nothing(tmp_path: Path) -> None:
@@ -200,19 +213,11 @@ def test_special_tokens_match_nothing(tmp_path: Path) -> None:
     assert (values["tf_title"], values["tf_body"]) == (0, 1)
 
 
-def test_an_output_is_made_once_and_when_something_changes(tmp_path: Path) -> None:
-    data = prepared(log(tmp_path), tmp_path / "data").url
-    config = {"data": data, "out": str(tmp_path / "out"), "match": {"periods": ["w1"]}}
-    assert MatchJob.model_validate(config).run()
-    assert not MatchJob.model_validate(config).run()
-    assert MatchJob.model_validate({**config, "match": {"periods": ["w1..w2"]}}).run()
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"query": "word"}, "no tokens 'word'; did you mean 'words'"),
     ({"documents": ["abstract"]}, "no tokens 'abstract'; there are title, body"),
-    ({"periods": ["w3"]}, "there is no period 'w3'"),
-    ({"periods": [], "statistics": "DATA"}, "it keeps no statistics of texts"),
+    ({"counted": ["w3"]}, "there is no period 'w3'"),
+    ({"counted": [], "statistics": "DATA"}, "it keeps no statistics of texts"),
 ]
 
 
@@ -228,14 +233,14 @@ def test_statistics_of_other_texts_are_refused(tmp_path: Path) -> None:
     data = prepared(log(tmp_path), tmp_path / "data").url
     titles = matched(data, tmp_path / "titles", documents=["title"])
     with pytest.raises(InputError, match="no statistics of text 'body'; it has title"):
-        matched(data, tmp_path / "out", periods=[], statistics=titles.url)
+        matched(data, tmp_path / "out", counted=[], statistics=titles.url)
     with pytest.raises(InputError, match="has a feature 'tf_title' already"):
         matched(titles.url, tmp_path / "out", documents=["title"])
     tokens = {"tokenizer": {"kind": "ids", "size": SIZE + 1}, "query": {"words": {"column": "words"}}}
     tokens["document"] = {"title": {"column": "title"}}
     other = prepared(log(tmp_path), tmp_path / "other", tokens=tokens).url
     with pytest.raises(InputError, match="its vocabulary is not that of"):
-        matched(other, tmp_path / "out", periods=[], statistics=titles.url)
+        matched(other, tmp_path / "out", counted=[], statistics=titles.url)
     plain = prepared(log(tmp_path), tmp_path / "plain", tokens=None).url
     with pytest.raises(InputError, match="it has no tokens of queries and documents"):
         matched(plain, tmp_path / "out")

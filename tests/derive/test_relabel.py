@@ -9,10 +9,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command_lines import run_here
 from preparing import prepare
 
-from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import load, validate
 from ltrscale.data.dataset import writer
@@ -311,7 +309,6 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-ROOT = Path(__file__).resolve().parents[2]
 BINARY = {"kind": "binary_feedback", "tau": 2}
 
 
@@ -378,25 +375,6 @@ def test_a_data_set_is_not_replaced_by_mistake(synthetic_dataset: str, tmp_path:
     )
     with pytest.raises(InputError, match="the output of prepare is there, which relabel would delete"):
         job(synthetic_dataset, tmp_path / "other", BINARY).run()
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "jobs" / "configs").rglob("relabel-*.yaml")), ids=lambda path: path.stem
-)
-def test_shipped_configs_are_valid(path: Path) -> None:
-    assert configs.load(RelabelJob, str(path)).relabel.steps
-
-
-def test_the_command_line_prints_one_line_for_a_mistake(synthetic_dataset: str, tmp_path: Path) -> None:
-    given = (f"out={tmp_path}/out", f"data={synthetic_dataset}", "relabel.steps=[{kind: refine, feature: f_1}]")
-    done = run_here("relabel", *(f"--set={setting}" for setting in given))
-    assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        .splitlines()[-1]
-        .startswith("error: steps.0 (refine): there is no feature 'f_1'; the nearest")
-    )
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

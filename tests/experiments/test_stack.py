@@ -12,7 +12,7 @@ from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.weeks.verdict import importances_of
+from ltrscale.evaluation.verdict import importances_of
 from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.stages.unseen import check_unseen

@@ -20,7 +20,7 @@ from ltrscale.config import load, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
+from ltrscale.evaluation.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
 from ltrscale.experiments.first.pipeline import weekly_text
 from ltrscale.experiments.pipeline import PipelineJob

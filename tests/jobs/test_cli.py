@@ -15,12 +15,11 @@ from rich.console import Console
 from jobs.cli import Command, _shown_log, main
 from ltrscale import config as configs
 from ltrscale.config import Config
-from ltrscale.derive.match import MatchJob
 from ltrscale.derive.relabel import RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
+from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.choices import StackJob
@@ -116,7 +115,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "auto": AutoJob,
         "prepare": PrepareJob,
         "relabel": RelabelJob,
-        "match": MatchJob,
+        "match": RelabelJob,
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,

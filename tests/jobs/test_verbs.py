@@ -77,6 +77,12 @@ def test_a_verb_that_is_none_names_the_nearest(
 ) -> None:
     assert given(monkeypatch, "trian_gbdt") == 2
     assert capsys.readouterr().err == "error: trian_gbdt: no such job; did you mean 'train_gbdt'?\n"
+    for former, now in (
+        ("drift", "evaluate with evaluate.by_period=true"),
+        ("match", "relabel has the step {kind: match"),
+    ):
+        assert given(monkeypatch, former) == 2
+        assert capsys.readouterr().err.startswith(f"error: {former}: no such job; {now}")
 
 
 @pytest.mark.parametrize(

@@ -537,7 +537,7 @@ def test_rows_that_are_no_items_have_no_transformer(synthetic_dataset: str) -> N
 
 
 def test_a_model_of_features_that_the_rows_lack_has_no_transformer(tmp_path: Path) -> None:
-    """As those that `jobs.match` makes of texts: an export has the model alone."""
+    """As those that `jobs.relabel` makes of texts: an export has the model alone."""
     write_csv(tmp_path / "log.csv", [{"q": "a", "x": "1"}])
     dataset = open_dataset(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}))
     features = (*dataset.manifest.features, Feature(name="bm25_title"))

@@ -39,7 +39,7 @@ UNREAD = {
         r"splits\.gap",
         rf"splits\.(train|validation){_SPLIT}",
         r"evaluate\.(baseline|grades|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
-        r"evaluate\.(as_shown|propensities.*)",
+        r"evaluate\.(as_shown|by_period|propensities.*)",
     ],
 }
 """Patterns of the keys of a shared config that a stage does not read; they must change nothing there."""
@@ -48,7 +48,7 @@ COMPLETE: dict[str, dict[str, Any]] = {
     "SemiConfig": {"pca": 2},
     "Dimension": {"choices": [1, 2]},
     "TuneJob": {"space": {"gbdt.num_trees": {"choices": [1, 2]}}},
-    "MatchConfig": {"periods": "2026-W01"},
+    "Match": {"counted": "2026-W01"},
     "Fold": {"number": 0, "of": 2},
     "OuterFold": {"number": 0, "of": 2},
 }
@@ -68,7 +68,6 @@ NEED_OTHERS = {
     "InputFiles.table",
     "InputFiles.version",
     "InterleaveJob.scores",
-    "MatchConfig.statistics",
     "NetworkConfig.initial",
     "ProblemsConfig.documents",
     "ProblemsConfig.examples",

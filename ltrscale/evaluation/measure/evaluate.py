@@ -27,6 +27,7 @@ from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_
 from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
+from ltrscale.evaluation.measure.periods import measure_periods
 from ltrscale.evaluation.measure.report import (
     GROUPS,
     EvaluatedData,
@@ -74,11 +75,12 @@ class EvaluateJob(ReportStage):
             check_unseen(url, config.splits.test)
 
     def inputs(self) -> dict[str, str]:
-        """The inputs by their types, and the scores, judgements and propensities of the test periods."""
+        """The inputs by their types, the scores, judgements and propensities of the test periods, what drift needs."""
         config = self.evaluate
         judged = [] if config.judged is None else [judged_split(config.judged, config.splits.test)]
         clicks = [] if config.propensities is None else [config.propensities.clicks]
-        return hashes_of(self, *config.scored, *judged) | {url: content_of(url) for url in clicks}
+        train = [config.splits.train] if config.by_period else []
+        return hashes_of(self, *config.scored, *judged, *train) | {url: content_of(url) for url in clicks}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate, and commit the report."""
@@ -186,7 +188,7 @@ class _Basis:
             scores={url: scored_row_groups(url, test.row_groups) for url in config.scores.values()},
             slicer=Slicer.make(
                 config.slices,
-                config.slice_by,
+                config.sliced_by,
                 detector=self.detector,
                 selection=test,
                 relevant_from=config.relevant_from,
@@ -271,7 +273,7 @@ def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> 
     unlisted = [measuring.without_list(*each, shape) for each in without_list]
     groups = basis.test.n_groups + sum(len(values.gids_Q) for values in unlisted)
     for values in itertools.chain(measuring.on(basis.test, run), unlisted):
-        tallies.add(values, groups=groups, slice_by=basis.config.slice_by)
+        tallies.add(values, groups=groups, slice_by=basis.config.sliced_by)
         file.add(values)
     return tallies
 
@@ -320,6 +322,7 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
             seed=config.seed,
         ),
         detector=basis.detector,
+        by_period=measure_periods(config, results) if config.by_period else None,
     )
 
 
@@ -327,7 +330,7 @@ def _by_slice(tallies: Tallies, basis: _Basis) -> dict[str, list[Scope]]:
     """Summaries and comparisons of each method, by slice: all groups alone, and the other slices as one family."""
     config, methods = basis.config, list(basis.methods)
     with_names = [name for name in tallies.slices if "=" not in name]
-    by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
+    by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.sliced_by]
     names = [*with_names, *itertools.chain(*by_value)]
     slices = basis.scopes(
         [tallies.slices[name].blocks() for name in names],

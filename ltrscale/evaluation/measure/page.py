@@ -1,12 +1,13 @@
 """The report of an evaluation: one table for all methods, charts, and how to read them."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
 from ltrscale.evaluation.measure.opening import FEW_GROUPS, gain_metric, headline, opening
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, OutlierDetector
+from ltrscale.evaluation.measure.periods import drifted, period_blocks
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
@@ -42,11 +43,15 @@ def document(evaluation: Evaluation, out: str) -> Document:
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
         sections.append(Section("Slices", list(slices(evaluation))))
+    if evaluation.by_period is not None:
+        sections.append(Section("Periods", list(period_blocks(evaluation))))
     sections += [
         Section("Outliers", list(outlier_rules(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
     texts = [f"{headline(evaluation)}.", " ".join(opening(evaluation)), " ".join(_test_data(evaluation.test))]
+    if evaluation.by_period is not None:
+        texts.append(drifted(evaluation.by_period))
     return Document("Evaluation", [*map(Text, texts), *results(evaluation)], sections)
 
 
@@ -152,8 +157,8 @@ def how_to_read_it(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> list[TableRow]:
-    """The primary metric of each slice, or of the named ones, and method; `metrics.json` has all metrics."""
+def _slice_rows(evaluation: Evaluation) -> list[TableRow]:
+    """The primary metric of each slice and method; `metrics.json` has all metrics."""
     primary = evaluation.primary
     return [
         {
@@ -164,7 +169,7 @@ def slice_rows(evaluation: Evaluation, names: Iterable[str] | None = None) -> li
             f"{metric_label(primary)} [95%]": method.slices[name].summaries[primary],
             **columns_against(primary, evaluation.baseline, method.slices[name]),
         }
-        for name in (evaluation.test.slices if names is None else names)
+        for name in evaluation.test.slices
         for method in evaluation.methods
     ]
 
@@ -185,7 +190,7 @@ def slices(evaluation: Evaluation) -> Iterator[Block]:
         shows = f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups are faded"
         at, order = None if baseline is None else 0.0, [method.name for method in evaluation.methods]
         yield Chart(charts.interval_chart(rows, title=title, at=at, order=order), shows, "slices")
-    yield Table.from_rows(slice_rows(evaluation), "All slices and methods", folded=True)
+    yield Table.from_rows(_slice_rows(evaluation), "All slices and methods", folded=True)
     if evaluation.conditions:
         yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
     yield Text(

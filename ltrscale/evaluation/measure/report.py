@@ -24,6 +24,7 @@ from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
+from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
@@ -157,6 +158,8 @@ class Evaluation(ComparedMethods):
     corrected: Corrected | None
     """The metrics corrected for positions, if requested."""
     detector: OutlierDetector
+    by_period: ByPeriod | None = None
+    """The drift of the test periods, if requested."""
 
     @model_validator(mode="after")
     def _from_the_best(self) -> Self:

@@ -72,6 +72,9 @@ class EvaluateSettings(Config):
     slice_by: Texts = ()
     """Columns with a slice for every value: `period`, `meta_NAME` with at most 100 values; numbers such as
     `n_documents` and `n_relevant` are cut into bands 0, 1, 2, 3..5, 6..10, 11..20, 21..50 and so on."""
+    by_period: bool = False
+    """Also judge each test period: a slice for each, the periods since the end of training, and how far its features,
+    lists, labels and scores have drifted from those of training and validation. A study does not read it."""
     resamples: int = Field(default=10_000, ge=100)
     """Number of bootstrap resamples, and of random sign patterns of the test, with one draw of labels. The number of
     patterns is at least 40 per comparison that is adjusted with others: p is at least 1 / (patterns + 1), and Holm
@@ -85,6 +88,11 @@ class EvaluateSettings(Config):
     def primary(self) -> str:
         """The metric of the comparison column and the picture."""
         return f"ndcg@{self.primary_cutoff}"
+
+    @property
+    def sliced_by(self) -> Texts:
+        """The columns with a slice for every value."""
+        return tuple(dict.fromkeys(("period", *self.slice_by))) if self.by_period else self.slice_by
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

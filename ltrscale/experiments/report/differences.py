@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
-from ltrscale.evaluation.weeks.verdict import importances_of
+from ltrscale.evaluation.verdict import importances_of
 from ltrscale.experiments.report.groups import META, Read, chosen_groups, labels_in, read_groups_scored, values
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.experiments.report.titles import titles_of

@@ -3,22 +3,22 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.opening import best_of, competitor_of, headline, is_shown, opening
 from ltrscale.evaluation.measure.page import slices
+from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.weeks.decay import Decay, drifted
-from ltrscale.evaluation.weeks.verdict import Verdict
+from ltrscale.evaluation.verdict import Verdict
 from ltrscale.experiments.report import groups, results
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
@@ -47,8 +47,6 @@ class ReportJob(Stage):
     """Directory of the report; open `report.html` there."""
     evaluation: str
     """Directory that jobs.evaluate made; what it records says where bundles and data are."""
-    drift: str | None = None
-    """Directory that jobs.drift made, for the decay curve and the drift of features."""
     gate: str | None = None
     """Directory that jobs.gate made, for its verdict."""
     study: str | None = None
@@ -70,6 +68,16 @@ class ReportJob(Stage):
     seed: int = 0
     """Of the samples of groups, and of t-SNE."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_drift(cls, values: Any) -> Any:
+        """Refuse the directory that jobs.drift made; earlier configs may hold an empty one."""
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("drift") is not None:
+            raise ValueError("drift: leave it out; an evaluation with evaluate.by_period=true has it")
+        return {name: value for name, value in values.items() if name != "drift"}
+
     def run(self, *, show: bool = True) -> bool:
         """Make the report, and print its path if `show` is set."""
         ran = super().run()
@@ -81,7 +89,7 @@ class ReportJob(Stage):
         """Content of the named outputs, the bundles and the data; missing ones count as absent."""
         sources = Sources.open(self.evaluation, self.compare)
         study = None if self.study is None else storage.join(self.study, SUMMARY)
-        places = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
+        places = [self.evaluation, self.gate, study, *self.embeddings.values()]
         urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
         contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
@@ -117,7 +125,7 @@ class ReportJob(Stage):
             sections.append(
                 Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?")
             )
-        texts = _paragraphs(sources, gate=self.gate, drift=self.drift)
+        texts = _paragraphs(sources, gate=self.gate)
         return Document(
             headline(sources.evaluation), texts, tuple(sections), (sources.evaluation.test.described, of_methods)
         )
@@ -145,7 +153,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section(
             "Slices", "For which groups is a method better or worse than the baseline?", slices(sources.evaluation)
         ),
-        section("Periods", lasting, results.weeks(sources, job.drift)),
+        section("Periods", lasting, results.judged_periods(sources.evaluation)),
         section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
         section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
         section("Study", needed, results.study(job.study)),
@@ -170,7 +178,7 @@ def _content_or_absent(url: str) -> str:
         return "absent"
 
 
-def _paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
+def _paragraphs(sources: Sources, *, gate: str | None = None) -> list[Text | Command]:
     """The opening of the report; it skips unreadable sources, which sections report."""
     texts, open_questions, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
     with suppress(InputError):
@@ -179,8 +187,8 @@ def _paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None 
         checks = verdict.checks if verdict else ()
         expected = {check.where for check in checks if check.bound == "expected" and check.holds}
         open_questions = {name: question for name, question in sources.questions.items() if name not in expected}
-    with suppress(InputError):
-        texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
+    if sources.evaluation.by_period is not None:
+        texts.append(drifted(sources.evaluation.by_period))
     step, command = _next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
         if names := ", ".join(sources.memorised):

@@ -7,16 +7,14 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.page import how_to_read_it, results, slice_rows
+from ltrscale.evaluation.measure.page import how_to_read_it, results
+from ltrscale.evaluation.measure.periods import by_period, period_blocks
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
 from ltrscale.evaluation.studies.study_page import document as studied
-from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.decay import document as decayed
-from ltrscale.evaluation.weeks.falls import falls_said
-from ltrscale.evaluation.weeks.verdict import Verdict, importances_of, verdict_blocks
+from ltrscale.evaluation.verdict import Verdict, importances_of, verdict_blocks
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
-from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join
@@ -35,30 +33,13 @@ def leaders(sources: Sources) -> Iterator[Block]:
     yield Points(how_to_read_it(evaluation), caption="How to read the figures", folded=True)
 
 
-def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
-    """The metric by period, and drift if a drift report is given."""
-    if drift is not None:
-        decay = Decay.read(drift)
-        shown = decayed(decay, sources.url).opening
-        yield from (block for block in shown if len(decay.drift.periods) > 1 or not isinstance(block, Chart))
-        return
-    evaluation, primary = sources.evaluation, sources.primary
-    periods = {name.removeprefix("period="): name for name in evaluation.test.slices if name.startswith("period=")}
-    if not periods:
-        raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
-    if len(periods) == 1:  # a curve has at least two
-        yield Table.from_rows(slice_rows(evaluation, periods.values()))
-    else:
-        curves = {
-            method.name: {period: method.slices[name].summaries[primary] for period, name in periods.items()}
-            for method in evaluation.methods
-        }
-        yield from map(Text, falls_said(curves, primary))
-        rows = [row for name, curve in curves.items() for row in charts.curve_rows(name, curve)]
-        metric = metric_label(primary)
-        spec = charts.lines(rows, x="period", y=metric, ordinal=True, order=sources.methods)
-        yield Chart(spec, f"{metric} by period, with 95% intervals")
-    yield LeftOut("drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR")
+def judged_periods(evaluation: Evaluation) -> Iterator[Block]:
+    """The metric by period, and drift if the evaluation measured it."""
+    if not by_period(evaluation.methods[0]):
+        raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.by_period=true")
+    yield from period_blocks(evaluation)
+    if evaluation.by_period is None:
+        yield LeftOut("the evaluation has not measured drift; run jobs.evaluate with evaluate.by_period=true")
 
 
 def gate(url: str | None) -> Iterator[Block]:

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.weeks.verdict import importances_of, leaning
+from ltrscale.evaluation.verdict import importances_of, leaning
 from ltrscale.ingest.leaks import category_names, examine_features, questions
 from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder

@@ -19,9 +19,9 @@ from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
+from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
 from ltrscale.experiments.first.init import InitJob, _asked_of
 from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.results import feature_blocks

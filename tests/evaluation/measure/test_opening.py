@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from ltrscale.evaluation.measure.drift import ByPeriod, FeatureDrift, PeriodDrift
 from ltrscale.evaluation.measure.opening import headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.page import _leaders_chart, leaderboard
+from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
-from ltrscale.evaluation.weeks.decay import drifted
-from ltrscale.evaluation.weeks.drift import Drift, FeatureDrift, PeriodDrift
-from ltrscale.evaluation.weeks.verdict import Check, Verdict
+from ltrscale.evaluation.verdict import Check, Verdict
 from ltrscale.experiments.report.make import _next_step
 
 PRIMARY, GAIN = "ndcg@5", "gain_ndcg@5"
@@ -193,11 +193,11 @@ def period(**psi: float) -> PeriodDrift:
 def test_one_feature_far_out_is_named_beside_a_small_median() -> None:
     flat = {f"f_{i}": 0.0003 for i in range(9)}
     train = period(**dict.fromkeys(flat, 0.0), price=0.0)
-    drift = Drift(train=train, periods={"W07": period(**flat, price=0.02), "W08": period(**flat, price=1.286)})
+    drift = ByPeriod(train=train, periods={"W07": period(**flat, price=0.02), "W08": period(**flat, price=1.286)})
     assert drifted(drift) == (
         "Features that drifted most, by their PSI: price 1.286 in W08; the median of the 10 features is at most 0.0003."
     )
-    none = Drift(train=train, periods={"W07": period(**flat, price=0.02)})
+    none = ByPeriod(train=train, periods={"W07": period(**flat, price=0.02)})
     assert drifted(none) == (
         "No feature has drifted: the largest PSI is that of price 0.020 in W07, and the median of the 10 features is "
         "at most 0.0003."

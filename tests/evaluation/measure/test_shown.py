@@ -20,12 +20,11 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
+from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.weeks.decay import DriftJob
-from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.report.make import ReportJob
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.trees.configs import LightGBMConfig
@@ -194,7 +193,7 @@ def test_lists_of_a_data_set_without_positions_are_in_random_order_beside_one_wi
 
 
 @pytest.mark.slow
-def test_gate_drift_and_report_live_with_it(
+def test_gate_and_report_live_with_it(
     config: EvaluateConfig, evaluated: tuple[Evaluation, str], tmp_path: Path
 ) -> None:
     (production,), (candidate,) = config.models.values()
@@ -213,8 +212,6 @@ def test_gate_drift_and_report_live_with_it(
     assert [method.name for method in judged.methods] == ["production", "candidate", AS_SHOWN]
     job.replace(plan=True, out=str(tmp_path / "plan")).run()
     job.replace(plan=True, plan_from=str(tmp_path / "gate" / "evaluation"), out=str(tmp_path / "from")).run()
-    drift = str(tmp_path / "drift")
-    DriftJob(out=drift, evaluation=evaluated[1]).run(show=False)
     assert {*Sources.open(evaluated[1]).compared()} == {"few", "many"}  # though it is the baseline
     assert Sources.open(evaluated[1], (AS_SHOWN, "many")).compared() == (AS_SHOWN, "many")
     ReportJob(out=str(tmp_path / "report"), evaluation=evaluated[1], compare=(AS_SHOWN, "many")).run()

@@ -29,8 +29,7 @@ from ltrscale.evaluation.measure.opening import best_of, headline, opening
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.weeks.decay import DriftJob
-from ltrscale.evaluation.weeks.verdict import Check, Verdict
+from ltrscale.evaluation.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
@@ -86,7 +85,7 @@ def run(stage: type[Stage], out: Path, **settings: Any) -> str:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The directories of data, evaluation, drift report and page."""
+    """The directories of data, evaluation and page."""
     folder = tmp_path_factory.mktemp("report")
     columns: dict[str, Any] = {
         "query": "query",
@@ -119,14 +118,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
             "constructor": "n_documents > 3",
             "red": "any(colour == 'red')",
         },
-        "slice_by": ["period"],
+        "by_period": True,
         "gains": "column",
         "resamples": 200,
     }
     evaluation = run(EvaluateJob, folder / "evaluation", evaluate=evaluate)
-    drift = run(DriftJob, folder / "drift", evaluation=evaluation)
-    page = run(ReportJob, folder / "page", evaluation=evaluation, drift=drift, documents=60)
-    return {"data": data, "evaluation": evaluation, "drift": drift, "page": page, "pre": pretrained, "gbdt": trees}
+    page = run(ReportJob, folder / "page", evaluation=evaluation, documents=60)
+    return {"data": data, "evaluation": evaluation, "page": page, "pre": pretrained, "gbdt": trees}
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +227,10 @@ def test_lists_say_what_they_are_of_with_titles_and_what_they_bring(places: Mapp
 
 @pytest.mark.nightly
 def test_falls_over_periods_stand_beside_their_noise(places: Mapping[str, str]) -> None:
-    for settings in ({}, {"drift": places["drift"]}):
-        (section,) = [s for s in document(places, **settings).sections if s.name == "Periods"]
-        said = [block.text for block in section.blocks if isinstance(block, Text)]
-        assert any(text.startswith("From d to e NDCG@5 falls ") for text in said), said
-    assert "From d to e NDCG@5 falls " in Path(places["drift"], "report.md").read_text()
+    (section,) = [s for s in document(places).sections if s.name == "Periods"]
+    said = [block.text for block in section.blocks if isinstance(block, Text)]
+    assert any(text.startswith("From d to e NDCG@5 falls ") for text in said), said
+    assert "From d to e NDCG@5 falls " in Path(places["evaluation"], "report.md").read_text()
 
 
 def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_path: Path) -> None:
@@ -272,10 +269,13 @@ def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_
 def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -> None:
     config = EvaluateConfig.recorded(places["evaluation"])
     one = config.splits.replace(test=config.splits.test.replace(periods=("d",)))
-    evaluation = run(EvaluateJob, tmp_path / "one", evaluate=config.replace(splits=one).model_dump())
-    drift = run(DriftJob, tmp_path / "drift", evaluation=evaluation)
-    for settings in ({"evaluation": evaluation}, {"evaluation": evaluation, "drift": drift}):
-        (section,) = [s for s in document(places, **settings).sections if s.name == "Periods"]
+    for name, by_period in (("sliced", {"by_period": False, "slice_by": ["period"]}), ("measured", {})):
+        evaluate = config.replace(splits=one, **by_period).model_dump()
+        evaluation = run(EvaluateJob, tmp_path / name, evaluate=evaluate)
+        (section,) = [s for s in document(places, evaluation=evaluation).sections if s.name == "Periods"]
+        assert [block.why for block in section.blocks if isinstance(block, LeftOut)] == (
+            ["the evaluation has not measured drift; run jobs.evaluate with evaluate.by_period=true"] * bool(by_period)
+        )
         assert not [block for block in section.blocks if isinstance(block, Chart)]
         table = next(block for block in section.blocks if isinstance(block, Table))
         assert not table.folded
@@ -362,8 +362,8 @@ def left_out(found: Document) -> dict[str, list[str]]:
 
 def test_what_is_not_named_is_left_out_with_a_line(places: Mapping[str, str]) -> None:
     found = left_out(document(places))
-    assert set(found) == {"Periods", "Gate", "Study", "Search"}
-    for name, job in {"Periods": "drift", "Gate": "gate", "Study": "study", "Search": "tune"}.items():
+    assert set(found) == {"Gate", "Study", "Search"}
+    for name, job in {"Gate": "gate", "Study": "study", "Search": "tune"}.items():
         (line,) = found[name]
         assert f"jobs.{job}" in line
 
@@ -481,7 +481,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
         state = "complete" if value else "failed"
         history.end(number_, Result(state=state, value=value))
     found = document(places, gate=str(tmp_path / "gate"), search=history.url)
-    assert set(left_out(found)) == {"Periods", "Study"}
+    assert set(left_out(found)) == {"Study"}
     tables = {s.name: [block for block in s.blocks if isinstance(block, Table)] for s in found.sections}
     assert tables["Gate"][0].rows == [["margin", "all", "broken", reason]]
     assert tables["Search"][0].header == ["trial", "metric", "state", "seconds", MARKUP]
@@ -509,8 +509,10 @@ def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> N
 
 
 def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:
-    settings = {"evaluation": places["evaluation"], "drift": places["drift"], "documents": 60}
+    settings = {"evaluation": places["evaluation"], "documents": 60}
     assert not ReportJob(out=places["page"], **settings).run()
+    with pytest.raises(ValueError, match=r"an evaluation with evaluate\.by_period=true has it"):
+        ReportJob(out=places["page"], **settings, drift="runs/drift")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="compare: the evaluation has no method 'other'; it has gbdt, "):
         ReportJob(out=places["page"], **settings, compare=("gbdt", "other")).run()
     assert storage.read_manifest(places["page"]) is not None

@@ -1,4 +1,4 @@
-"""The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?
+"""The gate: may a candidate replace the bundle in production, by an evaluation of both by period?
 
 A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest.leaks` finds such features and asks
 about them; `bounds.expected` has the answer.
@@ -17,14 +17,13 @@ from ltrscale.bundle import Bundle, boosters
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
+from ltrscale.evaluation.measure.drift import MUCH, ByPeriod, PeriodDrift
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
-from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.ingest.leaks import ASK, questions
 from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
@@ -210,20 +209,21 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
-    """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
+def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+    """Check the bounds of a candidate against an evaluation by period with production as its baseline.
 
     `leaks` are the checks of the features it leans on; see `check_leaks`.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
-    primary = evaluation.primary
+    primary, periods = evaluation.primary, evaluation.by_period
+    assert periods is not None
     compared = {
         name: (scope.comparisons.get(primary), scope.summaries[primary].groups)
         for name, scope in candidate.slices.items()
     }
     difference, groups = compared.pop(ALL)
     judged = {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
-    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(decay.drift, bounds))
+    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(periods, bounds))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     power = None
@@ -237,7 +237,7 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
         checks=checks,
         not_judged=tuple(name for name in compared if name not in judged),
         not_excluded=tuple(name for name in held if _ends(judged[name][0])[0] < -bounds.slice_margin),
-        drift_not_judged=tuple(period for period in decay.drift.periods if in_period[period] < asked_of_drift),
+        drift_not_judged=tuple(period for period in periods.periods if in_period[period] < asked_of_drift),
         power=power,
     )
 
@@ -295,7 +295,7 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
 
 
-def drift_checks(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
+def drift_checks(drift: ByPeriod, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
     """The bounds on drift, for each period with enough groups; the scores are those of `method`."""
     for period, later in drift.periods.items():
         if min(drift.train.groups, later.groups) >= bounds.drift_groups:

@@ -1,4 +1,4 @@
-"""Drift of a small log against a slow oracle that looks at one value at a time, and the curve and correlation of it."""
+"""Drift of a small log against a slow oracle that looks at one value at a time, and an evaluation by period."""
 
 import itertools
 import json
@@ -16,36 +16,20 @@ from reference import drift as oracle
 from scipy.stats import spearmanr
 from weekly_log import Row, write_log
 
-from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.drift import ByPeriod, DriftCorrelation, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.histograms import _CELLS, BinCounts, BinnedValues, chance_psi, psi
+from ltrscale.evaluation.measure.page import document
+from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_until, by_period
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import (
-    Decay,
-    DriftCorrelation,
-    DriftJob,
-    _rank_correlation,
-    _trained_until,
-    document,
-)
-from ltrscale.evaluation.weeks.drift import (
-    _CELLS,
-    BinnedValues,
-    Drift,
-    DriftSettings,
-    FeatureDrift,
-    PeriodDrift,
-    _BinCounts,
-    _chance_psi,
-    measure_drift,
-    psi,
-)
 from ltrscale.reports.document import Table
 from ltrscale.reports.findings import markdown, table
 
 FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
 WEIGHTS = [1.0, -0.5, 0.0, 0.0]
+ALL = 10**6
 TRAIN, VALIDATION, TEST = ("a", "b"), ("c",), ("d", "e", "f", "g", "h")
 
 
@@ -71,7 +55,7 @@ def rows() -> list[Row]:
 def evaluation(data: str, model: str, **keys: Any) -> EvaluateConfig:
     periods = (("train", TRAIN), ("validation", VALIDATION), ("test", TEST))
     splits = {name: {"data": data, "periods": list(of)} for name, of in periods}
-    keys = {"outliers": {"gap": None}, "resamples": 100, "slice_by": ["period"], **keys}
+    keys = {"outliers": {"gap": None}, "resamples": 100, **keys}
     return EvaluateConfig(models={"linear": (model,)}, baseline=None, splits=splits, **keys)
 
 
@@ -93,17 +77,17 @@ def two(row: Row) -> Row:
 
 
 @pytest.fixture(scope="module")
-def measured(config: EvaluateConfig) -> Drift:
-    return measure_drift(config, DriftSettings(documents=None))
+def measured(config: EvaluateConfig) -> ByPeriod:
+    return measure_drift(config, documents=ALL)
 
 
 def column(rows: list[Row], f: int) -> list[float]:
     return [document[f] for row in rows for document in row.documents]
 
 
-def test_equals_a_slow_oracle(rows: list[Row], config: EvaluateConfig, measured: Drift) -> None:
+def test_equals_a_slow_oracle(rows: list[Row], config: EvaluateConfig, measured: ByPeriod) -> None:
     """Of scores only: here all features are read, as if there were no bundle."""
-    everything = measure_drift(config.replace(models={}, scores={"s": "unused"}), DriftSettings(documents=None))
+    everything = measure_drift(config.replace(models={}, scores={"s": "unused"}), documents=ALL)
     train = [row for row in rows if row.period in TRAIN]
     assert list(everything.periods) == list(TEST)
     for period, found in everything.periods.items():
@@ -137,7 +121,7 @@ def codes_psi(one: list[float], other: list[float]) -> float:
     return oracle.psi(*([oracle.code_bin(x, one) for x in of] for of in (one, other)))
 
 
-def test_scores_are_compared_by_their_spread_within_a_list(rows: list[Row], measured: Drift) -> None:
+def test_scores_are_compared_by_their_spread_within_a_list(rows: list[Row], measured: ByPeriod) -> None:
     def spreads(period: str) -> list[float]:
         """Missing values count as 0 in the transform of the bundle."""
         lists = [row.documents for row in rows if row.period == period and len(row.documents) > 1]
@@ -164,25 +148,25 @@ def test_the_rounding_of_scores_is_no_drift(tmp_path: Path) -> None:
             rows.append(Row(period, np.stack([of_list, 0.3 * relevant], axis=1).tolist(), None))
     data = write_log(str(tmp_path / "data"), rows, FEATURES[:2], row_group=100)
     config = evaluation(data, linear_teacher(str(tmp_path / "model"), data, [1.0, 1.0]))
-    found = measure_drift(config, DriftSettings())
+    found = measure_drift(config)
     for period in found.periods.values():
         assert period.features["x"].psi > 10
         assert period.spreads["linear"].psi < 0.1
 
 
 def test_does_not_depend_on_the_order_of_rows_nor_on_files(
-    rows: list[Row], config: EvaluateConfig, measured: Drift, tmp_path: Path
+    rows: list[Row], config: EvaluateConfig, measured: ByPeriod, tmp_path: Path
 ) -> None:
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     turned = [Row(r.period, r.documents[::-1], r.labels and r.labels[::-1]) for r in shuffled]
     data = write_log(str(tmp_path / "data"), turned, FEATURES, row_group=3, file=11)
     in_other_batches = evaluation(data, config.bundles[0]).replace(docs_per_batch=13)
-    other = measure_drift(in_other_batches, DriftSettings(documents=None))
+    other = measure_drift(in_other_batches, documents=ALL)
     assert approximately(other) == approximately(measured)
     assert list(other.periods) == list(measured.periods)
 
 
-def approximately(drift: Drift) -> list[PeriodDrift]:
+def approximately(drift: ByPeriod) -> list[PeriodDrift]:
     """Means of scores differ by rounding; counts do not."""
     return [
         period.replace(spreads={name: s.replace(mean=round(s.mean or 0, 2)) for name, s in period.spreads.items()})
@@ -195,19 +179,19 @@ def test_the_same_data_do_not_drift(rows: list[Row], config: EvaluateConfig, tmp
     data = write_log(str(tmp_path / "data"), copies, FEATURES, row_group=5)
     only_a = evaluation(data, config.bundles[0])
     only_a = only_a.replace(splits={**only_a.splits.model_dump(), "train": {"data": data, "periods": ["a"]}})
-    found = measure_drift(only_a, DriftSettings(documents=None))
+    found = measure_drift(only_a, documents=ALL)
     for period in found.periods.values():
         assert {feature.psi for feature in period.features.values()} == {0.0}
         assert (period.length_psi, period.spreads["linear"].psi, period.drifted) == (0.0, 0.0, [])
 
 
-def test_a_sample_of_documents_is_near_the_whole(config: EvaluateConfig, measured: Drift) -> None:
-    some = measure_drift(config, DriftSettings(documents=60))
+def test_a_sample_of_documents_is_near_the_whole(config: EvaluateConfig, measured: ByPeriod) -> None:
+    some = measure_drift(config, documents=60)
     assert 60 <= some.train.documents < measured.train.documents
     assert all(0 < some.periods[p].documents < measured.periods[p].documents for p in TEST)
 
 
-def test_features_have_drifted_by_what_their_index_is_beyond_chance(measured: Drift) -> None:
+def test_features_have_drifted_by_what_their_index_is_beyond_chance(measured: ByPeriod) -> None:
     (name, *_), period = list(measured.periods["h"].features), measured.periods["h"]
     for psi_, chance, drifted in ((0.3, 0.0, [name]), (0.3, 0.1, []), (0.6, 0.1, [name])):
         feature = FeatureDrift(psi=psi_, missing=0.0, chance=chance)
@@ -221,14 +205,14 @@ def counted(values_N: np.ndarray) -> BinnedValues:
     return numbers
 
 
-def later(train: BinnedValues, values_N: np.ndarray) -> _BinCounts:
+def later(train: BinnedValues, values_N: np.ndarray) -> BinCounts:
     """Numbers of a later period, in the bins of training."""
     numbers = train.later()
     numbers.add(values_N.astype(np.float32))
     return numbers.counts_B()
 
 
-def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[_BinCounts, _BinCounts]:
+def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[BinCounts, BinCounts]:
     train = counted(before_N)
     return train.counts_B(), later(train, now_N)
 
@@ -264,7 +248,7 @@ def test_without_a_shift_the_index_is_what_chance_gives() -> None:
     rng, n = np.random.default_rng(0), 4000
     for m, s in PLACES:
         pairs = [histograms(*(m + s * rng.normal(size=(2, n)))) for _ in range(50)]
-        by_chance = np.mean([_chance_psi(*pair, values=(n, n)) for pair in pairs])
+        by_chance = np.mean([chance_psi(*pair, values=(n, n)) for pair in pairs])
         assert np.mean([psi(*pair) for pair in pairs]) == pytest.approx(by_chance, rel=0.25)
 
 
@@ -346,30 +330,32 @@ def test_too_few_or_equal_periods_are_not_judged(values: list[float]) -> None:
 
 
 @pytest.fixture(scope="module")
-def report(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decay, Path]:
-    folder = tmp_path_factory.mktemp("report")
-    EvaluateJob(out=str(folder / "evaluation"), evaluate=config).run(show=False)
-    DriftJob(out=str(folder / "drift"), evaluation=str(folder / "evaluation"), documents=None).run(show=False)
-    return Decay.read(str(folder / "drift")), folder
+def report(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "evaluation"
+    EvaluateJob(out=str(out), evaluate=config.replace(by_period=True)).run(show=False)
+    return out
 
 
-def test_the_curve_counts_periods_from_the_end_of_training(report: tuple[Decay, Path], measured: Drift) -> None:
-    found, folder = report
-    (curve,) = found.curves.values()
-    assert curve.trained_until == "b", "that of the split, as the bundle states none"
-    assert [(point.period, point.since) for point in curve.points] == list(zip(TEST, range(2, 7), strict=True))
-    assert found.drift == measured
-    losses = [-(point.scope.summaries["ndcg@5"].mean or 0) for point in curve.points]
+def test_the_curve_counts_periods_from_the_end_of_training(report: Path, measured: ByPeriod) -> None:
+    evaluation = Evaluation.read(str(report))
+    (method,), found = evaluation.methods, evaluation.by_period
+    assert found is not None
+    assert found.trained_until == {"linear": "b"}, "that of the split, as the bundle states none"
+    assert found.since == {"linear": dict(zip(TEST, range(2, 7), strict=True))}
+    assert (found.train, found.periods) == (measured.train, measured.periods)
+    losses = [-(scope.summaries["ndcg@5"].mean or 0) for scope in by_period(method).values()]
     for one, drifts in zip(found.foretold, ("features", "scores"), strict=True):
         values = [p.median_psi if drifts == "features" else p.spreads["linear"].psi for p in measured.periods.values()]
         correlation, p = _rank_correlation(np.array(values), np.array(losses))
         assert one == DriftCorrelation(measure=drifts, method="linear", periods=5, correlation=correlation, p=p)
-    text = (folder / "drift" / "report.md").read_text()
+    text = (report / "report.md").read_text()
     few = found.replace(foretold=tuple(one.replace(periods=4) for one in found.foretold))
-    assert ["Cannot judge: 4 periods" in shown for shown in (text, markdown(document(few, "")))] == [False, True]
-    shown = [block for block in document(found, "").opening if isinstance(block, Table)]
-    assert [table(block.header, block.rows) in text for block in shown] == [True, True]
-    assert (folder / "drift" / "decay.png").stat().st_size > 1000
+    other = markdown(document(evaluation.replace(by_period=few), ""))
+    assert ["cannot be judged: 4 periods" in shown for shown in (text, other)] == [False, True]
+    (section,) = (section for section in document(evaluation, "").sections if section.name == "Periods")
+    shown = [block for block in section.blocks if isinstance(block, Table)]
+    assert [table(block.header, block.rows) in text for block in shown] == [True, True, True]
+    assert (report / "decay.png").stat().st_size > 1000
 
 
 def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tmp_path: Path) -> None:
@@ -381,11 +367,7 @@ def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tm
     assert _trained_until(str(bundle), config) == "c"
 
 
-def test_an_evaluation_without_periods_is_refused(config: EvaluateConfig, tmp_path: Path) -> None:
-    unsliced = str(tmp_path / "unsliced")
-    EvaluateJob(out=unsliced, evaluate=config.replace(slice_by=())).run(show=False)
-    with pytest.raises(InputError, match=r"evaluate.slice_by=\[period\]"):
-        DriftJob(out=str(tmp_path / "drift"), evaluation=unsliced).run(show=False)
-    with pytest.raises(InputError, match=r"not made by jobs\.evaluate"):
-        DriftJob(out=str(tmp_path / "drift"), evaluation=config.bundles[0]).run(show=False)
-    assert storage.read_manifest(str(tmp_path / "drift")) is None
+def test_the_training_groups_are_an_input_where_drift_from_them_is_measured(config: EvaluateConfig) -> None:
+    without, measured = (EvaluateJob(out="out", evaluate=config.replace(by_period=by)).inputs() for by in (False, True))
+    (data,) = config.splits.train.data
+    assert without[data] != measured[data]

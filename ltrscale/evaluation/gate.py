@@ -1,11 +1,8 @@
-"""The gate in front of production: evaluate both bundles in one pass, measure drift, judge by the bounds.
+"""The gate in front of production: evaluate both bundles by period, judge by the bounds.
 
-    out/evaluation      production and candidate on the test split and its slices
-    out/drift           metrics and drift by period
-    out/report.md       the verdict, with verdict.json
-    out/plan            production alone, if only a plan is asked for
-
-The first two are stages that are skipped where they are up to date.
+out/evaluation      production and candidate on the test split, its periods and its slices; skipped if up to date
+out/report.md       the verdict, with verdict.json
+out/plan            production alone, if only a plan is asked for
 """
 
 import math
@@ -22,9 +19,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.weeks.decay import measured_weeks
-from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.verdict import (
+from ltrscale.evaluation.verdict import (
     POWER_ASKED,
     Bounds,
     Power,
@@ -59,12 +54,9 @@ class GateJob(Config):
     """Both are compared on `test`, the newest periods, on which neither may have been trained. Drift is measured from
     `train`, and drift of scores from `validation`."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
-    """Metrics and slices, as for jobs.evaluate; each period is always a slice. Bounds refer to NDCG at
-    `primary_cutoff`."""
+    """Metrics and slices, as for jobs.evaluate, always by period. Bounds refer to NDCG at `primary_cutoff`."""
     bounds: Bounds = Bounds()
     """What the candidate must keep to."""
-    drift: DriftSettings = DriftSettings()
-    """How drift is measured."""
     plan: bool = False
     """Before there is a candidate: state how many groups `bounds.margin` needs, and give no verdict."""
     plan_from: str | None = None
@@ -91,11 +83,11 @@ class GateJob(Config):
 
     @one_view()
     def run(self) -> None:
-        """Evaluate, measure drift and commit the verdict, or print the plan; skips what is up to date.
+        """Evaluate and commit the verdict, or print the plan; skips what is up to date.
 
         Raises:
             Refused: a bound is broken; names each of them.
-            InputError: as `EvaluateJob` and `DriftJob`; or `plan_from` names no evaluation that compares two bundles.
+            InputError: as `EvaluateJob`; or `plan_from` names no evaluation that compares two bundles.
         """
         job = with_relative_named(self)
         if job.plan:
@@ -105,20 +97,19 @@ class GateJob(Config):
 
     def _judge(self) -> None:
         assert self.candidate is not None
-        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
-        config = self._config({CANDIDATE: (self.candidate,)}).replace(baseline=PRODUCTION, slice_by=slice_by)
-        places = {name: join(self.out, name) for name in ("evaluation", "drift")}
+        config = self._config({CANDIDATE: (self.candidate,)}).replace(baseline=PRODUCTION, by_period=True)
+        place = join(self.out, "evaluation")
         with recorded(self.out, self, "gate"):
             looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
             leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
-            verdict = judge(*measured_weeks(self.out, config, self.drift, ray=self.ray), self.bounds, leaks)
+            EvaluateJob(out=place, evaluate=config, ray=self.ray).run(show=False)
+            verdict = judge(Evaluation.read(place), self.bounds, leaks)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
-            links = " and ".join(join(url, REPORT) for url in places.values())
-            made_from = [f"Compared: {bundles}. The figures are those of {links}."]
+            made_from = [f"Compared: {bundles}. The figures are those of {join(place, REPORT)}."]
             report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
-            inputs = {name: content_of(url) for name, url in places.items()}
-            commit_report(self.out, verdict, report, made_by=made_by("gate", self.bounds, inputs))
+            origin = made_by("gate", self.bounds, {"evaluation": content_of(place)})
+            commit_report(self.out, verdict, report, made_by=origin)
         print_report(self.out, report)
         if not verdict.passed:
             raise Refused(verdict.reasons)
@@ -127,9 +118,9 @@ class GateJob(Config):
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""
         url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
-            EvaluateJob(out=url, evaluate=self._config({}).replace(slices={}, slice_by=()), ray=self.ray).run(
-                show=False
-            )
+            EvaluateJob(
+                out=url, evaluate=self._config({}).replace(slices={}, slice_by=(), by_period=False), ray=self.ray
+            ).run(show=False)
         evaluation = Evaluation.read(url)
         powers = _foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
         print_report(url, _plan_page(powers, evaluation.primary))

@@ -16,15 +16,15 @@ from weekly_log import Row, write_log
 from jobs import cli, gate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.gate import GateJob, _foreseen
+from ltrscale.evaluation.measure.drift import PeriodDrift
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
-from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.gate import GateJob, _foreseen
-from ltrscale.evaluation.weeks.verdict import Bounds, Power, Verdict, judge
+from ltrscale.evaluation.verdict import Bounds, Power, Verdict, judge
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}
 LOOSE: dict[str, Any] = {
     "margin": 0.9,
@@ -66,18 +66,23 @@ def config(places: dict[str, str], candidate: str, bounds: dict[str, Any], out: 
 
 
 @pytest.fixture(scope="module")
-def found(places: dict[str, str]) -> tuple[Evaluation, Decay]:
+def found(places: dict[str, str]) -> Evaluation:
     GateJob.model_validate(config(places, "worse on tv", {}, places["out"])).run()
-    return tuple(of.read(f"{places['out']}/{name}") for of, name in ((Evaluation, "evaluation"), (Decay, "drift")))  # type: ignore[return-value]
+    return Evaluation.read(f"{places['out']}/evaluation")
 
 
-def broken(found: tuple[Evaluation, Decay], **bounds: Any) -> list[tuple[str, str]]:
-    verdict = judge(*found, Bounds(**{**LOOSE, **bounds}))
+def drifts(found: Evaluation) -> dict[str, PeriodDrift]:
+    assert found.by_period is not None
+    return found.by_period.periods
+
+
+def broken(found: Evaluation, **bounds: Any) -> list[tuple[str, str]]:
+    verdict = judge(found, Bounds(**{**LOOSE, **bounds}))
     assert verdict.passed == (not verdict.reasons)
     return [(check.bound, check.where) for check in verdict.checks if not check.holds]
 
 
-def test_each_bound_catches_what_no_other_does(found: tuple[Evaluation, Decay]) -> None:
+def test_each_bound_catches_what_no_other_does(found: Evaluation) -> None:
     assert broken(found) == []
     assert broken(found, margin=0) == [("margin", "all")]
     assert broken(found, slice_margin=0.1) == [("slice_margin", "tv")]
@@ -86,8 +91,8 @@ def test_each_bound_catches_what_no_other_does(found: tuple[Evaluation, Decay]) 
     assert broken(found, score_psi=0.0) == [("score_psi", "c")], "in d the index is below what chance gives"
 
 
-def compared(found: tuple[Evaluation, Decay], where: str = "tv") -> Comparison:
-    (candidate,) = (method for method in found[0].methods if method.name == CANDIDATE)
+def compared(found: Evaluation, where: str = "tv") -> Comparison:
+    (candidate,) = (method for method in found.methods if method.name == CANDIDATE)
     return candidate.slices[where].comparisons["ndcg@5"]
 
 
@@ -101,7 +106,7 @@ def compared(found: tuple[Evaluation, Decay], where: str = "tv") -> Comparison:
     ],
 )
 def test_a_bound_is_broken_where_the_end_that_the_config_names_is_below_it(
-    found: tuple[Evaluation, Decay], key: str, by: str, end: str
+    found: Evaluation, key: str, by: str, end: str
 ) -> None:
     where = "all" if key == "margin" else "tv"
     alone, limit = with_slices(found, {"tv": compared(found)}, groups=100), -getattr(compared(found, where), end)
@@ -110,25 +115,22 @@ def test_a_bound_is_broken_where_the_end_that_the_config_names_is_below_it(
     assert broken(alone, slices_by=by, **{key: limit + 1e-6}) == []
 
 
-def test_of_several_slices_the_p_value_is_adjusted(found: tuple[Evaluation, Decay]) -> None:
+def test_of_several_slices_the_p_value_is_adjusted(found: Evaluation) -> None:
     assert broken(found, slice_margin=-(compared(found).high or 0) - 1e-6) == []
 
 
-def with_slices(
-    found: tuple[Evaluation, Decay], slices: Mapping[str, Comparison], *, groups: int
-) -> tuple[Evaluation, Decay]:
+def with_slices(evaluation: Evaluation, slices: Mapping[str, Comparison], *, groups: int) -> Evaluation:
     """The evaluation with other slices, of so many groups each."""
-    evaluation, decay = found
     production, candidate = evaluation.methods
     everything = candidate.slices["all"]
     summaries = {name: summary.replace(groups=groups) for name, summary in everything.summaries.items()}
     made = {name: Scope(summaries=summaries, comparisons={evaluation.primary: of}) for name, of in slices.items()}
     changed = candidate.replace(slices={"all": everything, **made})
-    return evaluation.replace(methods=(production, changed)), decay
+    return evaluation.replace(methods=(production, changed))
 
 
 def refused(
-    found: tuple[Evaluation, Decay], harm_S: Sequence[float], *, repetitions: int = 200, groups: int = 100
+    found: Evaluation, harm_S: Sequence[float], *, repetitions: int = 200, groups: int = 100
 ) -> list[list[str]]:
     """The slices at which each of many gates refuses a candidate that loses so much on each slice.
 
@@ -154,7 +156,7 @@ def refused(
     ids=["10", "20", "50", "at", "one"],
 )
 def test_a_harmed_slice_is_found_and_harmless_ones_are_seldom_refused_however_many(
-    found: tuple[Evaluation, Decay], harm_S: list[float]
+    found: Evaluation, harm_S: list[float]
 ) -> None:
     """A loss of the margin itself is harmless."""
     gates = refused(found, harm_S)
@@ -166,9 +168,7 @@ def test_a_harmed_slice_is_found_and_harmless_ones_are_seldom_refused_however_ma
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1_000, nightly(5_000)])
 @pytest.mark.parametrize("harm", [0.0, 0.005, 0.02])
-def test_the_burden_of_proof_decides_how_often_a_gate_errs(
-    found: tuple[Evaluation, Decay], groups: int, harm: float
-) -> None:
+def test_the_burden_of_proof_decides_how_often_a_gate_errs(found: Evaluation, groups: int, harm: float) -> None:
     """Of many candidates that are worse by `harm`; the shares are those of docs/weeks.md."""
     rng, n = np.random.default_rng(2), 300
     values = [np.zeros((groups, 1, n)), rng.normal(-harm, 0.25, (groups, 1, n))]
@@ -191,7 +191,7 @@ REFUSED = {
 """Share of refused candidates by mode, groups and true loss."""
 
 
-def test_a_small_loss_within_the_margin_is_no_reason_where_groups_are_many(found: tuple[Evaluation, Decay]) -> None:
+def test_a_small_loss_within_the_margin_is_no_reason_where_groups_are_many(found: Evaluation) -> None:
     """Worse by .002 to .004 is shown, and worse by .005 excluded; only a smaller margin refuses it."""
     small = compared(found).replace(difference=-0.003, low=-0.004, high=-0.002)
     one = with_slices(found, {"all": small}, groups=10**6)
@@ -199,15 +199,15 @@ def test_a_small_loss_within_the_margin_is_no_reason_where_groups_are_many(found
     assert broken(one, refuse="worse", margin=0.003) == [("margin", "all")]
 
 
-def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
-    verdict = judge(*found, Bounds(**{**LOOSE, "margin": 0.005}))
+def test_the_verdict_says_how_many_groups_are_lacking(found: Evaluation, places: dict[str, str]) -> None:
+    verdict = judge(found, Bounds(**{**LOOSE, "margin": 0.005}))
     assert verdict.power is not None
-    assert verdict.power == _foreseen(found[0], 0.005)["candidate against production"]
+    assert verdict.power == _foreseen(found, 0.005)["candidate against production"]
     assert verdict.power.more == (verdict.power.needed or 0) - verdict.power.groups > 0
     assert f"the gate needs {verdict.power.more:,} more groups" in verdict.power.stated
     (reason,) = verdict.reasons
     assert f"needs {verdict.power.more:,} more groups" in reason
-    lenient = judge(*found, Bounds(**{**LOOSE, "margin": 0.005, "refuse": "worse"})).power
+    lenient = judge(found, Bounds(**{**LOOSE, "margin": 0.005, "refuse": "worse"})).power
     assert lenient is not None
     assert lenient.replace(refuse="unproven") == verdict.power, "the same number says how often a loss is found"
     assert lenient.stated.startswith("A candidate worse than production by bounds.margin 0.005 is refused with")
@@ -219,8 +219,8 @@ def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, D
     assert own.stated in (Path(places["out"]) / "report.md").read_text()
 
 
-def test_one_broken_feature_is_enough_where_the_config_says_so(found: tuple[Evaluation, Decay]) -> None:
-    x, y = (found[1].drift.periods["d"].features[name].psi for name in "xy")
+def test_one_broken_feature_is_enough_where_the_config_says_so(found: Evaluation) -> None:
+    x, y = (drifts(found)["d"].features[name].psi for name in "xy")
     assert x > 5 > y, "x has moved by 18 standard deviations"
     assert broken(found, feature_psi=5) == [("feature_psi", "d")]
     assert broken(found, feature_psi=x) == []
@@ -231,9 +231,7 @@ def test_one_broken_feature_is_enough_where_the_config_says_so(found: tuple[Eval
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "margin"), [(1_000, 0.005), (3_000, 0.005), (1_000, 0.005 * 10**0.5)])
-def test_a_plan_says_how_often_an_equal_candidate_passes(
-    found: tuple[Evaluation, Decay], groups: int, margin: float
-) -> None:
+def test_a_plan_says_how_often_an_equal_candidate_passes(found: Evaluation, groups: int, margin: float) -> None:
     """The last one is that of 10,000 groups and .005: margin and error are larger by the same factor."""
     rng, n = np.random.default_rng(1), 400
     one = rng.normal(0, 0.249, (groups, 1, n))
@@ -241,7 +239,7 @@ def test_a_plan_says_how_often_an_equal_candidate_passes(
     ((_, scope),) = scopes([blocks], [str(i) for i in range(n)], baseline=0, samples=1000, seed=0)
     passed = [(c.low or 0) > -margin for c in scope.comparisons.values()]
     assert np.mean(passed) == pytest.approx(Power.from_margin(margin, 0.249, groups).passes, abs=0.06)
-    evaluation, _ = with_slices(found, {"all": next(iter(scope.comparisons.values()))}, groups=groups)
+    evaluation = with_slices(found, {"all": next(iter(scope.comparisons.values()))}, groups=groups)
     (stated,) = _foreseen(evaluation, margin).values()
     assert stated.deviation == pytest.approx(0.249, rel=0.15)
 
@@ -283,16 +281,16 @@ def test_a_plan_needs_no_candidate(
     assert "candidate against production" in capsys.readouterr().out
 
 
-def test_what_is_not_known_is_said(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
-    verdict = judge(*found, Bounds(**{**LOOSE, "slice_margin": -(compared(found).high or 0) + 1e-6}))
+def test_what_is_not_known_is_said(found: Evaluation, places: dict[str, str]) -> None:
+    verdict = judge(found, Bounds(**{**LOOSE, "slice_margin": -(compared(found).high or 0) + 1e-6}))
     assert verdict.not_excluded == ("tv",)
     assert verdict.not_judged == ("outliers",), "no group has an outlier value"
-    strict = judge(*found, Bounds(**{**LOOSE, "groups": 60}))
+    strict = judge(found, Bounds(**{**LOOSE, "groups": 60}))
     assert strict.not_judged == ("outliers", "tv")
     written = Verdict.read(places["out"])
     leaks = [check for check in written.checks if check.bound == "expected"]
     assert [check.where for check in leaks] == ["x"]
-    assert written == judge(*found, Bounds(**LOOSE), leaks)
+    assert written == judge(found, Bounds(**LOOSE), leaks)
     assert "# Gate: passed" in (Path(places["out"]) / "report.md").read_text()
 
 
@@ -331,7 +329,7 @@ def test_the_command_ends_with_the_verdict_and_a_line_for_each_broken_bound(
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]:
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
     """Ten features of documents and ten of lists that never drift, in periods of 200 lists, but for the last two.
 
     One of these has 40 lists. In the other all features have moved, and deviate twice as much. Every other feature lies
@@ -355,24 +353,24 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]
     job = {"out": out, "production": model, "candidate": model, "splits": splits, "evaluate": evaluate}
     with pytest.raises(Refused):
         GateJob.model_validate(job).run()
-    return Evaluation.read(f"{out}/evaluation"), Decay.read(f"{out}/drift")
+    return Evaluation.read(f"{out}/evaluation")
 
 
 @pytest.mark.slow
-def test_what_does_not_drift_is_not_refused_and_what_drifts_is(steady: tuple[Evaluation, Decay]) -> None:
-    verdict = judge(*steady, Bounds())
+def test_what_does_not_drift_is_not_refused_and_what_drifts_is(steady: Evaluation) -> None:
+    verdict = judge(steady, Bounds())
     refused = [(check.bound, check.where) for check in verdict.checks if not check.holds]
     assert refused == [("drifted", "moved"), ("score_psi", "moved")]
     assert verdict.drift_not_judged == ("few",)
-    periods = steady[1].drift.periods
+    periods = drifts(steady)
     assert periods["few"].spreads[CANDIDATE].psi > 0.25, "that is what chance alone does"
     judged = [check.where for check in verdict.checks if check.bound in ("drifted", "score_psi")]
     assert sorted(judged) == sorted(2 * [period for period in periods if period != "few"])
 
 
-def test_chance_is_what_the_index_is_without_drift(steady: tuple[Evaluation, Decay]) -> None:
+def test_chance_is_what_the_index_is_without_drift(steady: Evaluation) -> None:
     """Of features that are equal in a list, and of scores; documents that are independent leave less to chance."""
-    never = [period for name, period in steady[1].drift.periods.items() if name.startswith("c")]
+    never = [period for name, period in drifts(steady).items() if name.startswith("c")]
     of_lists = [period.features[f"f{i}"] for period in never for i in range(10, 20)]
     assert np.mean([f.psi - f.chance for f in of_lists]) == pytest.approx(0.0, abs=0.03)
     assert np.mean([f.chance for f in of_lists]) > 0.07

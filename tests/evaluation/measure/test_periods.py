@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ltrscale.evaluation.measure.periods import _fallen, _falls_said
 from ltrscale.evaluation.statistics.summarise import Summary
-from ltrscale.evaluation.weeks.falls import fallen, falls_said
 
 
 def summary(mean: float | None, error: float = 0.01) -> Summary:
@@ -19,16 +19,16 @@ def weeks(*means: float | None) -> dict[str, Summary]:
 
 
 def test_two_periods_are_their_difference() -> None:
-    fall = fallen([summary(0.55, 0.03), summary(0.5, 0.04)])
+    fall = _fallen([summary(0.55, 0.03), summary(0.5, 0.04)])
     assert fall == pytest.approx((0.05, 1.96 * 0.05))
-    assert fallen([summary(0.55), summary(None)]) is None
+    assert _fallen([summary(0.55), summary(None)]) is None
 
 
 def test_a_line_without_noise_has_the_error_of_its_slope_and_one_with_more_noise_a_larger_one() -> None:
     x = np.arange(6)
-    straight = fallen([summary(0.6 - 0.01 * i) for i in x])
+    straight = _fallen([summary(0.6 - 0.01 * i) for i in x])
     assert straight == pytest.approx((0.05, 1.96 * 5 * 0.01 / np.sqrt(((x - x.mean()) ** 2).sum())))
-    wild = fallen([summary(0.6 - 0.01 * i + 0.05 * (-1) ** i) for i in x])
+    wild = _fallen([summary(0.6 - 0.01 * i + 0.05 * (-1) ** i) for i in x])
     assert wild is not None
     assert straight is not None
     assert wild[1] > 4 * straight[1]
@@ -36,17 +36,17 @@ def test_a_line_without_noise_has_the_error_of_its_slope_and_one_with_more_noise
 
 def test_intervals_of_falls_contain_no_fall_in_nineteen_of_twenty() -> None:
     rng, n = np.random.default_rng(0), 400
-    found = [fallen([summary(float(mean)) for mean in rng.normal(0.5, 0.01, 8)]) for _ in range(n)]
+    found = [_fallen([summary(float(mean)) for mean in rng.normal(0.5, 0.01, 8)]) for _ in range(n)]
     beyond = [fall for fall in found if fall is not None and abs(fall[0]) > fall[1]]
     assert 0.01 * n < len(beyond) < 0.08 * n
 
 
 def test_a_fall_smaller_than_its_noise_is_called_so() -> None:
     curves = {"small": weeks(0.55, 0.545), "large": weeks(0.55, 0.45), "rises": weeks(0.5, 0.55)}
-    assert [*falls_said(curves, "ndcg@5")] == [
+    assert [*_falls_said(curves, "ndcg@5")] == [
         "From W00 to W01 NDCG@5 falls by more than its noise: large by 0.1000 ± 0.0277.",
         "From W00 to W01 NDCG@5 falls by less than its noise, the half of a 95% interval, which is no sign of decay: "
         "small by 0.0050 ± 0.0277.",
     ]
-    assert [*falls_said({"rises": curves["rises"]}, "ndcg@5")] == ["From W00 to W01 NDCG@5 falls for no method."]
-    assert [*falls_said({"one": weeks(0.5)}, "ndcg@5")] == []
+    assert [*_falls_said({"rises": curves["rises"]}, "ndcg@5")] == ["From W00 to W01 NDCG@5 falls for no method."]
+    assert [*_falls_said({"one": weeks(0.5)}, "ndcg@5")] == []

@@ -1,1 +1,0 @@
-"""Drift and decay over weeks, and the gate in front of production."""
