@@ -34,13 +34,17 @@ VERBS = {
     "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly", "config"),
     "data": ("simulate", "relabel", "match", "clicks"),
     "models": (
-        "pretrain", "finetune", "train_gbdt", "tune", "stack", "distill", "refit", "contrast", "pretrain_in_context",
+        "pretrain", "finetune", "train_gbdt", "tune", "distill", "refit", "contrast",
     ),
     "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
     "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
 }  # fmt: skip
 """The jobs by what they are for; each is a module of that name."""
-_GONE = {"crossval": "pipeline has the key folds; write what was below `pipeline` beside it"}
+GONE = {
+    "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
+    "pretrain_in_context": "pretrain has the key in_context; write what was below `pretrain` there",
+    "stack": "pipeline has methods of `kind: stack` with bundles and stack; its members are methods too",
+}
 """Former jobs, with what does their work."""
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
@@ -332,6 +336,15 @@ def commands() -> list[Command]:
     return [command(name) for name in sorted(name for names in VERBS.values() for name in names)]
 
 
+def command_or_end(name: str) -> Command:
+    """The job with a name; if there is none, the process ends with one line that names the nearest, or the new one."""
+    try:
+        return command(name)
+    except InputError as error:
+        show_reasons(error)
+        sys.exit(error.status)
+
+
 def command(name: str) -> Command:
     """The job with a name; imports no other.
 
@@ -344,7 +357,7 @@ def command(name: str) -> Command:
     """
     names = [each for group in VERBS.values() for each in group]
     if name not in names:
-        instead = _GONE.get(name) or suggestion(name, names, "the jobs are")
+        instead = GONE.get(name) or suggestion(name, names, "the jobs are")
         raise InputError(f"{name}: no such job; {instead}")
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):

@@ -23,7 +23,6 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
@@ -126,7 +125,6 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "gbdt": GBDTJob,
         "score": ScoreJob,
         "predict": PredictJob,
-        "stack": StackJob,
         "study": StudyJob,
         "gate": GateJob,
         "weekly": WeeklyJob,
