@@ -37,12 +37,13 @@ VERBS = {
         "pretrain", "finetune", "train_gbdt", "tune", "distill", "refit", "contrast",
     ),
     "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
-    "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
+    "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),
 }  # fmt: skip
 """The jobs by what they are for; each is a module of that name."""
 GONE = {
     "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
     "pretrain_in_context": "pretrain has the key in_context; write what was below `pretrain` there",
+    "register": "export with --to mlflow registers a bundle, with registry.name and registry.store",
     "stack": "pipeline has methods of `kind: stack` with bundles and stack; its members are methods too",
 }
 """Former jobs, with what does their work."""

@@ -135,6 +135,7 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
     }
     complete = {
         "Split": {"data": data[0], "periods": "2026-W01"},
+        "ExportJob": {"data": data[0]},
         "EvaluateConfig": {"models": {"a": trees[0]}, "baseline": None},
         "AgreementJob": {"models": {"a": trees[0]}},
         "PrepareConfig": {"inputs": files[0]},
