@@ -34,13 +34,14 @@ VERBS = {
     "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly", "config"),
     "data": ("simulate", "relabel", "match", "clicks"),
     "models": (
-        "pretrain", "finetune", "train_gbdt", "tune", "distill", "refit", "contrast",
+        "pretrain", "finetune", "train_gbdt", "tune", "distill", "refit",
     ),
     "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
     "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),
 }  # fmt: skip
 """The jobs by what they are for; each is a module of that name."""
 GONE = {
+    "contrast": "explain reports which features solve the contrast of a pretrained bundle; its `groups` are queries",
     "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
     "pretrain_in_context": "pretrain has the key in_context; write what was below `pretrain` there",
     "register": "export with --to mlflow registers a bundle, with registry.name and registry.store",
