@@ -31,16 +31,15 @@ from ltrscale.signals import ending_on_signal
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
 VERBS = {
-    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly", "config"),
+    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly"),
     "data": ("simulate", "relabel", "match", "clicks"),
-    "models": (
-        "pretrain", "finetune", "train_gbdt", "tune", "distill", "refit",
-    ),
+    "models": ("pretrain", "finetune", "train_gbdt", "tune", "distill", "refit"),
     "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
     "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),
-}  # fmt: skip
+}
 """The jobs by what they are for; each is a module of that name."""
 GONE = {
+    "config": "init lists the configs that come with the jobs, and prints one with --example",
     "contrast": "explain reports which features solve the contrast of a pretrained bundle; its `groups` are queries",
     "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
     "pretrain_in_context": "pretrain has the key in_context; write what was below `pretrain` there",

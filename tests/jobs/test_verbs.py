@@ -111,13 +111,13 @@ def test_a_shell_can_complete(line: str, offered: set[str], tmp_path: Path) -> N
 
 
 def test_configs_are_listed_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert given(monkeypatch, "config") == 0
+    assert given(monkeypatch, "init") == 0
     listed = re.findall(r"^- ([\w.-]+): ", capsys.readouterr().out, re.MULTILINE)
     assert sorted(listed) == sorted(path.stem for path in CONFIGS.rglob("*.yaml"))
     for name in ("gate", "start/gate.yaml", "jobs/configs/start/gate.yaml"):
-        assert given(monkeypatch, "config", name) == 0
+        assert given(monkeypatch, "init", "--example", name) == 0
         assert capsys.readouterr().out == (CONFIGS / "start" / "gate.yaml").read_text()
-    assert given(monkeypatch, "config", "gaet") == 2
+    assert given(monkeypatch, "init", "--example", "gaet") == 2
     assert "gaet: no such config; did you mean 'gate'?" in capsys.readouterr().err
 
 
