@@ -5,7 +5,8 @@ import os
 import sys
 import textwrap
 
-from jobs.cli import VERBS, command, command_or_end, commands, main, parser, width
+from jobs.cli import VERBS, command, command_or_end, commands, main, parser
+from jobs.help import width
 
 
 def verbs() -> str:

@@ -5,10 +5,8 @@ import importlib
 import json
 import logging
 import os
-import shutil
 import sys
 import tempfile
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +18,7 @@ from typing import Any
 
 from rich.text import Text
 
-from jobs.help import Key, Table, committed, find, first_level, keys_of, show, table_of
+from jobs.help import Table, committed, explained, fill, find, keys_of, notes, show, table_of, width
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
@@ -50,8 +48,6 @@ GONE = {
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
 """The configs that come with the jobs."""
-_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run", "explain")
-"""Keys that have an option without a value wherever a job has them."""
 
 
 @dataclass(frozen=True)
@@ -92,51 +88,12 @@ class Command:
         """
         keys = list(keys_of(self.table(), self.name))
         if asked not in ("", "all"):
-            return _explained(find(keys, asked))
+            return explained(find(keys, asked))
         by_name = {key.name: key for key in reversed(keys)}  # if several kinds share a name, the first one wins
         usual = keys if asked or not self.keys else [by_name[name] for name in self.keys.split()]
         options = parser(self)
-        options.epilog = f"keys, with their defaults:\n{show(usual, width())}\n\n{_fill(_notes(usual, keys))}"
+        options.epilog = f"keys, with their defaults:\n{show(usual, width())}\n\n{fill(notes(usual, keys))}"
         return options.format_help()
-
-
-def _explained(keys: list[Key]) -> str:
-    """A key and all below it; of very many those directly below it, and how to ask for the others."""
-    shown = first_level(keys)
-    text = f"{show(shown, width())}\n"
-    if len(shown) == len(keys):
-        return text
-    hidden = [key for key in keys if key not in shown]
-    deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
-    hint = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
-    return f"{text}\n{_fill(hint)}\n"
-
-
-def _notes(usual: list[Key], keys: list[Key]) -> str:
-    """Notes below the keys: how to see more of them, and where else they are explained."""
-    example = next((key.name for key in usual if key.choices), "out")
-    some = (
-        f"These are the keys that people set, {len(usual)} of {len(keys)}. `--help KEY` explains a key and all below "
-        f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
-    )
-    text = some if len(usual) < len(keys) else ""
-    if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
-        text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
-    return (
-        f"{text}docs/reference.md has the keys of all jobs, docs/guide.md goes through the jobs one by one, and "
-        "jobs/configs has complete configs."
-    )
-
-
-def width() -> int:
-    """Columns of the help text: at most those of the terminal, and few enough to be readable."""
-    return min(shutil.get_terminal_size().columns - 2, 98)
-
-
-def _fill(text: str) -> str:
-    """Wrap the paragraphs of a text; indented ones, such as examples, stay unchanged."""
-    parts = text.strip().split("\n\n")
-    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, width()) for part in parts)
 
 
 def parser(command: Command) -> argparse.ArgumentParser:
@@ -145,7 +102,7 @@ def parser(command: Command) -> argparse.ArgumentParser:
     fields = {field.name: field for field in table.configs[table.jobs[command.name]].fields}
     options = argparse.ArgumentParser(
         prog=called(command.name) if command.package == "jobs" else f"python -m {command.package}.{command.name}",
-        description=_fill(command.description.replace(_AS_MODULE, called(""))),
+        description=fill(command.description.replace(_AS_MODULE, called(""))),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=width()),
         add_help=False,
     )
@@ -179,8 +136,22 @@ def parser(command: Command) -> argparse.ArgumentParser:
     keys = keys_of(table, command.name)
     override.completer = lambda **_: [f"{key.name}=" for key in keys if "=" not in key.name]  # type: ignore[attr-defined]
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
-    for key in command.flags.split():
-        options.add_argument(f"--{key}", metavar="VALUE", help=f"short for --set {key}=VALUE")
+    for key in [*command.flags.split(), *(["workers"] if "workers" in fields else [])]:
+        options.add_argument(
+            f"--{key}",
+            action="append",
+            dest="set",
+            type=partial("{}={}".format, key),
+            metavar="VALUE",
+            help=f"short for --set {key}=VALUE",
+        )
+    for name, field in fields.items():
+        if field.default is False:
+            switch = f"{name}=true"
+            option = f"--{name.replace('_', '-')}"
+            options.add_argument(
+                option, action="append_const", dest="set", const=switch, help=f"short for --set {switch}"
+            )
     if "out" in fields:
         options.add_argument(
             "--if-running",
@@ -188,12 +159,6 @@ def parser(command: Command) -> argparse.ArgumentParser:
             help="if another job is writing the same output: wait for it (the default), or end and name it; "
             f"the environment variable {storage.WHEN_BUSY} has the same effect",
         )
-    if "workers" in fields:
-        options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
-    for switch in _SWITCHES:
-        if switch in fields:
-            option = f"--{switch.replace('_', '-')}"
-            options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
     return options
 
 
@@ -253,12 +218,9 @@ def show_reasons(error: InputError | Refused | Stopped) -> None:
 
 def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     """All that the options set, as `key=value`."""
-    workers = getattr(options, "workers", None)
-    overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
-    overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
-    if getattr(options, "argument", None):
-        overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{switch}=true" for switch in _SWITCHES if getattr(options, switch, False)]
+    if not getattr(options, "argument", None):
+        return list(options.set)
+    return [*options.set, f"{command.argument}={json.dumps(options.argument)}"]
 
 
 def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:

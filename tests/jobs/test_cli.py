@@ -12,7 +12,7 @@ import pytest
 from command_lines import run_here
 from rich.console import Console
 
-from jobs.cli import Command, _shown_log, main
+from jobs.cli import Command, _shown_log, command, main, read
 from ltrscale import config as configs
 from ltrscale.config import Config
 from ltrscale.derive.match import MatchJob
@@ -228,3 +228,11 @@ def test_a_long_line_is_one_line_on_a_narrow_terminal(monkeypatch: pytest.Monkey
         log.info(command)
     [line] = [line for line in shown.file.getvalue().splitlines() if line]  # type: ignore[attr-defined]
     assert line.endswith(f" {command}")
+
+
+def test_a_key_that_is_false_by_default_has_an_option_and_the_last_word_counts() -> None:
+    plain = ("--set", "out=x", "--set", "pipeline=y")
+    for words, value in ((("--rollback",), True), (("--rollback", "--set", "rollback=false"), False)):
+        config, _ = read(command("weekly"), [*plain, *words])
+        assert isinstance(config, WeeklyJob)
+        assert config.rollback is value
