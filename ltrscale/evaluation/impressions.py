@@ -130,7 +130,7 @@ class RankedGroups(NamedTuple):
     scores_RN: Doubles
 
 
-class Credits(NamedTuple):
+class _Credits(NamedTuple):
     """Impressions of each group; by pair and method, their sums of both credits and of a square.
 
     The square is the squared difference in credit; for `separate` it is the sum of both squares.
@@ -140,7 +140,7 @@ class Credits(NamedTuple):
     sums_QPM3: Doubles
 
 
-def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Credits:
+def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> _Credits:
     """Show interleaved lists of all pairs of rankers to users, and credit their clicks.
 
     A group has `floor(per_group + u)` impressions, u uniform. Documents with equal scores have a random order, the same
@@ -156,7 +156,7 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Cr
             impressions = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
             for p, pair in enumerate(pairs):
                 sums_QPM3[groups, p] = impressions.sums(pair)
-    return Credits(n_Q, sums_QPM3)
+    return _Credits(n_Q, sums_QPM3)
 
 
 def _fitting(documents_Q: Ints) -> Iterator[slice]:

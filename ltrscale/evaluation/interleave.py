@@ -145,7 +145,7 @@ class InterleaveJob(ReportStage):
             report({"one": pair.one, "other": pair.other, self.metric: pair.metric.mean, **lifts})
 
 
-class InterleavedPair(Strict):
+class _InterleavedPair(Strict):
     """Two rankers by one method."""
 
     credit: tuple[float, float]
@@ -156,14 +156,14 @@ class InterleavedPair(Strict):
     """Impressions until the difference is found with the required power; None for no difference at all."""
 
 
-class RankerPair(Strict):
+class _RankerPair(Strict):
     """Two rankers."""
 
     one: str
     other: str
     metric: Difference
     """Difference in the offline metric, first ranker minus second, over the groups that define it."""
-    methods: dict[str, InterleavedPair]
+    methods: dict[str, _InterleavedPair]
 
 
 class Interleaved(Findings):
@@ -175,7 +175,7 @@ class Interleaved(Findings):
     """The bundle or scores of each ranker."""
     means: dict[str, float]
     """The offline metric of each ranker; empty if no group defines it."""
-    pairs: tuple[RankerPair, ...]
+    pairs: tuple[_RankerPair, ...]
     agreement: dict[str, MeasureAgreement]
     """Agreement of the offline metric with the lift of each method, over pairs."""
     data: tuple[str, ...]
@@ -259,7 +259,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
             for m, method in enumerate(METHODS)
         }
         metric = Difference.from_values(measured.metric_QR[:, one] - measured.metric_QR[:, other])
-        pairs.append(RankerPair(one=names[one], other=names[other], metric=metric, methods=methods))
+        pairs.append(_RankerPair(one=names[one], other=names[other], metric=metric, methods=methods))
     offline = [pair.metric for pair in pairs]
     defined_QR = measured.metric_QR[~np.isnan(measured.metric_QR[:, 0])]
     return Interleaved(
@@ -283,13 +283,13 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     )
 
 
-def _compared_by(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
+def _compared_by(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> _InterleavedPair:
     """The figures of one method, from both credits and the squares of each group."""
     credit_2, square = sums_3Q[:2].sum(axis=1) / max(impressions, 1), sums_3Q[2].sum() / max(impressions, 1)
     difference = float(credit_2[0] - credit_2[1])
     # separate users: half of the impressions for each ranker, so the variance of the difference is twice their sum
     variance = 2 * (square - np.square(credit_2).sum()) if separate else square - difference**2
-    return InterleavedPair(
+    return _InterleavedPair(
         credit=(float(credit_2[0]), float(credit_2[1])),
         lift=lift(sums_3Q[:2]),
         needed=impressions_needed(difference, float(variance), power=power),

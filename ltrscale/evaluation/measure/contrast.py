@@ -37,7 +37,7 @@ _AT_ONCE = 512
 _ROWS_SHOWN = 15
 
 
-class Permuted(Strict):
+class _Permuted(Strict):
     """The contrast with one feature permuted among the documents of each group, in one of the two views."""
 
     name: str
@@ -64,7 +64,7 @@ class Contrast(Findings):
     uninformed: float
     """The loss if all similarities were equal."""
     accuracy: float | None
-    features: tuple[Permuted, ...]
+    features: tuple[_Permuted, ...]
     """In order of the loss without the feature, the highest first."""
 
 
@@ -99,7 +99,7 @@ def contrast_of(opened: bundle.PretrainedBundle, split: Split, *, groups: int, s
     n = sample.n_documents
     rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
     features = [
-        Permuted(
+        _Permuted(
             name=feature.name,
             kind=kind,
             masked=rate,
