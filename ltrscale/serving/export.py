@@ -30,7 +30,7 @@ from ltrscale.serving.choices import FORMATS
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
 from ltrscale.serving.parity import Parity, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
-from ltrscale.serving.register import Registry, register
+from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
 
 _QUERIES, _WARM = 1_000, 20
@@ -96,7 +96,7 @@ class ExportJob(Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Compare scores, and publish the files if the differences are within the tolerance; or register the bundle."""
         if self.registry is not None:
-            version = register(self.bundle, self.registry)
+            version = register_bundle(self.bundle, self.registry)
             with storage.Commit(self.out) as commit:
                 commit.finish({"made_by": origin, "name": self.registry.name, "version": version})
             return

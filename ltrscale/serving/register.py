@@ -38,7 +38,7 @@ class Registry(Config):
         raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
 
 
-def register(url: str, registry: Registry) -> str:
+def register_bundle(url: str, registry: Registry) -> str:
     """Register a bundle as a new version of a model, with its metrics and settings; returns the version.
 
     Raises:

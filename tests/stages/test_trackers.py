@@ -13,7 +13,7 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report
 from ltrscale.serving.export import ExportJob
-from ltrscale.serving.register import Registry, register
+from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.stages import mlflow_runs, trackers, tracking
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.trees.gbdt import GBDTJob
@@ -124,7 +124,7 @@ def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
     assert (job.run(), job.run()) == (True, False)
     manifest = storage.read_manifest(job.out)
     assert manifest is not None
-    assert (manifest["version"], register(job.bundle, Registry(name="shop"))) == ("1", "2")
+    assert (manifest["version"], register_bundle(job.bundle, Registry(name="shop"))) == ("1", "2")
     model = mlflow.pyfunc.load_model("models:/shop/2")
     last_rows(synthetic_dataset, tmp_path / "rows.csv")
     rows = pandas.read_csv(tmp_path / "rows.csv")
@@ -194,7 +194,7 @@ def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path, monkeypatch: 
     assert "\n" not in str(error.value)
     monkeypatch.delenv(mlflow_runs.MLFLOW)
     with pytest.raises(InputError, match="store: name MLflow's store"):
-        register("any", Registry(name="shop"))
+        register_bundle("any", Registry(name="shop"))
 
 
 @pytest.mark.parametrize(
