@@ -5,8 +5,8 @@ import os
 import sys
 import textwrap
 
-from jobs.cli import VERBS, command, commands, main, parser, show_reasons, width
-from ltrscale.errors import InputError
+from jobs.cli import VERBS, command, command_or_end, commands, main, parser
+from jobs.help import width
 
 
 def verbs() -> str:
@@ -45,11 +45,7 @@ def ltrscale() -> None:
     if verb in ("-h", "--help", "help"):
         print(verbs())
         return
-    try:
-        found = command(verb)
-    except InputError as error:
-        show_reasons(error)
-        sys.exit(error.status)
+    found = command_or_end(verb)
     sys.argv[:2] = [f"{sys.argv[0]} {verb}"]  # what is recorded of the run names the verb
     main(found)
 

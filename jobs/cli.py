@@ -5,10 +5,8 @@ import importlib
 import json
 import logging
 import os
-import shutil
 import sys
 import tempfile
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +18,7 @@ from typing import Any
 
 from rich.text import Text
 
-from jobs.help import Key, Table, committed, find, first_level, keys_of, show, table_of
+from jobs.help import Table, committed, explained, fill, find, keys_of, notes, show, table_of, width
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
@@ -31,26 +29,27 @@ from ltrscale.signals import ending_on_signal
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
 VERBS = {
-    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly", "config"),
+    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly"),
     "data": ("simulate", "relabel", "clicks"),
-    "models": (
-        "pretrain", "finetune", "train_gbdt", "tune", "stack", "distill", "refit", "contrast", "pretrain_in_context",
-    ),
+    "models": ("pretrain", "finetune", "train_gbdt", "tune", "distill", "refit"),
     "is it better, and may it serve": ("evaluate", "report", "explain", "gate", "interleave", "reconcile"),
-    "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
-}  # fmt: skip
+    "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),
+}
 """The jobs by what they are for; each is a module of that name."""
-_GONE = {
+GONE = {
+    "config": "init lists the configs that come with the jobs, and prints one with --example",
+    "contrast": "explain reports which features solve the contrast of a pretrained bundle; its `groups` are queries",
     "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
     "drift": "evaluate with evaluate.by_period=true judges each period, also evaluate of a pipeline or a gate",
     "match": "relabel has the step {kind: match, counted: PERIODS, ...}, whose other keys are those of match",
+    "pretrain_in_context": "pretrain has the key in_context; write what was below `pretrain` there",
+    "register": "export with --to mlflow registers a bundle, with registry.name and registry.store",
+    "stack": "pipeline has methods of `kind: stack` with bundles and stack; its members are methods too",
 }
 """Former jobs, with what does their work."""
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
 """The configs that come with the jobs."""
-_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run", "explain")
-"""Keys that have an option without a value wherever a job has them."""
 
 
 @dataclass(frozen=True)
@@ -91,51 +90,12 @@ class Command:
         """
         keys = list(keys_of(self.table(), self.name))
         if asked not in ("", "all"):
-            return _explained(find(keys, asked))
+            return explained(find(keys, asked))
         by_name = {key.name: key for key in reversed(keys)}  # if several kinds share a name, the first one wins
         usual = keys if asked or not self.keys else [by_name[name] for name in self.keys.split()]
         options = parser(self)
-        options.epilog = f"keys, with their defaults:\n{show(usual, width())}\n\n{_fill(_notes(usual, keys))}"
+        options.epilog = f"keys, with their defaults:\n{show(usual, width())}\n\n{fill(notes(usual, keys))}"
         return options.format_help()
-
-
-def _explained(keys: list[Key]) -> str:
-    """A key and all below it; of very many those directly below it, and how to ask for the others."""
-    shown = first_level(keys)
-    text = f"{show(shown, width())}\n"
-    if len(shown) == len(keys):
-        return text
-    hidden = [key for key in keys if key not in shown]
-    deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
-    hint = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
-    return f"{text}\n{_fill(hint)}\n"
-
-
-def _notes(usual: list[Key], keys: list[Key]) -> str:
-    """Notes below the keys: how to see more of them, and where else they are explained."""
-    example = next((key.name for key in usual if key.choices), "out")
-    some = (
-        f"These are the keys that people set, {len(usual)} of {len(keys)}. `--help KEY` explains a key and all below "
-        f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
-    )
-    text = some if len(usual) < len(keys) else ""
-    if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
-        text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
-    return (
-        f"{text}docs/reference.md has the keys of all jobs, docs/guide.md goes through the jobs one by one, and "
-        "jobs/configs has complete configs."
-    )
-
-
-def width() -> int:
-    """Columns of the help text: at most those of the terminal, and few enough to be readable."""
-    return min(shutil.get_terminal_size().columns - 2, 98)
-
-
-def _fill(text: str) -> str:
-    """Wrap the paragraphs of a text; indented ones, such as examples, stay unchanged."""
-    parts = text.strip().split("\n\n")
-    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, width()) for part in parts)
 
 
 def parser(command: Command) -> argparse.ArgumentParser:
@@ -144,7 +104,7 @@ def parser(command: Command) -> argparse.ArgumentParser:
     fields = {field.name: field for field in table.configs[table.jobs[command.name]].fields}
     options = argparse.ArgumentParser(
         prog=called(command.name) if command.package == "jobs" else f"python -m {command.package}.{command.name}",
-        description=_fill(command.description.replace(_AS_MODULE, called(""))),
+        description=fill(command.description.replace(_AS_MODULE, called(""))),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=width()),
         add_help=False,
     )
@@ -178,8 +138,22 @@ def parser(command: Command) -> argparse.ArgumentParser:
     keys = keys_of(table, command.name)
     override.completer = lambda **_: [f"{key.name}=" for key in keys if "=" not in key.name]  # type: ignore[attr-defined]
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
-    for key in command.flags.split():
-        options.add_argument(f"--{key}", metavar="VALUE", help=f"short for --set {key}=VALUE")
+    for key in [*command.flags.split(), *(["workers"] if "workers" in fields else [])]:
+        options.add_argument(
+            f"--{key}",
+            action="append",
+            dest="set",
+            type=partial("{}={}".format, key),
+            metavar="VALUE",
+            help=f"short for --set {key}=VALUE",
+        )
+    for name, field in fields.items():
+        if field.default is False:
+            switch = f"{name}=true"
+            option = f"--{name.replace('_', '-')}"
+            options.add_argument(
+                option, action="append_const", dest="set", const=switch, help=f"short for --set {switch}"
+            )
     if "out" in fields:
         options.add_argument(
             "--if-running",
@@ -187,12 +161,6 @@ def parser(command: Command) -> argparse.ArgumentParser:
             help="if another job is writing the same output: wait for it (the default), or end and name it; "
             f"the environment variable {storage.WHEN_BUSY} has the same effect",
         )
-    if "workers" in fields:
-        options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
-    for switch in _SWITCHES:
-        if switch in fields:
-            option = f"--{switch.replace('_', '-')}"
-            options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
     return options
 
 
@@ -252,12 +220,9 @@ def show_reasons(error: InputError | Refused | Stopped) -> None:
 
 def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     """All that the options set, as `key=value`."""
-    workers = getattr(options, "workers", None)
-    overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
-    overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
-    if getattr(options, "argument", None):
-        overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{switch}=true" for switch in _SWITCHES if getattr(options, switch, False)]
+    if not getattr(options, "argument", None):
+        return list(options.set)
+    return [*options.set, f"{command.argument}={json.dumps(options.argument)}"]
 
 
 def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:
@@ -336,6 +301,15 @@ def commands() -> list[Command]:
     return [command(name) for name in sorted(name for names in VERBS.values() for name in names)]
 
 
+def command_or_end(name: str) -> Command:
+    """The job with a name; if there is none, the process ends with one line that names the nearest, or the new one."""
+    try:
+        return command(name)
+    except InputError as error:
+        show_reasons(error)
+        sys.exit(error.status)
+
+
 def command(name: str) -> Command:
     """The job with a name; imports no other.
 
@@ -348,7 +322,7 @@ def command(name: str) -> Command:
     """
     names = [each for group in VERBS.values() for each in group]
     if name not in names:
-        instead = _GONE.get(name) or suggestion(name, names, "the jobs are")
+        instead = GONE.get(name) or suggestion(name, names, "the jobs are")
         raise InputError(f"{name}: no such job; {instead}")
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):

@@ -8,6 +8,12 @@ After `make compare`, what drives rank 1 in the queries of a week:
 With `--set query=ID` it explains the first item of one query, with
 `--set 'items=[A, B]'` too why A stands above B. Slices are chosen with
 `--set 'where=n_documents > 20'`.
+
+Of a pretrained encoder it reports which features solve the contrast: the loss
+with each feature permuted in one of two views.
+
+  python -m jobs.explain --bundle runs/demo/seed-0/simclr_rank/pretrained \
+      --data runs/demo/data --set periods=2026-W01..2026-W05 --out runs/contrast
 """
 
 from jobs.cli import Command, Job, main

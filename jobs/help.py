@@ -6,6 +6,7 @@ file anew from the configs.
 
 import json
 import math
+import shutil
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -288,8 +289,47 @@ def _keys_of_kind(keys: Sequence[Key], given: str) -> list[Key]:
     return []
 
 
-def first_level(keys: Sequence[Key]) -> list[Key]:
+def _first_level(keys: Sequence[Key]) -> list[Key]:
     """A key and those directly below it, where all below it would be too much to read; else all of them."""
     if len(show(keys, _WIDE).splitlines()) <= _MOST_LINES:
         return list(keys)
     return [key for key in keys if key.depth <= keys[0].depth + 1]
+
+
+def explained(keys: list[Key]) -> str:
+    """A key and all below it; of very many those directly below it, and how to ask for the others."""
+    first = _first_level(keys)
+    text = f"{show(first, width())}\n"
+    if len(first) == len(keys):
+        return text
+    hidden = [key for key in keys if key not in first]
+    deeper = next(key for key in first[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
+    hint = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
+    return f"{text}\n{fill(hint)}\n"
+
+
+def notes(usual: list[Key], keys: list[Key]) -> str:
+    """Notes below the keys: how to see more of them, and where else they are explained."""
+    example = next((key.name for key in usual if key.choices), "out")
+    some = (
+        f"These are the keys that people set, {len(usual)} of {len(keys)}. `--help KEY` explains a key and all below "
+        f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
+    )
+    text = some if len(usual) < len(keys) else ""
+    if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
+        text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
+    return (
+        f"{text}docs/reference.md has the keys of all jobs, docs/guide.md goes through the jobs one by one, and "
+        "jobs/configs has complete configs."
+    )
+
+
+def width() -> int:
+    """Columns of the help text: at most those of the terminal, and few enough to be readable."""
+    return min(shutil.get_terminal_size().columns - 2, 98)
+
+
+def fill(text: str) -> str:
+    """Wrap the paragraphs of a text; indented ones, such as examples, stay unchanged."""
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, width()) for part in parts)

@@ -3,18 +3,55 @@
 Uses of columns are guessed from names and values; name those that are guessed wrong:
 
   python -m jobs.init logs/shop.csv --out shop --set label=purchased
+
+Without a log it lists the configs that come with the jobs, and with `--example`
+it prints one, to copy and edit:
+
+  python -m jobs.init --example prepare-demo
 """
 
-from jobs.cli import Command, Job, main
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.cli import CONFIGS, Command, Job, main
+from ltrscale.errors import InputError, suggestion
+
+if TYPE_CHECKING:
+    from ltrscale.experiments.first.init import InitJob
+
+
+def _run(job: "InitJob") -> None:
+    if job.file is not None:
+        job.run()
+    elif job.example is not None:
+        print(_example(job.example), end="")
+    else:
+        pages = [CONFIGS / folder / "README.md" for folder in ("start", "papers", "data", "results")]
+        print("\n\n".join(map(_listed, pages)))
+
+
+def _example(given: str) -> str:
+    """The text of a config that comes with the jobs."""
+    paths = {path.stem: path for path in CONFIGS.rglob("*.yaml")}
+    name = Path(given).name.removesuffix(".yaml")
+    if name not in paths:
+        raise InputError(f"{given}: no such config; {suggestion(name, [*paths], 'the configs are')}")
+    return paths[name].read_text()
+
+
+def _listed(page: Path) -> str:
+    """The lines of a folder's page, without its links."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", page.read_text()).replace("`", "").strip()
 
 
 def _job() -> Job:
     from ltrscale.experiments.first.init import InitJob
 
-    return InitJob, InitJob.run
+    return InitJob, _run
 
 
-COMMAND = Command("init", _job, __doc__, flags="out", argument="file")
+COMMAND = Command("init", _job, __doc__, flags="out example", argument="file")
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -20,7 +20,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import Report
 from ltrscale.stages.runs import holding
 from ltrscale.stages.stage import Origin, Stage
-from ltrscale.training.resumption import ResumingStage, finish
+from ltrscale.training.resumption import TrainingStage, finish
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ class Words(Stage):
             writer.finish({"made_by": origin})
 
 
-class Training(ResumingStage):
+class Training(TrainingStage):
     """A stage that leaves a checkpoint and a transform until its output is committed."""
 
     stage: ClassVar = "training"

@@ -39,7 +39,7 @@ class RunsJob(Config):
 
 
 @dataclass(frozen=True)
-class ListedRun:
+class _ListedRun:
     """The record of one run: last metrics by name, and seconds from the last start to the last record."""
 
     out: str
@@ -66,7 +66,7 @@ class ListedRun:
         return f"{best} {self.metrics[best]:.4f}"
 
 
-def runs_below(under: str) -> Iterator[ListedRun]:
+def runs_below(under: str) -> Iterator[_ListedRun]:
     """The runs of all directories below a path, in the order of their names; an `InputError` if there are none."""
     ends = tuple(f"/{name}/{CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
     names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
@@ -76,7 +76,7 @@ def runs_below(under: str) -> Iterator[ListedRun]:
     yield from map(read_run, urls)
 
 
-def read_run(out: str) -> ListedRun:
+def read_run(out: str) -> _ListedRun:
     """The record of the run that made, or is making, an output; raises an `InputError` if there is no record."""
     folder = record_folder(out)
     if folder is None:
@@ -89,7 +89,7 @@ def read_run(out: str) -> ListedRun:
     settings = storage.read_if_there(storage.join(out, "config.json"))  # written by bundles
     # pipelines commit below their directory; scores and predictions are committed period by period
     is_done = manifest is not None or "ended" in environment
-    return ListedRun(
+    return _ListedRun(
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or program.removeprefix("ltrscale "),
         started=environment.get("time", ""),
@@ -117,7 +117,7 @@ def _last(records: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def listing(runs: list[ListedRun]) -> Table:
+def listing(runs: list[_ListedRun]) -> Table:
     """A row for each run."""
     table = Table("output", "stage", "started (UTC)", "state", "time", "docs/s", "metric", box=None)
     for run in runs:
@@ -134,7 +134,7 @@ def listing(runs: list[ListedRun]) -> Table:
     return table
 
 
-def comparison(a: ListedRun, b: ListedRun) -> Table:
+def comparison(a: _ListedRun, b: _ListedRun) -> Table:
     """The settings in which two runs differ, their time, and the last value of each metric."""
     table = Table("", a.out, b.out, "difference", box=None)
     for name in ("stage", "started", "state"):

@@ -24,7 +24,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest
 from ltrscale.progress import log
-from ltrscale.serving.register import RegisterJob, Registry, put_alias
+from ltrscale.serving.register import Registry, put_alias, register_bundle
 from ltrscale.storage import join
 
 SERVICE = "service.json"
@@ -178,7 +178,7 @@ def registered(bundle: str, registry: Registry | None) -> str | None:
         return None
     version = storage.read_if_there(f"{bundle}{_VERSION}")
     if version is None:
-        version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
+        version = register_bundle(bundle, registry).encode()
         storage.write_bytes(f"{bundle}{_VERSION}", version)
     return version.decode()
 

@@ -93,7 +93,8 @@ class WeeklyJob(Config):
     export: FormatName | None = None
     """Export what goes into service for this program, as jobs.export."""
     registry: Registry | None = None
-    """Register what goes into service in MLflow's registry, as jobs.register; its alias `in_service` names it."""
+    """Register what goes into service in MLflow's registry, as `jobs.export --to mlflow`; the alias `in_service` is
+    its."""
     rollback: Operational[bool] = False
     """Put the model that was in service before the present one into service again, and do nothing else."""
     dry_run: Operational[bool] = False

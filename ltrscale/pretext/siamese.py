@@ -23,7 +23,7 @@ class Siamese(Objective):
     draws_views: ClassVar[bool] = True
     """Whether the configured augmentation makes the views."""
     if_solved: ClassVar[str] = (
-        "so further epochs teach little; let a short run go on, and jobs.contrast then reports which features solve "
+        "so further epochs teach little; let a short run go on, and jobs.explain then reports which features solve "
         "it; stop a long one, and hide such features with pretrain.mask, or make views differ more: pretrain.augment, "
         "for scarf and dacl the rate of pretrain.method"
     )

@@ -1,5 +1,7 @@
 """Exports of a bundle: files for another program, published only after that program's reader gave the same scores.
 
+A bundle can also go, as it is, into MLflow's model registry (`register`).
+
 model.*          the model; the files depend on the format (`choices`)
 raw_rows.*       the transformer from raw rows to the model's features (`raw`)
 features.json    the columns that the model reads: order, names, kinds, missing values, numbers of categories
@@ -10,7 +12,7 @@ README.md        how to read these files, for people
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,33 +25,43 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
-from ltrscale.serving.choices import FORMATS, FormatName
+from ltrscale.serving.choices import FORMATS
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
 from ltrscale.serving.parity import Parity, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
+from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
 
 _QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"
 _NO_ITEMS = "was not trained on rows that have one item and all features each"
+_MLFLOW = "mlflow"
+if TYPE_CHECKING:
+    _Target = str
+else:
+    _Target = Literal[(*FORMATS, _MLFLOW)]
 
 
 class ExportJob(Stage):
-    """Export a bundle for a program that serves it, with a description of its features."""
+    """Export a bundle for a program that serves it, with a description of its features, or to MLflow's registry."""
 
     stage: ClassVar = "export"
     out: Operational[str]
     """Directory of the export."""
     bundle: BundleUrl
-    """Bundle of one model."""
-    to: FormatName = "lightgbm"
+    """Bundle of one model; for MLflow any bundle that scores."""
+    to: _Target = "lightgbm"
     """Format: LightGBM's text, XGBoost's UBJ and JSON, an ONNX graph of a network, a model of the Learning to
-    Rank plugin of Elasticsearch or OpenSearch, LightGBM's dump for Vespa, or a treelite checkpoint for Triton."""
+    Rank plugin of Elasticsearch or OpenSearch, LightGBM's dump for Vespa, or a treelite checkpoint for Triton; `mlflow`
+    registers the bundle as it is, as a model that `mlflow.pyfunc` loads, and `out` records its version."""
+    registry: Registry | None = None
+    """The model in MLflow's registry of which the bundle becomes a version; for `mlflow` alone."""
     raw: str | None = None
     """Raw rows in the form of the log, for the check of `raw_rows.py`: a file, a directory or a pattern. By default the
     inputs that `data` was made from, if they still exist."""
-    data: str
-    """Data set directory; scores are compared on its documents, and it has the texts of categories."""
+    data: str | None = None
+    """Data set directory; scores are compared on its documents, and it has the texts of categories. All formats but
+    `mlflow` need it."""
     rows: int = Field(10_000, ge=1)
     """Number of documents to compare scores on; all if there are fewer."""
     tolerance: float | None = Field(None, ge=0)
@@ -61,22 +73,37 @@ class ExportJob(Stage):
     periods: Periods = None
     """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
 
+    def check(self) -> None:
+        """Refuse settings that do not fit the format."""
+        if self.to == _MLFLOW:
+            if self.registry is None:
+                raise InputError("registry: name the model in MLflow's registry, such as --set registry.name=shop")
+        elif self.registry is not None:
+            raise InputError(f"registry: {self.to} is no model of a registry; leave it out, or set to={_MLFLOW}")
+        elif self.data is None:
+            raise InputError("data: name the data set on whose documents the scores are compared")
+
     def identity(self) -> Settings:
-        """The format, the documents to compare, and the tolerance."""
-        return self.model_dump(mode="json", include={"to", "rows", "tolerance", "periods"})
+        """The format, the registered model, the documents to compare, and the tolerance."""
+        return self.model_dump(mode="json", include={"to", "registry", "rows", "tolerance", "periods"})
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set, the bundle, and the raw rows if given."""
         raw = {} if self.raw is None else {url: storage.fingerprint(url) for url in storage.list_files(self.raw)}
-        return dataset_hashes([self._split]) | super().inputs() | raw
+        return (dataset_hashes([self._split]) if self.data else {}) | super().inputs() | raw
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Compare scores, and publish the files if the differences are within the tolerance."""
+        """Compare scores, and publish the files if the differences are within the tolerance; or register the bundle."""
+        if self.registry is not None:
+            version = register_bundle(self.bundle, self.registry)
+            with storage.Commit(self.out) as commit:
+                commit.finish({"made_by": origin, "name": self.registry.name, "version": version})
+            return
         bundle = load(self.bundle)
         has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not has_items:
             raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
-        raw_files = raw_files_of(self.raw, self.data) if has_items else []
+        raw_files = raw_files_of(self.raw, self._data) if has_items else []
         to = FORMATS[self.to]
         files, parity = check_parity(to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance)
         _publish(to, files, parity, self.out, made_by=origin)
@@ -92,19 +119,24 @@ class ExportJob(Stage):
         bundle, manifest = load(self.bundle), storage.read_manifest(self.out) or {}
         if CODE not in storage.listed_in(manifest):
             raise InputError(f"measure: {self.out} has no {CODE}: its model {_NO_ITEMS}")
-        counts = open_dataset(self.data).manifest.counts()
+        counts = open_dataset(self._data).manifest.counts()
         rows = max(1, round(counts.documents / max(1, counts.groups)))
         with storage.scratch.directory() as folder:
             for name in storage.listed_in(manifest):
                 (folder / name).write_bytes(storage.read_verified(self.out, name, manifest))
-            times = _time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self.data), rows)
+            times = _time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self._data), rows)
         if times is None:
             raise InputError("measure: no raw row that can be used is at hand; name some as raw")
         log.info("measure: %s: %s", self.out, times)
 
     @property
+    def _data(self) -> str:
+        assert self.data is not None  # `check` requires it
+        return self.data
+
+    @property
     def _split(self) -> Split:
-        return Split(data=(self.data,), periods=self.periods)
+        return Split(data=(self._data,), periods=self.periods)
 
 
 def _publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:

@@ -38,50 +38,42 @@ class Registry(Config):
         raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
 
 
-class RegisterJob(Registry):
-    """Register a bundle as a new version of a model in MLflow's registry."""
+def register_bundle(url: str, registry: Registry) -> str:
+    """Register a bundle as a new version of a model, with its metrics and settings; returns the version.
 
-    bundle: str
-    """Bundle of a model that scores."""
+    Raises:
+        InputError: the bundle is missing or cannot score, no store is named, or MLflow is not installed.
+    """
+    store = registry.uri
+    bundle = bundles.load(url)
+    bundle.scorer()  # raises if it cannot score
+    client(store)
+    import mlflow
 
-    def run(self) -> str:
-        """Log the model with the bundle's metrics and settings, and register it; returns its version.
-
-        Raises:
-            InputError: the bundle is missing or cannot score, no store is named, or MLflow is not installed.
-        """
-        store = self.uri
-        bundle = bundles.load(self.bundle)
-        bundle.scorer()  # raises if it cannot score
-        client(store)
-        import mlflow
-
-        mlflow.set_tracking_uri(store)
-        mlflow.set_registry_uri(store)
-        mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
-        manifest = bundles.read_bundle_manifest(self.bundle)
-        with patient(), mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
-            for path in [file["path"] for file in manifest["files"]]:
-                local = folder / "bundle" / path
-                local.parent.mkdir(parents=True, exist_ok=True)
-                local.write_bytes(storage.read_verified(self.bundle, path, manifest))
-            (folder / "bundle" / storage.MANIFEST).write_bytes(
-                storage.read_bytes(storage.join(self.bundle, storage.MANIFEST))
-            )
-            mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
-            mlflow.set_tags({"bundle": self.bundle, "content_hash": bundles.content_hash(self.bundle)})
-            mlflow.log_dict(dict(bundle.config), "training.json")
-            logged = mlflow.pyfunc.log_model(
-                name="model",
-                loader_module=_LOADER,
-                data_path=str(folder / "bundle"),
-                pip_requirements=["ltrscale"],
-                signature=_signature(bundle),
-                registered_model_name=self.name,
-            )
-        version = str(logged.registered_model_version)
-        log.info("register: %s is version %s of %s in %s", self.bundle, version, self.name, without_credentials(store))
-        return version
+    mlflow.set_tracking_uri(store)
+    mlflow.set_registry_uri(store)
+    mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
+    manifest = bundles.read_bundle_manifest(url)
+    with patient(), mlflow.start_run(run_name=registry.name), storage.scratch.directory() as folder:
+        for path in [file["path"] for file in manifest["files"]]:
+            local = folder / "bundle" / path
+            local.parent.mkdir(parents=True, exist_ok=True)
+            local.write_bytes(storage.read_verified(url, path, manifest))
+        (folder / "bundle" / storage.MANIFEST).write_bytes(storage.read_bytes(storage.join(url, storage.MANIFEST)))
+        mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
+        mlflow.set_tags({"bundle": url, "content_hash": bundles.content_hash(url)})
+        mlflow.log_dict(dict(bundle.config), "training.json")
+        logged = mlflow.pyfunc.log_model(
+            name="model",
+            loader_module=_LOADER,
+            data_path=str(folder / "bundle"),
+            pip_requirements=["ltrscale"],
+            signature=_signature(bundle),
+            registered_model_name=registry.name,
+        )
+    version = str(logged.registered_model_version)
+    log.info("register: %s is version %s of %s in %s", url, version, registry.name, without_credentials(store))
+    return version
 
 
 def put_alias(registry: Registry, version: str) -> None:

@@ -129,6 +129,6 @@ def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
         if one.features != opened[0].features:
             raise InputError(
                 f"{one.url}: its features are not those of {opened[0].url} in the same order; combine rankers that "
-                "were trained on the same features, or stack these with jobs.stack"
+                "were trained on the same features, or name these as bundles of a method of kind stack"
             )
     return opened

@@ -41,7 +41,7 @@ class InContextConfig(Config):
     if there are more. Those without one are not read: of a click log they would fill most of a sample."""
     reading: ReadingConfig = ReadingConfig()
     pretrained: OutputUrl | None = None
-    """The directory of jobs.pretrain_in_context with the network's weights; empty takes those of the package."""
+    """The directory of a network that jobs.pretrain made with `in_context`; empty takes that of the package."""
 
 
 class InContextJob(LabelledStage):
@@ -100,7 +100,7 @@ def weights_of(config: InContextConfig) -> dict[str, str]:
 
 
 def pretrained_network(url: str | None = None) -> InContextNetwork:
-    """The network that comes with the package, or one that jobs.pretrain_in_context made.
+    """The network that comes with the package, or one that jobs.pretrain made.
 
     Raises:
         InputError: the weights are missing or damaged.
@@ -109,7 +109,7 @@ def pretrained_network(url: str | None = None) -> InContextNetwork:
         return _network(_shipped(), "the weights of the package")
     manifest = storage.read_manifest(url)
     if manifest is None or WEIGHTS not in storage.listed_in(manifest):
-        raise InputError(f"{url}: no weights of an in-context network there; make them with jobs.pretrain_in_context")
+        raise InputError(f"{url}: no weights of an in-context network there; make them with jobs.pretrain, in_context")
     return _network(storage.read_verified(url, WEIGHTS, manifest), url)
 
 

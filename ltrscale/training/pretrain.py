@@ -1,4 +1,7 @@
-"""Pretraining without labels (HOU24, section 3): every document of every group of a split, labelled or not."""
+"""Pretraining without labels (HOU24, section 3): every document of every group of a split, labelled or not.
+
+The same job pretrains in-context networks, on synthetic problems (`pretrain_in_context`).
+"""
 
 import functools
 import typing
@@ -14,6 +17,7 @@ from ltrscale.config import Operational, overlay
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, resolve_periods
 from ltrscale.data.stream.batches import StreamConfig, check_batches
+from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.origin import is_current
@@ -25,12 +29,13 @@ from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import cluster_for, launch, run_for
 from ltrscale.runtime.workers import Context, rank_and_world
-from ltrscale.stages.stage import Origin, dataset_hashes
+from ltrscale.stages.stage import Origin, dataset_hashes, hashes_of
 from ltrscale.storage import join
 from ltrscale.training.memory import built
 from ltrscale.training.network import fitted, fitted_to, load_initial, masked_features, sample_inputs, with_tokens
 from ltrscale.training.phases import Phase, Record, Training
 from ltrscale.training.presets import Preset, preset
+from ltrscale.training.pretrain_in_context import InContextPretrainConfig, pretrain_in_context
 from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, TrainingStage, begin, finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
@@ -83,41 +88,58 @@ class PretrainConfig(TrainingConfig):
 
 
 class PretrainJob(TrainingStage):
-    """Pretrain an encoder without labels."""
+    """Pretrain an encoder without labels, or an in-context network on synthetic problems."""
 
     stage: ClassVar = "pretrain"
-    train: Split
-    """Split of the documents; labels are not read."""
+    train: Split | None = None
+    """Split of the encoder's documents; labels are not read."""
     pretrain: PretrainConfig = PretrainConfig()
+    """How an encoder is pretrained."""
+    in_context: InContextPretrainConfig | None = None
+    """Pretrain the network of `kind: in_context` instead, which ranks by labelled groups that it reads. It learns from
+    synthetic problems and needs no data."""
 
     def check(self) -> None:
-        """Refuse missing data sets and periods."""
-        resolve_periods(self.documents, "train")
+        """Refuse missing data sets and periods, and settings that fit no kind of pretraining."""
+        if (self.train is None) == (self.in_context is None):
+            raise InputError(
+                "train: name the documents for an encoder, or set in_context for a network that reads none, not both"
+            )
+        if self.in_context is not None and self.workers.most > 1:
+            raise InputError("workers: an in-context network is pretrained by one worker; leave workers out")
+        for split in self.splits_read():
+            resolve_periods(split, "train")
+
+    def own_settings(self) -> PretrainConfig | InContextPretrainConfig:
+        """How the encoder or the in-context network is pretrained."""
+        return self.in_context or self.pretrain
 
     def splits_read(self) -> list[Split]:
-        """The training split."""
-        return [self.documents]
+        """The encoder's split without its label settings, which pretraining ignores."""
+        if self.train is None or self.in_context is not None:
+            return []
+        return [Split(data=self.train.data, periods=self.train.periods, leave_out=self.train.leave_out)]
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data sets."""
-        return dataset_hashes([self.documents])
-
-    @property
-    def documents(self) -> Split:
-        """The split without its label settings, which pretraining ignores."""
-        return Split(data=self.train.data, periods=self.train.periods, leave_out=self.train.leave_out)
+        """Content of the data sets, or of the weights that an in-context network starts from."""
+        return dataset_hashes(self.splits_read()) if self.in_context is None else hashes_of(self.in_context)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Pretrain an encoder and commit it as a bundle; resumes from the newest checkpoint below `out`.
+
+        An in-context network is committed as its weights alone.
 
         Raises:
             InputError: there are fewer canonical streams than workers, the data cannot be read, or an interrupted run
                 into `out` read other data.
             Stopped: the run was asked to stop.
         """
-        config, workers = self.pretrain, self.workers
-        preflight = begin({"train": self.documents}, config.preflight, self.out, origin=origin, report=report)
-        selection, marginals_SF = select(self.documents, labelled=False, without=preflight.without), None
+        if self.in_context is not None:
+            pretrain_in_context(self.in_context, self.out, origin, report)
+            return
+        config, workers, (documents,) = self.pretrain, self.workers, self.splits_read()
+        preflight = begin({"train": documents}, config.preflight, self.out, origin=origin, report=report)
+        selection, marginals_SF = select(documents, labelled=False, without=preflight.without), None
         config = config.replace(network=fitted_to(config.network, selection))
         read = with_tokens(selection, config.network.encoder)
         check_batches(read, config.stream, world=workers.most, title="pretraining")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -45,7 +45,7 @@ from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
 from ltrscale.training.loop import Trainer
 from ltrscale.training.memory import built
-from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, ResumingStage, finish
+from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, finish
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
 
 _MOST_PROCESSES = 8
@@ -98,52 +98,47 @@ class InContextPretrainConfig(Config):
     """Time between checkpoints, from which the same command resumes; the first comes after a minute."""
 
 
-class PretrainInContextJob(ResumingStage):
-    """Pretrain the network of `kind: in_context` on synthetic problems; it reads no data."""
+def pretrain_in_context(config: InContextPretrainConfig, out: str, origin: Origin, report: Report) -> None:
+    """Pretrain, and commit the best weights; resumes from the newest checkpoint below `out`.
 
-    stage: ClassVar = "pretrain_in_context"
-    pretrain: InContextPretrainConfig = InContextPretrainConfig()
+    Raises:
+        InputError: training has diverged, or checkpoints cannot be written.
+        Stopped: the run was asked to stop.
+    """
+    url, every_s = join(out, CHECKPOINTS), 60 * config.checkpoint_minutes
+    with (
+        closing(Learner(config, choose_device(config.device))) as learner,
+        stop_on_signal() as stopping,
+        Checkpoints(url, origin=origin, data="problems", every_s=every_s) as checkpoints,
+        progress("pretraining", 1.0, "lists") as advance,
+    ):
+        trainer = learner.trainer
+        trainer.due, trainer.stopping, trainer.failed = checkpoints.due, stopping, checkpoints.failed
+        if (snapshot := checkpoints.newest()) is not None:
+            learner.restore(snapshot)
+        share, ended = learner.share, False
+        while not ended:
+            for result in trainer.epoch():
+                learner.average_weights()
+                before, share = share, learner.share
+                advance(result.groups, share - before)
+                if config.keep_every is not None and learner.step % config.keep_every == 0:
+                    _keep(learner, out, origin)
+                asked = result.checkpoint_due or result.stopping
+                checkpoints.after(result, trainer, learner.progress() if asked else Progress())
+            ended = learner.share >= 1  # before validation: with `minutes` it keeps rising
+            report(learner.validate())
+    found = {"step": learner.best_step, f"validation_ndcg@{_CUTOFF}": learner.value}
+    _commit(out, learner.best, config.network, origin, found)
+    finish(out)
+    log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, out)
 
-    def work(self, origin: Origin, report: Report) -> None:
-        """Pretrain, and commit the best weights; resumes from the newest checkpoint below `out`.
 
-        Raises:
-            InputError: training has diverged, or checkpoints cannot be written.
-            Stopped: the run was asked to stop.
-        """
-        config, url, every_s = self.pretrain, join(self.out, CHECKPOINTS), 60 * self.pretrain.checkpoint_minutes
-        with (
-            closing(Learner(config, choose_device(config.device))) as learner,
-            stop_on_signal() as stopping,
-            Checkpoints(url, origin=origin, data="problems", every_s=every_s) as checkpoints,
-            progress("pretraining", 1.0, "lists") as advance,
-        ):
-            trainer = learner.trainer
-            trainer.due, trainer.stopping, trainer.failed = checkpoints.due, stopping, checkpoints.failed
-            if (snapshot := checkpoints.newest()) is not None:
-                learner.restore(snapshot)
-            share, ended = learner.share, False
-            while not ended:
-                for result in trainer.epoch():
-                    learner.average_weights()
-                    before, share = share, learner.share
-                    advance(result.groups, share - before)
-                    if config.keep_every is not None and learner.step % config.keep_every == 0:
-                        self._keep(learner, origin)
-                    asked = result.checkpoint_due or result.stopping
-                    checkpoints.after(result, trainer, learner.progress() if asked else Progress())
-                ended = learner.share >= 1  # before validation: with `minutes` it keeps rising
-                report(learner.validate())
-        found = {"step": learner.best_step, f"validation_ndcg@{_CUTOFF}": learner.value}
-        _commit(self.out, learner.best, config.network, origin, found)
-        finish(self.out)
-        log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, self.out)
-
-    def _keep(self, learner: "Learner", origin: Origin) -> None:
-        """Commit the current average, unless an earlier run has."""
-        url, of_step = join(self.out, STEPS, f"{learner.step:08d}"), {**origin, "step": learner.step}
-        if not is_current(url, of_step):
-            _commit(url, learner.average.state_dict(), self.pretrain.network, of_step, {"step": learner.step})
+def _keep(learner: "Learner", out: str, origin: Origin) -> None:
+    """Commit the current average, unless an earlier run has."""
+    url, of_step = join(out, STEPS, f"{learner.step:08d}"), {**origin, "step": learner.step}
+    if not is_current(url, of_step):
+        _commit(url, learner.average.state_dict(), learner.config.network, of_step, {"step": learner.step})
 
 
 def _commit(
@@ -171,7 +166,7 @@ class Learner:
         start = config.start
         network = pretrained_network(start) if start else built(make, config.optimizer, device=device)
         if network.sizes != config.network:
-            raise InputError(f"{config.start}: a network of other sizes; set pretrain.network to {network.sizes}")
+            raise InputError(f"{config.start}: a network of other sizes; set in_context.network to {network.sizes}")
         self.network = network.to(device).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         self.stream = _ProblemStream(config, is_over=lambda: self.share >= 1)

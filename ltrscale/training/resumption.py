@@ -320,9 +320,11 @@ def _withdraw(out: str, *names: str) -> None:
         withdraw_checkpoint(join(out, holder))
 
 
-class ResumingStage(Stage):
-    """A stage that resumes from checkpoints after an interruption."""
+class TrainingStage(Stage):
+    """A stage that resumes from checkpoints after an interruption, and whose training may have several workers."""
 
+    workers: Operational[Workers] = ONE
+    """Data-parallel workers; more than one run under Ray Train."""
     fresh: Operational[bool] = False
     """Start anew even if `out` is up to date; removes the checkpoints of an unfinished run."""
 
@@ -348,10 +350,3 @@ class ResumingStage(Stage):
     def _starts_anew(self) -> bool:
         # torchrun restarts with the same command, but must resume the run
         return self.fresh and not under_torchrun.is_restarted()
-
-
-class TrainingStage(ResumingStage):
-    """A stage whose training may have several workers."""
-
-    workers: Operational[Workers] = ONE
-    """Data-parallel workers; more than one run under Ray Train."""

@@ -11,7 +11,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun, check_methods
-from ltrscale.experiments.methods.choices import Method, StackJob
+from ltrscale.experiments.methods.choices import Method
 from ltrscale.runtime.workers import ONE
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -65,11 +65,3 @@ def test_a_method_says_where_tables_sort_it_and_what_may_be_built_on_it(kind: st
         is_allowed = method.is_one_model if building["kind"] == "ensemble" else method.can_be_member
         with nullcontext() if is_allowed else pytest.raises(ValueError, match=r"^methods\.new"):
             made.check("methods.new", "new", run.methods)
-
-
-def test_the_job_stacks_what_a_pipeline_stacks(run: SeedRun) -> None:
-    members = {name: method for name, method in run.methods.items() if method.can_be_member}
-    assert StackJob(out="here", splits=run.splits, members=members).members.keys() == members.keys()
-    for name in run.methods.keys() - members.keys():
-        with pytest.raises(ValueError, match=f"members: '{name}' is of kind {name}; name another method"):
-            StackJob(out="here", splits=run.splits, members={**members, name: run.methods[name]})

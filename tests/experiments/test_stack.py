@@ -1,6 +1,7 @@
-"""Stacks as a job and as a method of a pipeline: the training groups of each model, and retraining after changes."""
+"""Stacks: the training groups of each model, and retraining after changes."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,9 @@ from written_directories import written_directories
 
 from ltrscale import bundle
 from ltrscale import config as configs
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.verdict import importances_of
-from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.stages.unseen import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
@@ -30,35 +29,37 @@ GBDT = {"kind": "gbdt", "gbdt": TREES}
 SEMI = {"kind": "semi_gbdt", "semi": {"pca": 2, "pseudo_labels": {"grades": 31}, "gbdt": TREES}}
 
 
-def splits_of(data: str, **train: Any) -> dict[str, Any]:
-    splits = {name: {"data": data, "periods": periods} for name, periods in WEEKS.items()}
-    return {**splits, "train": {**splits["train"], **train}}
+def splits_of(*, labelled_fraction: float = 1.0, **shared: Any) -> dict[str, Any]:
+    splits: dict[str, Any] = {name: {"periods": periods, **shared} for name, periods in WEEKS.items()}
+    return {**splits, "train": {**splits["train"], "labelled_fraction": labelled_fraction}}
 
 
-def job(data: str, out: Path, **changes: Any) -> StackJob:
-    values = {
-        "out": str(out),
-        "splits": splits_of(data, labelled_fraction=0.5),
-        "members": {"trees": GBDT, "network": NEURAL},
-        "stack": {"folds": 2, "gbdt": TREES},
-        **changes,
-    }
-    return configs.validate(StackJob, values, "job")
+def pipeline(data: str, out: Path, *, train: dict[str, Any] | None = None, **methods: Any) -> PipelineJob:
+    splits = splits_of(labelled_fraction=0.5) if train is None else {**splits_of(), "train": train}
+    values = {"out": str(out), "data": data, "splits": splits, "methods": methods, "evaluate": {"resamples": 200}}
+    return configs.validate(PipelineJob, values, "pipeline")
+
+
+def stack_of(members: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
+    bundles = settings.pop("bundles", {})
+    stack = {"folds": 2, "gbdt": TREES, **settings}
+    return {"kind": "stack", "members": members, "bundles": bundles, "stack": stack}
 
 
 @pytest.fixture(scope="module")
-def stack(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> StackJob:
-    """A trained stack."""
-    made = job(synthetic_dataset, tmp_path_factory.mktemp("stack") / "out")
+def trained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> PipelineJob:
+    """A pipeline with a stack, after its run."""
+    methods = {"trees": GBDT, "network": NEURAL, "stack": stack_of(["trees", "network"])}
+    made = pipeline(synthetic_dataset, tmp_path_factory.mktemp("stack") / "out", **methods)
     made.run()
     return made
 
 
 @pytest.mark.slow
-def test_each_member_is_pretrained_once_and_trained_on_all_folds_and_on_all_but_each(stack: StackJob) -> None:
-    training = Path(stack.out) / "training"
+def test_each_member_is_pretrained_once_and_trained_on_all_folds_and_on_all_but_each(trained: PipelineJob) -> None:
+    training = Path(trained.out) / "seed-0"
     made = sorted(str(path.parent.relative_to(training)) for path in training.rglob("config.json"))
-    expected = ["network/model", "network/pretrained", "trees/model"]
+    expected = ["network/model", "network/pretrained", "stack/model", "trees/model"]
     assert made == sorted(
         [*expected, *(f"folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("network", "trees"))]
     )
@@ -74,53 +75,39 @@ def test_each_member_is_pretrained_once_and_trained_on_all_folds_and_on_all_but_
 
 
 @pytest.mark.slow
-def test_a_stack_without_features_has_the_importances_of_its_members(stack: StackJob) -> None:
-    found = importances_of(bundle.load(stack.out))
+def test_a_stack_without_features_has_the_importances_of_its_members(trained: PipelineJob) -> None:
+    found = importances_of(bundle.load(f"{trained.out}/seed-0/stack/model"))
     assert found is not None
     assert set(found) == {"trees", "network"}
     assert sum(found.values()) == pytest.approx(1)
 
 
 @pytest.mark.slow
-def test_a_stack_is_evaluated_like_any_bundle_and_only_what_changed_is_trained_again(
-    stack: StackJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    itself = f"stack: writing {stack.out}"
-    assert written_directories(stack) == []
-    with_features = stack.replace(stack={**stack.stack.model_dump(), "features": "all"})
-    assert written_directories(with_features) == [itself]
-    members = {**stack.model_dump()["members"], "trees": {**GBDT, "gbdt": {**TREES, "num_leaves": 7}}}
-    again = written_directories(stack.replace(members=members))
-    trees = [f"training/{folder}trees/model" for folder in ("", "folds/0-of-2/", "folds/1-of-2/")]
-    assert sorted(again) == sorted([itself, *trees])
-
-    out = Path(stack.out).parent / "evaluation"
-    models = {"stack": stack.out, "trees": f"{stack.out}/training/trees/model"}
-    evaluate = {"models": models, "splits": stack.splits.model_dump(), "baseline": "trees", "resamples": 200}
-    configs.validate(EvaluateJob, {"out": str(out), "evaluate": evaluate}, "evaluate").run()
-    assert "| stack" in capsys.readouterr().out
+def test_only_what_changed_is_trained_again_and_a_stack_has_seen_what_its_members_have(trained: PipelineJob) -> None:
+    assert written_directories(trained) == []
+    methods = trained.model_dump()["methods"]
+    with_features = {**methods, "stack": stack_of(["trees", "network"], features="all")}
+    assert written_directories(trained.replace(methods=with_features)) == ["seed-0/stack/model", "evaluation"]
+    other_trees = {**methods, "trees": {**GBDT, "gbdt": {**TREES, "num_leaves": 7}}}
+    trees = [f"seed-0/{folder}trees/model" for folder in ("", "folds/0-of-2/", "folds/1-of-2/")]
+    again = written_directories(trained.replace(methods=other_trees))
+    assert sorted(again) == sorted([*trees, "seed-0/stack/model", "evaluation"])
     with pytest.raises(InputError, match="period '2026-W02'"):
-        check_unseen(stack.out, Split.model_validate({"data": stack.splits.train.data, "periods": "2026-W02"}))
+        check_unseen(
+            f"{trained.out}/seed-0/stack/model", Split.model_validate({"data": trained.data, "periods": "2026-W02"})
+        )
 
 
 @pytest.mark.slow
 def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tmp_path: Path) -> None:
-    values = {
-        "out": str(tmp_path),
-        "data": synthetic_dataset,
-        "splits": splits_of("", labelled_fraction=0.5),
-        "methods": {
-            "gbdt": GBDT,
-            "semi": SEMI,
-            "mean": {"kind": "gbdt", "gbdt": {**TREES, "feature_fraction": 0.5}, "ensemble": {"candidates": 2}},
-            "stack": {"kind": "stack", "members": ["semi", "mean"], "stack": {"folds": 2, "gbdt": TREES}},
-            "more": {"kind": "stack", "members": ["semi"], "stack": {"folds": 2, "features": "all", "gbdt": TREES}},
-        },
-        "evaluate": {"resamples": 200},
+    methods = {
+        "gbdt": GBDT,
+        "semi": SEMI,
+        "mean": {"kind": "gbdt", "gbdt": {**TREES, "feature_fraction": 0.5}, "ensemble": {"candidates": 2}},
+        "stack": stack_of(["semi", "mean"]),
+        "more": stack_of(["semi"], features="all"),
     }
-    for split in values["splits"].values():  # type: ignore[attr-defined]
-        del split["data"]
-    config = configs.validate(PipelineJob, values, "pipeline")
+    config = pipeline(synthetic_dataset, tmp_path, **methods)
     written = written_directories(config)
     models = [f"seed-0/{name}/model" for name in ("gbdt", "semi", "mean", "stack", "more")]
     folds = [f"seed-0/folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("semi", "mean")]
@@ -136,41 +123,34 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
 def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:
-    splits = {**splits_of(synthetic_dataset), "train": {"data": synthetic_dataset, "periods": "2026-W02"}}
-    old = {**splits, "train": {"data": synthetic_dataset, "periods": "2026-W01"}}
-    for name, of in (("seen", splits), ("old", old)):
-        gbdt = {"out": str(tmp_path / name), "splits": of, "gbdt": TREES}
+    for name, period in (("seen", "2026-W02"), ("old", "2026-W01")):
+        splits = splits_of(data=synthetic_dataset)
+        train = {"data": synthetic_dataset, "periods": period}
+        gbdt = {"out": str(tmp_path / name), "splits": {**splits, "train": train}, "gbdt": TREES}
         configs.validate(GBDTJob, gbdt, "gbdt").run()
-    plain = {"splits": splits, "members": {"trees": GBDT}}
+
+    def stacked(prior: str) -> PipelineJob:
+        methods = {"trees": GBDT, "stack": stack_of(["trees"], bundles={"prior": str(tmp_path / prior)})}
+        return pipeline(synthetic_dataset, tmp_path / "out", train={"periods": "2026-W02"}, **methods)
+
     with pytest.raises(
         InputError, match=r"bundles.prior: .*seen was trained or selected on labels of the training"
     ) as e:
-        job(synthetic_dataset, tmp_path / "out", **plain, bundles={"prior": str(tmp_path / "seen")}).run()
+        stacked("seen").run()
     assert "list its method under members" in str(e.value)
     assert "\n" not in str(e.value)
-    assert not (tmp_path / "out").exists()
-    job(synthetic_dataset, tmp_path / "out", **plain, bundles={"prior": str(tmp_path / "old")}).run()
-    assert list(bundle.load(str(tmp_path / "out")).members) == ["trees", "prior"]
+    stacked("old").run()
+    assert list(bundle.load(str(tmp_path / "out/seed-0/stack/model")).members) == ["trees", "prior"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("stack", "message"),
     [
-        ({"members": {}}, "members and bundles are both empty"),
-        ({"bundles": {"trees": "x"}}, "bundles.trees has the name of a member"),
-        ({"members": {"a": {"kind": "combined", "parts": ["b", "c"]}}}, "members.a.parts: 'b' is not a neural method"),
-        ({"workers": 2}, "members.network has 1 streams for 2 workers"),
-        ({"members": {"a": {"kind": "stack", "members": ["b"]}}}, "members: 'a' is of kind stack; name another"),
+        (stack_of(), "methods.stack: members and bundles are both empty"),
+        (stack_of(["gbdt"], bundles={"gbdt": "x"}), "methods.stack.bundles.gbdt has the name of a member"),
+        (stack_of(["gbdt", "stack"]), "methods.stack.members: 'stack' is of kind stack; name another method"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_are_named(stack: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        job("x", tmp_path, **changes)
-
-
-def test_a_stack_in_a_pipeline_is_made_of_other_methods() -> None:
-    methods = {"gbdt": GBDT, "stack": {"kind": "stack", "members": ["gbdt", "stack"]}}
-    values = {"out": "x", "data": "x", "splits": {n: {} for n in ("train", "validation", "test")}, "methods": methods}
-    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is of kind stack; name another method"):
-        configs.validate(PipelineJob, values, "pipeline")
-    assert isinstance(configs.validate(PipelineJob, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)
+        pipeline("x", tmp_path, gbdt=GBDT, stack=stack)

@@ -12,7 +12,7 @@ import pytest
 from command_lines import run_here
 from rich.console import Console
 
-from jobs.cli import Command, _shown_log, main
+from jobs.cli import Command, _shown_log, command, main, read
 from ltrscale import config as configs
 from ltrscale.config import Config
 from ltrscale.derive.relabel import RelabelJob
@@ -22,7 +22,6 @@ from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods.choices import StackJob
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
@@ -125,7 +124,6 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "gbdt": GBDTJob,
         "score": ScoreJob,
         "predict": PredictJob,
-        "stack": StackJob,
         "study": StudyJob,
         "gate": GateJob,
         "weekly": WeeklyJob,
@@ -229,3 +227,11 @@ def test_a_long_line_is_one_line_on_a_narrow_terminal(monkeypatch: pytest.Monkey
         log.info(command)
     [line] = [line for line in shown.file.getvalue().splitlines() if line]  # type: ignore[attr-defined]
     assert line.endswith(f" {command}")
+
+
+def test_a_key_that_is_false_by_default_has_an_option_and_the_last_word_counts() -> None:
+    plain = ("--set", "out=x", "--set", "pipeline=y")
+    for words, value in ((("--rollback",), True), (("--rollback", "--set", "rollback=false"), False)):
+        config, _ = read(command("weekly"), [*plain, *words])
+        assert isinstance(config, WeeklyJob)
+        assert config.rollback is value

@@ -13,7 +13,7 @@ import pytest
 
 import jobs
 from jobs.__main__ import ltrscale
-from jobs.cli import CONFIGS, VERBS, commands, shipped
+from jobs.cli import CONFIGS, GONE, VERBS, commands, shipped
 from ltrscale.progress import called
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,10 +85,25 @@ def test_a_verb_that_is_none_names_the_nearest(
         assert capsys.readouterr().err.startswith(f"error: {former}: no such job; {now}")
 
 
+@pytest.mark.parametrize("name", GONE)
+def test_a_former_job_names_the_new_one(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert given(monkeypatch, name) == 2
+    assert capsys.readouterr().err == f"error: {name}: no such job; {GONE[name]}\n"
+    assert GONE[name].split()[0] in chain(*VERBS.values())
+
+
+def test_a_former_job_as_a_module_names_the_new_one() -> None:
+    command = [sys.executable, "-m", "jobs.stack", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"error: stack: no such job; {GONE['stack']}\n")
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("ltrscale pre", {"prepare", "pretrain", "pretrain_in_context", "predict"}),
+        ("ltrscale pre", {"prepare", "pretrain", "predict"}),
         ("ltrscale auto --bud", {"--budget"}),
         ("ltrscale auto --set budg", {"budget="}),
     ],
@@ -102,13 +117,13 @@ def test_a_shell_can_complete(line: str, offered: set[str], tmp_path: Path) -> N
 
 
 def test_configs_are_listed_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert given(monkeypatch, "config") == 0
+    assert given(monkeypatch, "init") == 0
     listed = re.findall(r"^- ([\w.-]+): ", capsys.readouterr().out, re.MULTILINE)
     assert sorted(listed) == sorted(path.stem for path in CONFIGS.rglob("*.yaml"))
     for name in ("gate", "start/gate.yaml", "jobs/configs/start/gate.yaml"):
-        assert given(monkeypatch, "config", name) == 0
+        assert given(monkeypatch, "init", "--example", name) == 0
         assert capsys.readouterr().out == (CONFIGS / "start" / "gate.yaml").read_text()
-    assert given(monkeypatch, "config", "gaet") == 2
+    assert given(monkeypatch, "init", "--example", "gaet") == 2
     assert "gaet: no such config; did you mean 'gate'?" in capsys.readouterr().err
 
 

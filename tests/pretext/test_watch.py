@@ -96,7 +96,7 @@ def test_solved_and_collapsed_contrasts_are_warned_of_and_others_are_not() -> No
     solved = warning_of(geometry(z_ND, z_ND + 0.1 * vectors(200, 32, seed=1), offsets_Q1), Siamese.if_solved)
     assert solved is not None
     assert "found for 100% of documents, 50% of the loss is left" in solved
-    assert "jobs.contrast" in solved
+    assert "jobs.explain" in solved
     point_ND = torch.ones(200, 32) + 0.01 * vectors(200, 32)
     collapsed = warning_of(geometry(point_ND, point_ND + 0.001 * vectors(200, 32, seed=1), offsets_Q1), "")
     assert collapsed is not None

@@ -134,9 +134,11 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
     }
     complete = {
         "Split": {"data": data[0], "periods": "2026-W01"},
+        "ExportJob": {"data": data[0]},
         "EvaluateConfig": {"models": {"a": trees[0]}, "baseline": None},
         "AgreementJob": {"models": {"a": trees[0]}},
         "PrepareConfig": {"inputs": files[0]},
+        "PretrainJob": {"train": {"data": data[0], "periods": "2026-W01"}},
         "RefitJob": {"bundle": trees[0], "also": {"data": data[0], "periods": "2026-W04"}},
         "InterleaveJob": {"models": {"a": trees[0], "b": trees[1]}},
     }

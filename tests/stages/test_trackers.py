@@ -12,7 +12,8 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report
-from ltrscale.serving.register import RegisterJob
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.stages import mlflow_runs, trackers, tracking
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.trees.gbdt import GBDTJob
@@ -118,8 +119,12 @@ def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
     }
     gbdt = {"num_trees": 5, "num_threads": 1}
     validate(GBDTJob, {"out": str(tmp_path / "gbdt"), "splits": splits, "gbdt": gbdt}, "test").run()
-    job = RegisterJob(bundle=str(tmp_path / "gbdt"), name="shop")
-    assert (job.run(), job.run()) == ("1", "2")
+    settings = {"bundle": str(tmp_path / "gbdt"), "to": "mlflow", "registry": {"name": "shop"}}
+    job = validate(ExportJob, {"out": str(tmp_path / "registered"), **settings}, "test")
+    assert (job.run(), job.run()) == (True, False)
+    manifest = storage.read_manifest(job.out)
+    assert manifest is not None
+    assert (manifest["version"], register_bundle(job.bundle, Registry(name="shop"))) == ("1", "2")
     model = mlflow.pyfunc.load_model("models:/shop/2")
     last_rows(synthetic_dataset, tmp_path / "rows.csv")
     rows = pandas.read_csv(tmp_path / "rows.csv")
@@ -136,7 +141,10 @@ def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
     assert len(set(expected_N.tolist())) > 10
     (experiment,) = [e for e in mlflow_runs.client(store).search_experiments() if e.name == "ltrscale"]
     tracked = {run.info.run_name for run in mlflow_runs.client(store).search_runs([experiment.experiment_id])}
-    assert tracked == {str(tmp_path / "gbdt").strip("/"), "shop"}  # scoring rows is no run
+    assert tracked == {
+        *(str(tmp_path / name).strip("/") for name in ("gbdt", "registered")),
+        "shop",
+    }  # scoring rows is no run
     run = mlflow_runs.client(store).get_run(model.metadata.run_id)
     assert run.data.metrics["trees"] == load(job.bundle).metrics["trees"]
     files = [path for path in tmp_path.rglob("mlruns/**/*") if path.is_file()]
@@ -186,4 +194,19 @@ def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path, monkeypatch: 
     assert "\n" not in str(error.value)
     monkeypatch.delenv(mlflow_runs.MLFLOW)
     with pytest.raises(InputError, match="store: name MLflow's store"):
-        RegisterJob(bundle="any", name="shop").run()
+        register_bundle("any", Registry(name="shop"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"to": "mlflow"}, "registry: name the model"),
+        ({"registry": {"name": "shop"}}, "registry: lightgbm is no model of a registry"),
+        ({}, "data: name the data set"),
+    ],
+)
+def test_settings_that_do_not_fit_the_target_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        validate(ExportJob, {"out": str(tmp_path / "out"), "bundle": "any", **settings}, "test").run()

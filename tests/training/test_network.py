@@ -84,7 +84,7 @@ def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_do
 ) -> None:
     solved = run(named_documents.config(epochs=70, identifying=0), data, tmp_path / "solved")
     (warning,) = [m for m in caplog.messages if "the contrast is solved" in m]
-    assert "jobs.contrast" in warning
+    assert "jobs.explain" in warning
     assert "stop a long one" in warning
     assert [m for m in caplog.messages if "c_id is unique" in m and "set pretrain.mask.identifying=0.8 to hide it" in m]
     caplog.clear()
@@ -108,7 +108,7 @@ def test_a_solved_contrast_between_subsets_is_warned_of_too(
 
     (warning,) = warnings(identifying=0)
     assert "pretrain.method.overlap" in warning
-    assert "jobs.contrast" not in warning  # which does not examine SubTab
+    assert "jobs.explain" not in warning  # which does not examine SubTab
     assert warnings() == []
 
 

@@ -22,7 +22,8 @@ from ltrscale.stages.runs import heard_by
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
 from ltrscale.training.loop import StepResult
-from ltrscale.training.pretrain_in_context import InContextPretrainConfig, Learner, PretrainInContextJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.training.pretrain_in_context import InContextPretrainConfig, Learner
 
 SMALL: dict[str, Any] = {
     "network": {"token": 16, "state": 8, "shown": 4, "heads": 2, "layers": 2},
@@ -41,8 +42,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-def job(out: Path, **changes: Any) -> PretrainInContextJob:
-    return validate(PretrainInContextJob, {"out": str(out), "pretrain": {**SMALL, **changes}}, "test")
+def job(out: Path, **changes: Any) -> PretrainJob:
+    return validate(PretrainJob, {"out": str(out), "in_context": {**SMALL, **changes}}, "test")
 
 
 def run(out: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -97,8 +98,8 @@ def test_other_processes_draw_the_same_problems(whole: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_killed_it_leaves_no_process_and_resumes_to_the_same_weights(whole: Path, tmp_path: Path) -> None:
     out, config = tmp_path / "out", tmp_path / "config.yaml"
-    pretrain = {**SMALL, "processes": 1, "checkpoint_minutes": 0.001}
-    config.write_text(json.dumps({"out": str(out), "pretrain": pretrain}))
+    settings = {**SMALL, "processes": 1, "checkpoint_minutes": 0.001}
+    config.write_text(json.dumps({"out": str(out), "in_context": settings}))
 
     def children(pid: int) -> list[Path]:
         return [Path(f"/proc/{child}") for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -108,13 +109,13 @@ def test_killed_it_leaves_no_process_and_resumes_to_the_same_weights(whole: Path
         lambda _: list_checkpoints(str(out / "checkpoints")),
     ]
     for moment in moments:
-        process = subprocess.Popen([sys.executable, "-m", "jobs.pretrain_in_context", "--config", str(config)])
+        process = subprocess.Popen([sys.executable, "-m", "jobs.pretrain", "--config", str(config)])
         wait_until(lambda pid=process.pid, moment=moment: moment(pid))
         left = children(process.pid)
         process.kill()
         process.wait()
         wait_until(lambda left=left: not any(child.exists() for child in left))
-    job(out, **pretrain).run()
+    job(out, **settings).run()
     assert same(out, whole)
     assert not list_checkpoints(str(out / "checkpoints"))
 
@@ -182,6 +183,19 @@ def test_a_ranker_reads_with_the_weights_that_were_pretrained(
     assert json.loads((tmp_path / "own" / "config.json").read_text())["in_context"]["sizes"] == SMALL["network"]
     origins = [InContextJob(out="x", splits=splits, in_context=c).inputs() for c in (own, InContextConfig())]
     assert origins[0][str(whole)] != origins[1]["network"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_context": None}, "train: name the documents"),
+        ({"train": {"data": "x"}}, "not both"),
+        ({"workers": 2}, "pretrained by one worker"),
+    ],
+)
+def test_settings_of_no_kind_of_pretraining_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        job(tmp_path).replace(**changes).run()
 
 
 def test_weights_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -9,20 +9,18 @@ Shapes: N documents, F features, P projection, Q1 = Q + 1 offsets.
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.batch import group_index
 from ltrscale.bundle.opened import fitting
-from ltrscale.config import Config, Operational, Strict, validate
+from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Periods, Split
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
@@ -30,98 +28,12 @@ from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, each_member, negatives
 from ltrscale.pretext.watch import collapse_measures
-from ltrscale.progress import Report, progress
+from ltrscale.progress import progress
 from ltrscale.reports.document import Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report
-from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
+from ltrscale.reports.findings import Findings
 
 _AT_ONCE = 512
 _ROWS_SHOWN = 15
-
-
-class ContrastJob(ReportStage):
-    """Report which features solve the contrast of a pretrained bundle."""
-
-    stage: ClassVar = "contrast"
-    out: Operational[str]
-    """Directory of the report."""
-    bundle: BundleUrl
-    """Bundle made by jobs.pretrain, by a method that compares two views of a document."""
-    data: str
-    """Data set directory, preferably the one that the bundle was pretrained on; labels are not read."""
-    periods: Periods = None
-    """Periods, ranges or periods counted from the newest, as in a split; all if left out."""
-    groups: int = Field(2000, ge=1)
-    """Approximate number of query groups to sample, in whole row groups; the time grows with groups and features."""
-    seed: int = 0
-    """Seed of the views and the permutations."""
-
-    @property
-    def split(self) -> Split:
-        """The documents to sample from."""
-        return Split(data=(self.data,), periods=self.periods)
-
-    def page(self) -> Document:
-        """The report of the committed findings."""
-        return document(Contrast.read(self.out))
-
-    def splits_read(self) -> list[Split]:
-        """The documents."""
-        return [self.split]
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the bundle and the documents."""
-        return hashes_of(self, self.split)
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Measure the contrast as trained and with each feature permuted, and commit the report.
-
-        Raises:
-            InputError: the bundle was not pretrained by a method that compares two views, or the data lack its
-                features.
-        """
-        contrast = self._contrast()
-        commit_report(self.out, contrast, document(contrast), made_by=origin)
-        report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
-
-    def _contrast(self) -> "Contrast":
-        opened = bundle.load(self.bundle, bundle.PretrainedBundle)
-        settings = validate(_Settings, opened.config, self.bundle)
-        method = settings.method
-        if not isinstance(method, Siamese) or opened.projector() is None:
-            raise InputError(
-                f"{self.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
-                "name a bundle of another method, such as simclr_rank"
-            )
-        whole = select(self.split, labelled=False).serving(opened.features, whose=self.bundle)
-        sample = spread(whole, documents=round(self.groups * whole.n_documents / whole.n_groups))
-        net = _pretrained(opened, settings, sample)
-        stream = GroupStream(whole, settings.stream).config  # as many streams as in training on these groups
-        sums_V4 = _contrast_sums(net, method, stream, sample, seed=self.seed)
-        (loss, uninformed, matched, contrasted), *permuted = sums_V4.tolist()
-        n = sample.n_documents
-        rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
-        features = [
-            _Permuted(
-                name=feature.name,
-                kind=kind,
-                masked=rate,
-                loss=sums[0] / n,
-                accuracy=sums[2] / sums[3] if sums[3] else None,
-            )
-            for feature, kind, rate, sums in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
-        ]
-        return Contrast(
-            bundle=self.bundle,
-            data=self.data,
-            method=method.kind,
-            groups=sample.n_groups,
-            documents=n,
-            loss=loss / n,
-            uninformed=uninformed / n,
-            accuracy=matched / contrasted if contrasted else None,
-            features=tuple(sorted(features, key=lambda feature: -feature.loss)),
-        )
 
 
 class _Permuted(Strict):
@@ -140,7 +52,7 @@ class Contrast(Findings):
     """`metrics.json` of the contrast."""
 
     called: ClassVar = "a contrast"
-    made_by_job: ClassVar = "jobs.contrast"
+    made_by_job: ClassVar = "jobs.explain"
     bundle: str
     data: str
     method: str
@@ -162,6 +74,50 @@ class _Settings(Config, extra="ignore"):
     augment: AugmentConfig
     mask: MaskConfig
     stream: StreamConfig
+
+
+def contrast_of(opened: bundle.PretrainedBundle, split: Split, *, groups: int, seed: int) -> Contrast:
+    """Measure the contrast as trained and with each feature permuted, on about so many groups of a split.
+
+    Raises:
+        InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
+    """
+    settings = validate(_Settings, opened.config, opened.url)
+    method = settings.method
+    if not isinstance(method, Siamese) or opened.projector() is None:
+        raise InputError(
+            f"{opened.url}: pretrained with {method.kind}, which does not compare two views of a document; "
+            "name a bundle of another method, such as simclr_rank"
+        )
+    whole = select(split, labelled=False).serving(opened.features, whose=opened.url)
+    sample = spread(whole, documents=round(groups * whole.n_documents / whole.n_groups))
+    net = _pretrained(opened, settings, sample)
+    stream = GroupStream(whole, settings.stream).config  # as many streams as in training on these groups
+    sums_V4 = _contrast_sums(net, method, stream, sample, seed=seed)
+    (loss, uninformed, matched, contrasted), *permuted = sums_V4.tolist()
+    n = sample.n_documents
+    rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
+    features = [
+        _Permuted(
+            name=feature.name,
+            kind=kind,
+            masked=rate,
+            loss=sums[0] / n,
+            accuracy=sums[2] / sums[3] if sums[3] else None,
+        )
+        for feature, kind, rate, sums in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
+    ]
+    return Contrast(
+        bundle=opened.url,
+        data=", ".join(split.data),
+        method=method.kind,
+        groups=sample.n_groups,
+        documents=n,
+        loss=loss / n,
+        uninformed=uninformed / n,
+        accuracy=matched / contrasted if contrasted else None,
+        features=tuple(sorted(features, key=lambda feature: -feature.loss)),
+    )
 
 
 def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:

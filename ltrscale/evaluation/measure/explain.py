@@ -1,5 +1,7 @@
 """Why a document ranks above others: for two items, for the first item of a query, for the first items of many queries.
 
+Of a pretrained encoder, which ranks nothing, the same job says what solves its contrast (`contrast`).
+
 Shapes: Q groups, M chosen groups.
 """
 
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale import bundle
+from ltrscale.bundle import PretrainedBundle
 from ltrscale.bundle.explanations import Driver, Explanation, Reasoner, as_table, drivers_of
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
@@ -19,6 +22,7 @@ from ltrscale.data.stream.named import NamedGroups, read_named
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure import contrast
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.slices import ConditionText, Slicer
 from ltrscale.evaluation.pages import ReportStage
@@ -30,18 +34,20 @@ from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
 
 TABLE = "explanations.parquet"
 _SHOWN, _LISTED = 15, 20
+_EXPLAINED, _CONTRASTED = 200, 2000
+"""Queries by default: of a ranker, and of an encoder."""
 
 
 class ExplainJob(ReportStage):
-    """Explain why items rank where they do: what each feature adds to the difference of two scores."""
+    """Explain why items rank where they do, or which features solve the contrast of a pretrained encoder."""
 
     stage: ClassVar = "explain"
     out: Operational[str]
     """Directory of the report."""
     bundle: BundleUrl
-    """Bundle that ranks."""
+    """Bundle that ranks, or that jobs.pretrain made by a method that compares two views of a document."""
     data: str
-    """Data set directory; only `where` reads labels."""
+    """Data set directory, for an encoder preferably that of its pretraining; only `where` reads labels."""
     periods: Periods = None
     """Periods, ranges or periods counted from the newest, as in a split; all if left out."""
     query: str | None = None
@@ -52,10 +58,11 @@ class ExplainJob(ReportStage):
     """Explain the labelled queries that meet a condition, such as `n_documents > 20`, as slices do."""
     depth: int = Field(10, ge=2)
     """The first item of a query is compared with those of ranks 2 to this one."""
-    queries: int = Field(200, ge=1)
-    """The largest number of queries to explain, drawn at random."""
+    queries: int | None = Field(None, ge=1)
+    """The largest number of queries to explain, drawn at random: by default 200. For an encoder about this many are
+    read, in whole row groups: by default 2000."""
     seed: int = 0
-    """Seed of that draw."""
+    """Seed of that draw, and of an encoder's views and permutations."""
 
     @model_validator(mode="after")
     def _names_a_query(self) -> Self:
@@ -72,6 +79,8 @@ class ExplainJob(ReportStage):
 
     def page(self) -> Document:
         """The report of the committed findings."""
+        if isinstance(bundle.load(self.bundle), PretrainedBundle):
+            return contrast.document(contrast.Contrast.read(self.out))
         return document(Explained.read(self.out))
 
     def splits_read(self) -> list[Split]:
@@ -86,10 +95,14 @@ class ExplainJob(ReportStage):
         """Explain, and commit the report with `explanations.parquet`, the ten largest reasons of each explanation.
 
         Raises:
-            InputError: the bundle cannot score, the data lack its features, or there is no such query or item.
+            InputError: the bundle can neither score nor was pretrained, the data lack its features, or there is no
+                such query or item.
         """
-        opened, selection = bundle.load(self.bundle), select(self.split, labelled=self.where is not None)
-        selection = bundle.with_tokens_of(selection, [opened])
+        opened = bundle.load(self.bundle)
+        if isinstance(opened, PretrainedBundle):
+            self._contrast(opened, origin, report)
+            return
+        selection = bundle.with_tokens_of(select(self.split, labelled=self.where is not None), [opened])
         names = open_dataset(self.data).manifest.names_of_categories
         reasoner = Reasoner.from_bundles({self.bundle: opened}, selection.features, names)
         chosen_M, explanations = self._chosen(selection), list[Explanation]()
@@ -110,6 +123,13 @@ class ExplainJob(ReportStage):
         commit_report(self.out, found, document(found), made_by=origin, tables={TABLE: as_table(explanations)})
         report({"queries": len(explanations), **{driver.feature: driver.share for driver in found.drivers[:_SHOWN]}})
 
+    def _contrast(self, encoder: PretrainedBundle, origin: Origin, report: Report) -> None:
+        if self.query is not None or self.where is not None:
+            raise InputError(f"{self.bundle}: an encoder, which ranks nothing; leave out query, items and where")
+        found = contrast.contrast_of(encoder, self.split, groups=self.queries or _CONTRASTED, seed=self.seed)
+        commit_report(self.out, found, contrast.document(found), made_by=origin)
+        report({"loss": found.loss, "uninformed": found.uninformed, "accuracy": found.accuracy})
+
     def _chosen(self, selection: Selection) -> NDArray[np.int64]:
         """Numbers of the groups to explain, in order."""
         numbers_M = np.arange(selection.n_groups)
@@ -121,7 +141,7 @@ class ExplainJob(ReportStage):
         if not len(numbers_M):
             asked = f"query {self.query!r}" if self.query is not None else f"group where {self.where}"
             raise InputError(f"{self.data}: there is no {asked}; check periods, or choose another")
-        return np.sort(numbers_M[permutation(len(numbers_M), "explain", self.seed)[: self.queries]])
+        return np.sort(numbers_M[permutation(len(numbers_M), "explain", self.seed)[: self.queries or _EXPLAINED]])
 
     def _explained(self, reasoner: Reasoner, part: NamedGroups) -> list[Explanation]:
         if self.items is None:

@@ -46,10 +46,12 @@ from ltrscale.yaml_text import MOST_BYTES
 
 
 class InitJob(Config):
-    """A log to look at."""
+    """A log to look at, or an example to print."""
 
-    file: str
-    """A file, a directory or a pattern, in any format of `source.kind: items`."""
+    file: str | None = None
+    """The log: a file, a directory or a pattern, in any format of `source.kind: items`."""
+    example: str | None = None
+    """Instead of a log, the config to print: its name in the list, or its path below jobs/configs."""
     out: str | None = None
     """Directory for the configs, not in that of the log; by default one with the name of the file, here."""
     query: str | None = None
@@ -72,10 +74,12 @@ class InitJob(Config):
         """Read a log; write prepare.yaml and, if it has labels and several periods, the configs of later commands.
 
         Raises:
-            InputError: the log cannot be read, no column looks like the query's, configs already exist, or `out` is in
-                the log's directory.
+            InputError: no log is named, or it cannot be read; no column looks like the query's; configs already exist,
+                or `out` is in the log's directory.
         """
-        out = _place(self)
+        if self.file is None:
+            raise InputError("file: name the log to look at")
+        out = _place(self.file, self.out)
         for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
             if storage.exists(path):  # it may have been edited
                 raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
@@ -134,15 +138,15 @@ def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str],
     )
 
 
-def _place(config: InitJob) -> str:
+def _place(file: str, given: str | None) -> str:
     """The directory of the configs; an `InputError` inside the log's, where configs would be read as rows."""
-    stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
-    out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
-    log_at = storage.absolute(config.file).rstrip("/")
-    if config.out is None and storage.absolute(out) == log_at:
+    stem = PurePosixPath(file.rstrip("/")).name.partition(".")[0]
+    out = given or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
+    log_at = storage.absolute(file).rstrip("/")
+    if given is None and storage.absolute(out) == log_at:
         out += "-ranker"
     if f"{storage.absolute(out)}/".startswith(f"{log_at}/"):
-        raise InputError(f"{out}: it lies in {config.file}, whose files are the log; set --out to a place beside it")
+        raise InputError(f"{out}: it lies in {file}, whose files are the log; set --out to a place beside it")
     return out
 
 

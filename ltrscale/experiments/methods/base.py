@@ -246,29 +246,25 @@ class SeedRun:
 
 
 def check_methods(
-    methods: Mapping[str, AnyMethod],
-    workers: WorkersConfig,
-    *,
-    where: str = "methods",
-    learn_from: Collection[str] = (),
+    methods: Mapping[str, AnyMethod], workers: WorkersConfig, *, learn_from: Collection[str] = ()
 ) -> None:
     """Raise a ValueError unless each method builds on methods of the right kind, and has labels and enough streams.
 
-    `where` is the config's key, and `learn_from` has the names of labels besides those of the splits.
+    `learn_from` has the names of labels besides those of the splits.
     """
     # foundations first, so that a method reports its own mistake
     for name in with_foundations(tuple(methods), methods):
         method = methods[name]
-        method.check(f"{where}.{name}", name, methods)
+        method.check(f"methods.{name}", name, methods)
         if method.labels_from not in (None, *learn_from):
             names = ", ".join(learn_from) or "empty; only a pipeline has it"
             raise ValueError(
-                f"{where}.{name}.learns_from {method.labels_from!r} is not in learn_from, which is {names}"
+                f"methods.{name}.learns_from {method.labels_from!r} is not in learn_from, which is {names}"
             )
         for stream in method.streams():
             if stream.streams < workers.most:
                 raise ValueError(
-                    f"{where}.{name} has {stream.streams} streams for {workers.most} workers; "
+                    f"methods.{name} has {stream.streams} streams for {workers.most} workers; "
                     f"set stream.streams of its stages to a multiple of {workers.most}"
                 )
 

@@ -1,6 +1,6 @@
 """Methods made of others: searches, means of runs, blends, combined networks, students, stacks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -12,13 +12,13 @@ from ltrscale.data.dataset.split import Split, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, SeedRun, Student
+from ltrscale.experiments.methods.base import AnyMethod, MethodName, NetworkStudent, SeedRun, Student
 from ltrscale.experiments.methods.neural import network
 from ltrscale.experiments.methods.trees import limited
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
-from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
+from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember, check_ready
 from ltrscale.tuning.searched import Searched
 from ltrscale.tuning.space import SamplerConfig, Space
 from ltrscale.tuning.tune import TuneJob
@@ -261,11 +261,13 @@ class SelfTrainedMethod(AnyMethod):
 
 
 class StackMethod(AnyMethod):
-    """Trees over the scores of other methods of the same seed and over raw features."""
+    """Trees over the scores of other methods of the same seed, of bundles, and over raw features."""
 
     kind: Literal["stack"] = "stack"
-    members: tuple[str, ...] = Field(min_length=1)
+    members: tuple[str, ...] = ()
     """Names of methods other than stacks, blends and orders of a feature; each is trained again for every fold."""
+    bundles: dict[MethodName, str] = Field(default_factory=dict)
+    """Bundles whose scores the trees see too; they must not have seen labels of the training split."""
     stack: StackConfig = StackConfig()
 
     can_teach: ClassVar = False
@@ -275,7 +277,16 @@ class StackMethod(AnyMethod):
         return self.members
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
-        check_stacked(f"{where}.members", self.members, methods)
+        if not self.members and not self.bundles:
+            raise ValueError(f"{where}: members and bundles are both empty; name at least one")
+        if shared := self.bundles.keys() & {*self.members}:
+            raise ValueError(f"{where}.bundles.{min(shared)} has the name of a member; choose another")
+        for member in self.members:
+            if member not in methods or not methods[member].can_be_member:
+                raise ValueError(
+                    f"{where}.members: {_what_is(member, methods)}; name another method, or the feature under "
+                    "stack.features"
+                )
 
     def with_threads(self, threads: int) -> Self:
         return self.replace(stack=self.stack.replace(gbdt=limited(self.stack.gbdt, threads)))
@@ -284,38 +295,21 @@ class StackMethod(AnyMethod):
         return MethodTraits(family="mixed")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        train_stacked(run, self.members, {}, self.stack, out)
+        for ready, url in self.bundles.items():  # before any member is trained
+            check_ready(ready, url, run.splits)
+        settings = self.stack.replace(seed=run.seed, gbdt=self.stack.gbdt.replace(seed=run.seed))
+        folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
+        members = {
+            member: StackMember(
+                bundle=run.model(member),
+                folds=() if run.learns_elsewhere(member) else tuple(fold.model(member) for fold in folds),
+            )
+            for member in self.members
+        }
+        members |= {ready: StackMember(bundle=url) for ready, url in self.bundles.items()}
+        StackedJob(out=out, splits=run.splits, stack=settings, members=members).run()
 
 
 def _what_is(name: str, methods: Mapping[str, AnyMethod]) -> str:
     """The name of a method that cannot be built on, and its kind."""
     return f"{name!r} is {f'of kind {kind_of(type(methods[name]))}' if name in methods else 'unknown'}"
-
-
-def check_stacked(where: str, names: Iterable[str], methods: Mapping[str, AnyMethod]) -> None:
-    """Raise a ValueError, starting with `where`, unless a stack may have these members."""
-    for name in names:
-        if name not in methods or not methods[name].can_be_member:
-            raise ValueError(
-                f"{where}: {_what_is(name, methods)}; name another method, or the feature under stack.features"
-            )
-
-
-def train_stacked(
-    run: SeedRun, members: Sequence[str], ready: Mapping[str, str], settings: StackConfig, out: str
-) -> None:
-    """Train each member on all groups and once without each fold, then trees over their scores.
-
-    The `ready` bundles, by name, must not have seen labels of the training split.
-    """
-    settings = settings.replace(seed=run.seed, gbdt=settings.gbdt.replace(seed=run.seed))
-    folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
-    of_members = {
-        name: StackMember(
-            bundle=run.model(name),
-            folds=() if run.learns_elsewhere(name) else tuple(fold.model(name) for fold in folds),
-        )
-        for name in members
-    }
-    of_ready = {name: StackMember(bundle=url) for name, url in ready.items()}
-    StackedJob(out=out, splits=run.splits, stack=settings, members=of_members | of_ready).run()

@@ -1,6 +1,7 @@
 """What solves the contrast of a pretrained bundle: the feature that names the document comes first."""
 
 from pathlib import Path
+from typing import Any
 
 import named_documents
 import pytest
@@ -10,7 +11,8 @@ from small_trainers import pretrain
 from ltrscale.batch import group_index
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.contrast import Contrast, ContrastJob, _shuffled
+from ltrscale.evaluation.measure.contrast import Contrast, _shuffled
+from ltrscale.evaluation.measure.explain import ExplainJob
 
 NAMES = {"f_age", "f_pop", "f_place", "c_id", "c_os"}
 
@@ -22,8 +24,8 @@ def bundle_of(folder: Path, data: str, method: str, *, epochs: int = 25) -> str:
     return out
 
 
-def examine(data: str, bundle: str, out: Path) -> Contrast:
-    job = ContrastJob(out=str(out), data=data, bundle=bundle, groups=40)
+def examine(data: str, bundle: str, out: Path, **settings: Any) -> Contrast:
+    job = ExplainJob(out=str(out), data=data, bundle=bundle, queries=40, **settings)
     assert job.run()
     assert not job.run()  # up to date
     return Contrast.read(str(out))
@@ -65,6 +67,8 @@ def test_what_cannot_be_examined_is_refused(tmp_path: Path) -> None:
     url = bundle_of(tmp_path, data, "vime", epochs=1)
     with pytest.raises(InputError, match="pretrained with vime, which does not compare two views"):
         examine(data, url, tmp_path / "out")
+    with pytest.raises(InputError, match="an encoder, which ranks nothing; leave out query, items and where"):
+        examine(data, url, tmp_path / "out", where="n_documents > 2")
 
 
 def test_a_shuffle_stays_inside_the_groups_and_is_random() -> None:
