@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from command_lines import run_here
-from numpy.typing import NDArray
+from labelled_groups import WriteDataset
 from preparing import prepare
 
 from ltrscale import config as configs
@@ -36,8 +36,6 @@ from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], Sequence[Feature]], str]
 HEADER = ["time", "search", "product", "price", "sold"]
 COLUMNS = {"query": "search", "item": "product", "label": "sold", "time": "time", "features": ["price"]}
 WEEKS = {"train": "2026-W01", "validation": "2026-W02", "test": "2026-W03"}
