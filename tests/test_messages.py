@@ -170,9 +170,7 @@ def test_an_unknown_period_names_the_key_and_the_range(synthetic_dataset: str, t
     ("overrides", "said"),
     [
         (["gbdt.num_leafs=8"], "gbdt.num_leafs: unknown key; did you mean 'gbdt.num_leaves'?"),
-        (["gbdt.kind=xgboost", "gbdt.max_leafs=8"], "gbdt.max_leafs: unknown key; did you mean 'gbdt.max_leaves'?"),
         (["gbdt.kind=catboost", "gbdt.dept=8"], "gbdt.dept: unknown key; did you mean 'gbdt.depth'?"),
-        (["gbdt.max_depth=8"], "gbdt.max_depth: a key of kind xgboost, and gbdt.kind is lightgbm"),
         (["gbdt.kind=catboost", "gbdt.max_bin=8"], "gbdt.max_bin: a key of kind lightgbm, xgboost, and gbdt.kind is"),
         (["splits.train.period=x"], "splits.train.period: unknown key; did you mean 'splits.train.periods'?"),
     ],
