@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
+from labelled_groups import Labelled, WriteDataset
 from made_once import MadeOnce
-from numpy.typing import NDArray
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -107,11 +107,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
     return folder
-
-
-Labelled = tuple[NDArray[np.float32], NDArray[np.float32] | None]
-"""Features [L, F] and labels [L] of one query group; labels are None if it is unlabelled."""
-WriteDataset = Callable[[Mapping[str, Sequence[Labelled]], Sequence[Feature]], str]
 
 
 @pytest.fixture(scope="session")

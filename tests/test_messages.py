@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from command_lines import run_here
-from numpy.typing import NDArray
+from labelled_groups import WriteDataset
 from preparing import prepare
 
 from ltrscale import config as configs
@@ -36,8 +36,6 @@ from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], Sequence[Feature]], str]
 HEADER = ["time", "search", "product", "price", "sold"]
 COLUMNS = {"query": "search", "item": "product", "label": "sold", "time": "time", "features": ["price"]}
 WEEKS = {"train": "2026-W01", "validation": "2026-W02", "test": "2026-W03"}
@@ -172,9 +170,7 @@ def test_an_unknown_period_names_the_key_and_the_range(synthetic_dataset: str, t
     ("overrides", "said"),
     [
         (["gbdt.num_leafs=8"], "gbdt.num_leafs: unknown key; did you mean 'gbdt.num_leaves'?"),
-        (["gbdt.kind=xgboost", "gbdt.max_leafs=8"], "gbdt.max_leafs: unknown key; did you mean 'gbdt.max_leaves'?"),
         (["gbdt.kind=catboost", "gbdt.dept=8"], "gbdt.dept: unknown key; did you mean 'gbdt.depth'?"),
-        (["gbdt.max_depth=8"], "gbdt.max_depth: a key of kind xgboost, and gbdt.kind is lightgbm"),
         (["gbdt.kind=catboost", "gbdt.max_bin=8"], "gbdt.max_bin: a key of kind lightgbm, xgboost, and gbdt.kind is"),
         (["splits.train.period=x"], "splits.train.period: unknown key; did you mean 'splits.train.periods'?"),
     ],

@@ -291,6 +291,7 @@ def test_a_disk_that_stays_full(
 
 @pytest.mark.s3
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_store_that_cannot_be_reached_for_a_while(
     synthetic_dataset: str,
     s3: str,

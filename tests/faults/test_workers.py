@@ -53,7 +53,7 @@ def random_kills(seed: int, world: int, count: int) -> tuple[tuple[int, int], ..
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "count"), [(2, 3), nightly(2, 5), nightly(3, 3)])
+@pytest.mark.parametrize(("world", "count"), [(2, 2), nightly(2, 5), nightly(3, 3)])
 def test_killed_again_and_again_the_weights_are_bit_equal(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path, world: int, count: int
 ) -> None:
@@ -99,8 +99,8 @@ def test_any_number_of_workers_reads_the_same_global_batches(undisturbed: Callab
 def test_resumed_by_other_numbers_of_workers_the_order_is_the_same(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path
 ) -> None:
-    steps, worlds = str(tmp_path / "steps"), (2, 1, 4, 3)
-    kills = ((6, 1), (11, 0), (16, 3))
+    steps, worlds = str(tmp_path / "steps"), (2, 1, 3)
+    kills = ((6, 1), (11, 0))
     for world in worlds[:-1]:
         with pytest.raises(AssertionError, match="die again"):
             run_pretraining(
@@ -116,7 +116,7 @@ def test_resumed_by_other_numbers_of_workers_the_order_is_the_same(
         launch=process_launcher(worlds[-1], restarts=0),
     )
     assert tuple(attempt.world for attempt in attempts(steps)) == worlds
-    check_restarts(steps, kills=3)
+    check_restarts(steps, kills=2)
     check_exactly_once(steps)
     assert last_executions(steps) == last_executions(str(undisturbed(1) / "steps"))
 

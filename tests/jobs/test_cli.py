@@ -74,11 +74,8 @@ def test_unknown_key_names_the_nearest() -> None:
     )
 
 
-@pytest.mark.slow
 def test_missing_config_file_is_named() -> None:
-    command = [sys.executable, "-m", "jobs.pretrain", "--config", "nowhere.yaml"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert "nowhere.yaml: no such file" in one_line(done)
+    assert "nowhere.yaml: no such file" in one_line(run_here("pretrain", "--config", "nowhere.yaml"))
 
 
 def test_missing_data_set_is_named(tmp_path: Path) -> None:

@@ -3,15 +3,14 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranking.laws import LargestTensor
 from reference import pretext as reference
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import to_offsets
 from ltrscale.pretext import contrast
@@ -277,21 +276,9 @@ def test_no_tensor_of_a_batch_loss_grows_with_the_square_of_the_batch(loss: Call
         z0_ND, z1_ND, _ = random_views(14, [n], width=2)
         with LargestTensor() as watch:
             loss(z0_ND.requires_grad_(), z1_ND.requires_grad_(), temperature=0.1).sum().backward()
-        return watch.elements
+        return watch.numel
 
     assert largest(3000) <= contrast.SIMILARITIES_PER_BLOCK
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the size of the largest tensor that any operation makes, including backward."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            self.elements = max(self.elements, made.numel())
-        return made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])

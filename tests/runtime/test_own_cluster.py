@@ -185,7 +185,7 @@ except InputError as error:
 
 
 @pytest.mark.parametrize(
-    "process", ["raylet", "ray::DashboardAgent", nightly("gcs_server"), nightly("ray::RuntimeEnvAgent")]
+    "process", ["raylet", *map(nightly, ("ray::DashboardAgent", "gcs_server", "ray::RuntimeEnvAgent"))]
 )
 def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> None:
     said = _run(_NODE_DIES, process).stdout  # after what Ray has to say of it

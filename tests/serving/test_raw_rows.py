@@ -216,20 +216,6 @@ def test_rows_of_csv_without_a_header(tmp_path: Path) -> None:
     assert check(read, data, tmp_path, [row["q"] for row in rows]) > 5
 
 
-BROKEN_LINES = ['q1,"two', 'lines",1', 'q3,a"b,1', 'q4,"a"b,1', 'q5,"a""', "q6,a\0,1", 'q7,"a\r,1', '"q8', 'q9,"a","b']
-
-
-def test_lines_of_csv_that_are_no_rows_have_the_reasons_of_prepare(tmp_path: Path) -> None:
-    text = "q,t,x\n" + "".join(f'g{i},"a ""{i}""",{i}\n' for i in range(20)) + "\n".join(BROKEN_LINES) + "\n"
-    (tmp_path / "log.csv").write_text(text, newline="")
-    data = prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"], "categorical": ["t"]})
-    paths = [storage.join(data, path) for path in open_dataset(data).manifest.quarantine]
-    lost = {row["line"]: row["found"] for path in paths for row in pq.read_table(path).to_pylist()}
-    rows = transformer(data, tmp_path).numbered(tmp_path / "log.csv")
-    assert {number: str(row) for number, row in rows if isinstance(row, raw_rows.RowError)} == lost
-    assert len(lost) == len(BROKEN_LINES)
-
-
 def test_many_numbers_of_csv_are_rounded_once(tmp_path: Path) -> None:
     """Digits around the middle between two numbers in single precision, where two roundings differ from one."""
     rng = np.random.default_rng(0)
@@ -487,7 +473,7 @@ def test_a_whole_number_with_a_point_has_the_code_of_training(tmp_path: Path) ->
 
 
 def test_lines_are_rows_where_prepare_has_rows(tmp_path: Path) -> None:
-    rows = [{"q": f"q{i}", "x": "1", "c": "a, b"} for i in range(3)]
+    rows = [{"q": f"q{i}", "x": "1", "c": f'a, "b" {i}'} for i in range(3)]
     write_csv(tmp_path / "log.csv", rows)
     bad = [
         b'n1,1,"a""b"',
@@ -498,23 +484,30 @@ def test_lines_are_rows_where_prepare_has_rows(tmp_path: Path) -> None:
         b"",
         b"n6,6,\xff",
         b"n7,7,l\rr",
+        b'n9,9,"two',
+        b'lines"',
+        b'n10,"a"b,c',
+        b'n11,"a"","c"',
+        b"n12,a\0,c",
+        b'"n13',
+        b'n14,"a","b","c"',
         b'n8,"8",""',
     ]
     with (tmp_path / "log.csv").open("ab") as file:
         file.write(b"\n".join(bad))
     data = prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"], "categorical": ["c"]})
     make, kept = transformer(data, tmp_path), by_prepare(data)[0]
-    found, reasons = {}, []
-    for row in make.read(tmp_path / "log.csv"):
+    found, reasons = {}, {}
+    for number, row in make.numbered(tmp_path / "log.csv"):
         try:
             found[row["q"] if isinstance(row, dict) else ""] = bits(make.features(row))
         except raw_rows.RowError as error:
-            reasons.append(str(error))
+            reasons[number] = str(error)
     assert found == kept
     assert list(found) == ["q0", "q1", "q2", "n1", "n8"]
     manifest = open_dataset(data).manifest
-    lost = [row["found"] for path in manifest.quarantine for row in pq.read_table(storage.join(data, path)).to_pylist()]
-    assert reasons == lost
+    lost = [row for path in manifest.quarantine for row in pq.read_table(storage.join(data, path)).to_pylist()]
+    assert reasons == {row["line"]: row["found"] for row in lost}
 
 
 def test_lines_that_are_no_rows_are_errors(tmp_path: Path) -> None:

@@ -97,25 +97,19 @@ def note_priority(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_tasks_have_the_priority_of_the_process_that_starts_them(tmp_path: Path) -> None:
-    two = TaskWorkersConfig(number=2, cpus=0.5)
-    assert run([Task("nice", functools.partial(note_priority, tmp_path))], two) == {"nice": None}
-    assert int((tmp_path / "nice").read_text()) == os.nice(0)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
 def test_tasks_run_in_processes_at_once_and_a_dead_process_is_one_failure(tmp_path: Path) -> None:
-    two = TaskWorkersConfig(number=2, cpus=0.5)
-    check(run(some(tmp_path), two), tmp_path)
-    both = tmp_path / "both"
-    both.mkdir()
-    ended = run([Task("dead", die), *(Task(name, functools.partial(wait, both, name)) for name in "xy")], two)
-    assert ended["x"] is ended["y"] is None
-    assert str(ended["dead"]).startswith("dead: its process ended several times")
-    pids = {line.split()[1] for line in (both / "log").read_text().splitlines()}
+    for name in ("some", "both"):
+        (tmp_path / name).mkdir()
+    both = [Task(name, functools.partial(wait, tmp_path / "both", name)) for name in "xy"]
+    others = [Task("dead", die), Task("nice", functools.partial(note_priority, tmp_path)), *both]
+    ended = run([*some(tmp_path / "some"), *others], TaskWorkersConfig(number=2, cpus=0.5))
+    assert str(ended.pop("dead")).startswith("dead: its process ended several times")
+    assert [ended.pop(name) for name in ("nice", "x", "y")] == [None] * 3
+    check(ended, tmp_path / "some")
+    pids = {line.split()[1] for line in (tmp_path / "both" / "log").read_text().splitlines()}
     assert len(pids) == 2
     assert str(os.getpid()) not in pids
+    assert int((tmp_path / "nice").read_text()) == os.nice(0), "they have the priority of the process that starts them"
 
 
 _LONG = """

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 from made_once import MadeOnce
+from nightly import nightly
 from waiting import wait_until
 
 from ltrscale import storage
@@ -132,8 +133,15 @@ def losses(first: int, last: int) -> list[tuple[int, float]]:
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("fault", ["hang", "reset", BROKEN, "gone"])
-@pytest.mark.parametrize("since", ["start", "middle"])
+@pytest.mark.parametrize(
+    ("since", "fault"),
+    [
+        *(("start", fault) for fault in ("hang", "gone")),
+        *(("middle", fault) for fault in ("reset", BROKEN)),
+        *(nightly("start", fault) for fault in ("reset", BROKEN)),
+        *(nightly("middle", fault) for fault in ("hang", "gone")),
+    ],
+)
 def test_a_run_ends_while_its_server_does_not_answer(
     proxy: FaultyProxy, server: TrackingServer, tmp_path: Path, fault: Any, since: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -242,11 +242,11 @@ def test_any_number_of_tasks_gives_the_same_bits(selection: Selection, moments: 
     for config in CONFIGS:
         here = fit(selection, network_config(config))
         marginals_SF = sample_inputs(selection, here, size=300)
-        for at_once in (1, 2, CPUS):
+        for at_once in (1, CPUS):
             run = partial(run_with_ray, read_on={"reader": CPUS / at_once})
             assert_same_bits(fit(selection, network_config(config), run=run), here)
             assert torch.equal(sample_inputs(selection, here, size=300, run=run), marginals_SF)
-        assert len(moments) == 4
+        assert len(moments) == 3
         assert len(set(moments)) == 1
         moments.clear()
 

@@ -10,7 +10,6 @@ from config_variations import keys_without_effect
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import NetworkConfig
@@ -220,28 +219,3 @@ def test_which_methods_draw_from_the_marginals() -> None:
     assert {config.kind for config, _ in CASES.values() if config.needs_marginals(still)} == {"scarf"}
     needed = {config.kind for config, _ in CASES.values() if config.needs_marginals(drawing)}
     assert needed == {"simclr_rank", "simclr_sample", "simclr", "simsiam", "scarf"}
-
-
-@pytest.mark.parametrize("config", [cls() for cls in members(FeatureMethodConfig)], ids=lambda config: config.kind)
-def test_a_gpu_gives_the_same_loss_and_is_asked_for_nothing(config: FeatureMethodConfig) -> None:
-    model, launches = pretrainer(config), []
-    one = groups()
-    for batch in (one, QueryGroups.concat([one, one, one])):
-        loss, count = model.cpu().eval()(batch, generator())
-        with pretending() as device:
-            there = batch.to(device)
-            model.to(device)
-            with counting() as counted:
-                loss_there, count_there = model(there, generator())
-            with counting() as in_training:
-                model.train().zero_grad()
-                model(there, generator())[0].backward()
-        assert not counted.counts.waits | in_training.counts.waits
-        launches.append(in_training.counts.launches)
-        assert count_there == count
-        if config.kind not in ("vime", "subtab"):  # those permute columns, by other draws on a GPU
-            torch.testing.assert_close(loss_there.detach().cpu(), loss.detach())
-        assert loss_there.cpu().isfinite()
-        model.watch.take()
-    assert abs(launches[0] - launches[1]) <= 1  # the watch begins, or goes on
-    assert launches[0] < 1300

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nightly import nightly
 from small_trainers import finetune, pretrain, splits
 
 from ltrscale import bundle
@@ -63,7 +64,7 @@ def random_ndcg(test: Split) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["simclr_rank", "simsiam"])
+@pytest.mark.parametrize("method", ["simclr_rank", nightly("simsiam")])
 def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
     train, validation, test = splits(synthetic_dataset)
     records: Records = []
@@ -77,38 +78,6 @@ def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, me
     config = finetune_config(head_epochs=10, epochs=20, optimizer={"learning_rate": 3e-3})
     finetune(config, train, validation, ranker, pretrained=pretrained, origin={}, report=lambda _: None)
     assert ndcg_on(ranker, test) > random_ndcg(test) + 0.08
-
-
-@pytest.mark.slow
-def test_training_twice_gives_the_same_bytes(synthetic_dataset: str, tmp_path: Path) -> None:
-    train, validation, _ = splits(synthetic_dataset)
-    for name in ("a", "b"):
-        pretrain(pretrain_config(), train, str(tmp_path / name), origin={}, report=lambda _: None)
-        finetune(
-            finetune_config(),
-            train,
-            validation,
-            str(tmp_path / f"{name}-ranker"),
-            pretrained=str(tmp_path / name),
-            origin={},
-            report=lambda _: None,
-        )
-    for stage in ("", "-ranker"):
-        contents = {(tmp_path / f"{name}{stage}" / "weights.safetensors").read_bytes() for name in ("a", "b")}
-        assert len(contents) == 1
-
-
-def test_the_head_phase_leaves_the_encoder_alone(synthetic_dataset: str, tmp_path: Path) -> None:
-    train, validation, _ = splits(synthetic_dataset)
-    pretrained, ranker = str(tmp_path / "pretrained"), str(tmp_path / "ranker")
-    pretrain(pretrain_config(), train, pretrained, origin={}, report=lambda _: None)
-    still = {"learning_rate": 1e-30}  # the second phase changes nothing that float32 can hold
-    config = finetune_config(optimizer=still, head_epochs=1, epochs=1)
-    finetune(config, train, validation, ranker, pretrained=pretrained, origin={}, report=lambda _: None)
-    before = bundle.load(pretrained).encoder()
-    after = bundle.load(ranker).encoder()
-    for (name, a), (_, b) in zip(before.named_parameters(), after.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
 
 
 def test_a_validation_split_without_relevant_documents_is_an_error(
@@ -156,14 +125,13 @@ def test_two_workers_under_ray_take_the_steps_of_one_process(
     monkeypatch.chdir(Path(synthetic_dataset).parent)
     train, validation = (split.replace(data=(Path(synthetic_dataset).name,)) for split in (train, validation))
     tuned: dict[int, Records] = {1: [], 2: []}
-    pretrain(pretrain_config(), train, str(tmp_path / "pretrained"), origin={}, report=lambda _: None)
     for workers in (1, 2):
         finetune(
             finetune_config(epochs=2),
             train,
             validation,
             str(tmp_path / f"ranker-{workers}"),
-            pretrained=str(tmp_path / "pretrained"),
+            pretrained=None,
             origin={},
             report=lambda r, kept=tuned[workers]: kept.append(dict(r)),
             workers=WorkersConfig(number=workers),
@@ -172,6 +140,6 @@ def test_two_workers_under_ray_take_the_steps_of_one_process(
     assert [r["documents"] for r in steps[1]] == [r["documents"] for r in steps[2]]
     assert len(steps[1]) > 4
     epochs = {workers: [r for r in records if "epoch" in r] for workers, records in tuned.items()}
-    assert [len(of_epoch["workers"]) for of_epoch in epochs[2]] == [2] * 4
+    assert [len(of_epoch["workers"]) for of_epoch in epochs[2]] == [2] * 2
     for one, two in zip(epochs[1], epochs[2], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)

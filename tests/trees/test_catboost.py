@@ -1,7 +1,6 @@
 """CatBoost: its own scores from a bundle, group weights, stopping, and a missing library."""
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from labelled_groups import Groups, WriteDataset
 from numpy.typing import NDArray
 from small_trainers import grow_trees
 
@@ -26,8 +26,6 @@ from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.library import StoppingWatch, watching
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 CONFIG = CatBoostConfig(num_trees=10, depth=3, learning_rate=0.3, early_stopping_rounds=None, num_threads=1)
 Read = tuple[Labelled, BinCodes, Labelled]
 

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from labelled_groups import Groups, WriteDataset, read
 from small_trainers import grow_trees
 from tree_worker_kill import TreesWithKilledWorker
 
-from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.launch import launch
@@ -31,8 +29,6 @@ from ltrscale.trees.data import deal
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.library import QuantisedConfig
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 Kind = Literal["numeric", "categorical"]
 TWO = WorkersConfig(number=2, max_failures=1)
 PERIODS = 5
@@ -173,7 +169,7 @@ def check_like_one(
     by_one, records_of_one = train(config, splits, folder / f"{config.kind}-by-one", ONE)
     assert by_one.metrics["labelled_groups"] == by_two.metrics["labelled_groups"] == 350
     assert theirs(config, records) == pytest.approx(theirs(config, records_of_one), abs=1e-5)
-    test = QueryGroups.concat(list(iterate(select(splits.test, labelled=True), docs_per_batch=64)))
+    test = read(splits.test)
     expected_N = by_one.scorer()(test).numpy()
     assert len(np.unique(expected_N)) > 20
     np.testing.assert_allclose(by_two.scorer()(test).numpy(), expected_N, atol=1e-5)

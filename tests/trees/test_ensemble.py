@@ -1,6 +1,5 @@
 """Ensembles: the greedy choice against a slow one, the content of the bundle, and resuming an interrupted job."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,23 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelled_groups import NAMES, Groups, WriteDataset, mean_ndcg, read, splits_of
 from numpy.typing import NDArray
 
 from ltrscale import config as configs
-from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import gbdt
 from ltrscale.trees.ensemble import _forward_selection
 from ltrscale.trees.gbdt import GBDTJob
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 COMMON = {"num_trees": 10, "num_threads": 1, "seed": 3}
 DRAWING = {
     "lightgbm": {"kind": "lightgbm", "min_data_in_leaf": 5, "feature_fraction": 0.5, **COMMON},
@@ -44,9 +38,7 @@ def splits(write_dataset: WriteDataset) -> Splits:
             found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
         return found
 
-    names = ("train", "validation", "test")
-    url = write_dataset({name: groups() for name in names}, [Feature(name=f"x{i}") for i in range(4)])
-    return Splits.model_validate({name: {"data": url, "periods": name} for name in names})
+    return splits_of(write_dataset({name: groups() for name in NAMES}, [Feature(name=f"x{i}") for i in range(4)]))
 
 
 def job(splits: Splits, out: Path, library: str = "lightgbm", **ensemble: int) -> GBDTJob:
@@ -93,12 +85,11 @@ def test_the_bundle_is_the_mean_of_the_chosen(splits: Splits, tmp_path: Path, li
     assert bundle.forest is not None
     assert list(bundle.contents) == list(bundle.forest.files())
 
-    validation = QueryGroups.concat(list(iterate(select(splits.validation, labelled=True))))
-    assert validation.labels_N is not None
+    validation = read(splits.validation)
     mean_N = torch.stack([candidate.scorer(threads=1)(validation) for candidate in chosen]).mean(0)
     scores_N = bundle.scorer(threads=1)(validation)
     torch.testing.assert_close(scores_N, mean_N, rtol=0, atol=1e-12)
-    value = float(ndcg(scores_N, validation.labels_N, validation.offsets_Q1, k=5).nanmean())
+    value = mean_ndcg(scores_N, validation)
     assert bundle.metrics["validation_ndcg@5"] == pytest.approx(value)
     singles = [candidate.metrics["validation_ndcg@5"] for candidate in candidates]
     assert bundle.metrics["validation_ndcg@5_best_single"] == pytest.approx(max(singles))  # type: ignore[type-var]

@@ -7,7 +7,7 @@ Students: trees that learn a teacher's scores of all groups, labelled or not.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import torch
 from dataset_columns import add_column
 from hypothesis import given
 from hypothesis import strategies as st
+from labelled_groups import Groups, WriteDataset, mean_ndcg, read, splits_of
 from linear_teacher import linear_teacher
+from nightly import nightly
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from small_trainers import grow_trees
@@ -41,9 +43,6 @@ from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, X
 from ltrscale.trees.data import Labelled, _document_numbers, read_labelled
 from ltrscale.trees.gbdt import TreesStudent
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
-
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 
 WEIGHTS = [1.0, -0.7, 100.0]
 """The last feature is the same for all documents of a list: the teacher moves lists as a whole, and far."""
@@ -94,7 +93,7 @@ def test_the_student_of_a_linear_teacher_ranks_as_it_does(kind: str, splits: Spl
     bundle = grow_trees(config, splits, str(tmp_path / "out"))
     assert bundle.metrics["labelled_groups"] == 300
     assert bundle.metrics["trees"] == 150
-    test = QueryGroups.concat(list(iterate(select(splits.test, labelled=False), docs_per_batch=512)))
+    test = read(splits.test, labelled=False)
     teacher_N = test.features_NF @ torch.tensor(WEIGHTS)
     tau_Q = kendall_tau(bundle.scorer()(test), teacher_N, test.offsets_Q1)
     assert float(tau_Q.nanmean()) > 0.9
@@ -186,16 +185,6 @@ CATBOOST = CatBoostConfig(num_trees=20, learning_rate=0.3, num_threads=1, early_
 every_library = pytest.mark.parametrize("config", [SMALL, XGBOOST, CATBOOST], ids=lambda config: config.kind)
 
 
-def splits_of(url: str, **train: object) -> Splits:
-    return Splits.model_validate(
-        {
-            "train": {"data": url, "periods": "train", **train},
-            "validation": {"data": url, "periods": "validation"},
-            "test": {"data": url, "periods": "test"},
-        }
-    )
-
-
 def make_groups(
     rng: np.random.Generator,
     count: int,
@@ -231,10 +220,8 @@ def train(
 
 def score(bundle: Bundle, url: str, split: str) -> float:
     """Mean NDCG@5 of a bundle by the package's own metric and scorer."""
-    selection = select(getattr(splits_of(url), split), labelled=True)
-    groups = QueryGroups.concat(list(iterate(selection, docs_per_batch=64)))
-    assert groups.labels_N is not None
-    return float(ndcg(bundle.scorer()(groups), groups.labels_N, groups.offsets_Q1, k=5).nanmean())
+    groups = read(getattr(splits_of(url), split))
+    return mean_ndcg(bundle.scorer()(groups), groups)
 
 
 @every_library
@@ -252,7 +239,7 @@ def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Pa
 
 
 @pytest.mark.parametrize("config", [SMALL, XGBOOST], ids=lambda config: config.kind)
-@pytest.mark.parametrize("highest", [90, 1000])
+@pytest.mark.parametrize("highest", [nightly(90), 1000])
 def test_labels_of_linear_gain_go_beyond_those_of_exponential_gain_in_every_split(
     write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig, highest: int
 ) -> None:

@@ -1,12 +1,12 @@
 """Trees on features standardised within each query group: the same in training and in every kind of bundle."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from labelled_groups import NAMES, Groups, WriteDataset, mean_ndcg, read, splits_of
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA, TruncatedSVD
 from small_trainers import grow_trees
@@ -16,10 +16,8 @@ from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
-from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
@@ -27,10 +25,7 @@ from ltrscale.trees.gbdt import GBDTJob, seen_by
 from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 FEATURES = [Feature(name="a"), Feature(name="brand", kind="categorical"), Feature(name="b"), Feature(name="c")]
-PERIODS = ("train", "validation", "test")
 COMMON = {"num_trees": 8, "num_threads": 1, "early_stopping_rounds": None, "per_query": True}
 LIGHTGBM = LightGBMConfig(min_data_in_leaf=5, feature_fraction=0.5, **COMMON)
 LIBRARIES = [LIGHTGBM, XGBoostConfig(**COMMON), CatBoostConfig(**COMMON)]
@@ -58,21 +53,13 @@ def standardised(groups: Groups) -> Groups:
     return [(one(x_LF), labels_L) for x_LF, labels_L in groups]
 
 
-def splits_of(url: str) -> Splits:
-    return Splits.model_validate({name: {"data": url, "periods": name} for name in PERIODS})
-
-
 @pytest.fixture(scope="module")
 def both(write_dataset: WriteDataset) -> tuple[Splits, Splits]:
     """The same groups, raw and standardised."""
     rng = np.random.default_rng(0)
-    data = {name: make_groups(rng, 80) for name in PERIODS}
-    urls = [write_dataset(made, FEATURES) for made in (data, {name: standardised(data[name]) for name in PERIODS})]
+    data = {name: make_groups(rng, 80) for name in NAMES}
+    urls = [write_dataset(made, FEATURES) for made in (data, {name: standardised(data[name]) for name in NAMES})]
     return splits_of(urls[0]), splits_of(urls[1])
-
-
-def read(split: Split) -> QueryGroups:
-    return QueryGroups.concat(list(iterate(select(split, labelled=True))))
 
 
 def train(config: GBDTConfig, splits: Splits, out: Path) -> Bundle:
@@ -82,8 +69,7 @@ def train(config: GBDTConfig, splits: Splits, out: Path) -> Bundle:
 def check_scores_raw_features(bundle: Bundle, splits: Splits) -> None:
     """The bundle reaches on raw features the metric of its training."""
     groups = read(splits.validation)
-    assert groups.labels_N is not None
-    value = float(ndcg(bundle.scorer(threads=1)(groups), groups.labels_N, groups.offsets_Q1, k=5).nanmean())
+    value = mean_ndcg(bundle.scorer(threads=1)(groups), groups)
     assert bundle.metrics["validation_ndcg@5"] == pytest.approx(value, abs=1e-12)
     assert value > 0.85
 

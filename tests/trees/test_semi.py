@@ -1,13 +1,14 @@
 """Principal components against scikit-learn, and pseudo-labels: the labels in use, and that no other is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import labelled_groups
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from labelled_groups import Groups, WriteDataset, mean_ndcg, read
 from sklearn.decomposition import PCA
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import StandardScaler
@@ -18,17 +19,13 @@ from ltrscale.bundle import Bundle, load
 from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.parts import parts_of
 from ltrscale.errors import InputError
-from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import semi
 from ltrscale.trees.library import quantised
 from ltrscale.trees.semi import SemiConfig, SemiJob
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 FEATURES = [Feature(name="brand", kind="categorical"), *(Feature(name=f"x{i}") for i in range(6))]
 TREES = {"kind": "lightgbm", "num_trees": 8, "num_threads": 1, "min_data_in_leaf": 5, "early_stopping_rounds": None}
 PSEUDO = {"grades": 31}
@@ -55,22 +52,12 @@ def data(seed: int = 0, counts: tuple[int, int, int] = (120, 60, 60)) -> dict[st
 
 
 def splits_of(url: str, fraction: float = 0.25) -> Splits:
-    return Splits.model_validate(
-        {
-            "train": {"data": url, "periods": "train-1..train-2", "labelled_fraction": fraction},
-            "validation": {"data": url, "periods": "validation"},
-            "test": {"data": url, "periods": "test"},
-        }
-    )
+    return labelled_groups.splits_of(url, periods="train-1..train-2", labelled_fraction=fraction)
 
 
 @pytest.fixture(scope="module")
 def url(write_dataset: WriteDataset) -> str:
     return write_dataset(data(), FEATURES)
-
-
-def all_groups(split: Split, *, labelled: bool = True) -> QueryGroups:
-    return QueryGroups.concat(list(iterate(select(split, labelled=labelled))))
 
 
 def train(splits: Splits, out: Path, **settings: object) -> Bundle:
@@ -81,7 +68,7 @@ def train(splits: Splits, out: Path, **settings: object) -> Bundle:
 
 def test_components_are_those_of_scikit_learn(url: str) -> None:
     split = splits_of(url).train
-    features_NF = all_groups(split, labelled=False).features_NF.numpy()
+    features_NF = read(split, labelled=False).features_NF.numpy()
     projection = semi._fit_projection(select(split, labelled=False), 4)
     assert projection.features_C.tolist() == [1, 2, 3, 4, 5, 6], "categories have no components"
 
@@ -118,9 +105,8 @@ def test_a_projection_survives_its_file(url: str) -> None:
 )
 def test_the_bundle_scores_raw_features_as_it_did_in_training(url: str, tmp_path: Path, settings: dict) -> None:
     bundle = train(splits_of(url), tmp_path / "out", **settings)
-    groups = all_groups(splits_of(url).validation)
-    assert groups.labels_N is not None
-    value = float(ndcg(bundle.scorer(threads=1)(groups), groups.labels_N, groups.offsets_Q1, k=5).nanmean())
+    groups = read(splits_of(url).validation)
+    value = mean_ndcg(bundle.scorer(threads=1)(groups), groups)
     assert bundle.metrics["validation_ndcg@5"] == pytest.approx(value, abs=1e-12)
     assert bundle.metrics["labelled_groups"] == 60
     assert bundle.metrics.get("pseudo_labelled_groups") == (180 if "pseudo_labels" in settings else None)
@@ -151,7 +137,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
     train(splits, tmp_path / "out", pseudo_labels=PSEUDO)
     (labelled, first), (everything, _) = grown
     assert len(labelled.ids_Q) == 60
-    true = all_groups(splits.train.replace(labelled_fraction=1.0))
+    true = read(splits.train.replace(labelled_fraction=1.0))
     assert true.ids_Q is not None
     assert true.labels_N is not None
     assert everything.ids_Q.tolist() == true.ids_Q.tolist()
@@ -169,7 +155,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
 
 def test_labels_that_are_not_in_use_are_not_read(write_dataset: WriteDataset, url: str, tmp_path: Path) -> None:
     """Changing the labels that the sample does not use gives the same bytes."""
-    used = all_groups(splits_of(url).train).ids_Q
+    used = read(splits_of(url).train).ids_Q
     assert used is not None
     changed = data()
     gid = 0
@@ -214,7 +200,7 @@ def test_more_components_than_features_are_named(url: str, tmp_path: Path) -> No
 
 def test_a_score_does_not_depend_on_what_else_is_in_the_batch(url: str, tmp_path: Path) -> None:
     bundle = train(splits_of(url), tmp_path / "out", pca=3)
-    groups, scorer = all_groups(splits_of(url).test), bundle.scorer(threads=1)
+    groups, scorer = read(splits_of(url).test), bundle.scorer(threads=1)
     one_by_one = [
         scorer(QueryGroups(groups.features_NF[a:b], torch.tensor([0, b - a])))
         for a, b in zip(groups.offsets_Q1[:-1].tolist(), groups.offsets_Q1[1:].tolist(), strict=True)

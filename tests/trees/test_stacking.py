@@ -3,14 +3,14 @@
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from labelled_groups import NAMES, Groups, WriteDataset, mean_ndcg, read, splits_of
 
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load, views
@@ -21,14 +21,11 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError
-from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 FEATURES = [Feature(name="noise"), Feature(name="brand", kind="categorical"), Feature(name="price")]
 GREEDY = LightGBMConfig(
     num_trees=40, num_leaves=63, min_data_in_leaf=1, num_threads=1, early_stopping_rounds=None, learning_rate=0.3
@@ -52,10 +49,8 @@ def make_groups(rng: np.random.Generator, count: int) -> Groups:
 @pytest.fixture(scope="module")
 def splits(write_dataset: WriteDataset) -> Splits:
     rng = np.random.default_rng(0)
-    names = ("train", "validation", "test")
-    url = write_dataset({name: make_groups(rng, 90) for name in names}, FEATURES)
-    values = {name: {"data": url, "periods": name} for name in names}
-    return Splits.model_validate({**values, "train": {**values["train"], "labelled_fraction": 0.8}})
+    url = write_dataset({name: make_groups(rng, 90) for name in NAMES}, FEATURES)
+    return splits_of(url, labelled_fraction=0.8)
 
 
 def in_fold(split: Split, number: int, *, held_out: bool) -> Split:
@@ -73,19 +68,10 @@ def member(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> StackMem
     return StackMember(bundle=str(folder / "whole"), folds=tuple(str(folder / str(k)) for k in range(STACK.folds)))
 
 
-def read(split: Split) -> QueryGroups:
-    return QueryGroups.concat(list(iterate(select(split, labelled=True))))
-
-
 def ids_of(split: Split) -> set[int]:
     ids_Q = read(split).ids_Q
     assert ids_Q is not None
     return set(ids_Q.tolist())
-
-
-def value(scores_N: torch.Tensor, groups: QueryGroups) -> float:
-    assert groups.labels_N is not None
-    return float(ndcg(scores_N, groups.labels_N, groups.offsets_Q1, k=5).nanmean())
 
 
 def stack(config: StackConfig, members: Mapping[str, StackMember], splits: Splits, out: Path) -> Bundle:
@@ -149,10 +135,10 @@ def test_a_leak_would_show(splits: Splits, member: StackMember) -> None:
     """Out of fold the member is as bad on training groups as on test groups; in fold it knows their labels."""
     train, test = read(splits.train), read(splits.test)
     whole = load(member.bundle).scorer()
-    out_of_fold_value = value(out_of_fold(STACK, "m", member, splits.train)(train), train)
-    by_heart = value(whole(train), train)
+    out_of_fold_value = mean_ndcg(out_of_fold(STACK, "m", member, splits.train)(train), train)
+    by_heart = mean_ndcg(whole(train), train)
     assert by_heart > 0.99
-    assert abs(out_of_fold_value - value(whole(test), test)) < (by_heart - out_of_fold_value) / 2
+    assert abs(out_of_fold_value - mean_ndcg(whole(test), test)) < (by_heart - out_of_fold_value) / 2
 
 
 @pytest.mark.parametrize("folds", [2, 3])
@@ -182,8 +168,8 @@ def test_the_bundle_is_whole_and_scores_raw_features(
     bundle = load(str(tmp_path / "moved"))
     assert bundle.members["by-heart"].contents == load(member.bundle).contents
     groups = read(splits.validation)
-    assert bundle.metrics["validation_ndcg@5"] == pytest.approx(value(bundle.scorer(threads=1)(groups), groups))
-    alone = value(load(member.bundle).scorer()(groups), groups)
+    assert bundle.metrics["validation_ndcg@5"] == pytest.approx(mean_ndcg(bundle.scorer(threads=1)(groups), groups))
+    alone = mean_ndcg(load(member.bundle).scorer()(groups), groups)
     assert bundle.metrics["validation_ndcg@5_by-heart"] == pytest.approx(alone)
     assert bundle.metrics["labelled_groups"] == 72
     one_by_one = [bundle.scorer(threads=1)(part) for part in parts(groups)]

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from dataset_columns import add_column
+from labelled_groups import NAMES, Groups, WriteDataset, read, splits_of
 from numpy.typing import NDArray
 from small_trainers import grow_trees
 
@@ -22,7 +23,6 @@ from ltrscale.bundle.opened import Scorer
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
@@ -30,8 +30,6 @@ from ltrscale.trees.data import read_labelled
 from ltrscale.trees.library import QuantisedConfig, watching
 from ltrscale.trees.with_lightgbm import _softmax_objective
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 FEATURES = [Feature(name="brand", kind="categorical"), Feature(name="a"), Feature(name="b")]
 CONFIG = LightGBMConfig(num_trees=15, num_threads=1, min_data_in_leaf=5, early_stopping_rounds=None)
 
@@ -52,55 +50,41 @@ def make_groups(rng: np.random.Generator, count: int) -> Groups:
 @pytest.fixture
 def splits(write_dataset: WriteDataset) -> Splits:
     rng = np.random.default_rng(0)
-    url = write_dataset({name: make_groups(rng, 90) for name in ("train", "validation", "test")}, FEATURES)
-    return Splits.model_validate({name: {"data": url, "periods": name} for name in ("train", "validation", "test")})
+    return splits_of(write_dataset({name: make_groups(rng, 90) for name in NAMES}, FEATURES))
 
 
 def train(splits: Splits, out: Path, config: LightGBMConfig) -> Bundle:
     return grow_trees(config, splits, str(out))
 
 
-def all_groups(splits: Splits, split: str) -> QueryGroups:
-    return QueryGroups.concat(list(iterate(select(getattr(splits, split), labelled=True))))
-
-
 @pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg", "regression"])
 def test_streamed_bins_give_the_trees_of_the_whole_matrix(splits: Splits, tmp_path: Path, objective: str) -> None:
     config = CONFIG.replace(objective=objective, feature_fraction=0.7, bagging_fraction=0.8)
-    bundle = train(splits, tmp_path / "out", config)
-    groups, test = all_groups(splits, "train"), all_groups(splits, "test")
-    assert groups.labels_N is not None
-    codes = {0: np.float32([3, 70, 5_000_000])}
-    parameters = config.parameters(config.gains(4))
-    data = lgb.Dataset(
-        renumber(groups.features_NF.numpy(), codes),
-        groups.labels_N.numpy(),
-        group=groups.lengths_Q.numpy(),
-        categorical_feature=[0],
-        params=parameters,
-    )
-    direct = lgb.train(parameters, data, config.num_trees)
-    expected_N = direct.predict(renumber(test.features_NF.numpy(), codes))
-    np.testing.assert_array_equal(bundle.scorer()(test).numpy(), expected_N)
-    assert len(np.unique(expected_N)) > 50
+    found_N = train(splits, tmp_path / "out", config).scorer()(read(splits.test)).numpy()
+    np.testing.assert_array_equal(found_N, direct(splits, {}, config))
+    assert len(np.unique(found_N)) > 50
 
 
-def direct(splits: Splits, changes: Mapping[str, object], **fields: object) -> NDArray[np.float64]:
-    """Scores of the test documents by LightGBM on the whole matrix, with settings under its own names over CONFIG's."""
-    groups, test = all_groups(splits, "train"), all_groups(splits, "test")
+CODES = {0: np.float32([3, 70, 5_000_000])}
+
+
+def direct(
+    splits: Splits, changes: Mapping[str, object], config: LightGBMConfig = CONFIG, **fields: object
+) -> NDArray[np.float64]:
+    """Scores of the test documents by LightGBM on the whole matrix, with settings under its own names over others."""
+    groups, test = read(splits.train), read(splits.test)
     assert groups.labels_N is not None
-    codes = {0: np.unique(groups.features_NF[:, 0].numpy())}
-    parameters = CONFIG.parameters(CONFIG.gains(4)) | changes
+    parameters = config.parameters(config.gains(4)) | changes
     data = lgb.Dataset(
-        renumber(groups.features_NF.numpy(), codes),
+        renumber(groups.features_NF.numpy(), CODES),
         groups.labels_N.numpy(),
         group=groups.lengths_Q.numpy(),
         categorical_feature=[0],
         params=parameters,
         **fields,
     )
-    booster = lgb.train(parameters, data, CONFIG.num_trees)
-    return np.asarray(booster.predict(renumber(test.features_NF.numpy(), codes)))
+    booster = lgb.train(parameters, data, config.num_trees)
+    return np.asarray(booster.predict(renumber(test.features_NF.numpy(), CODES)))
 
 
 BY_SETS = {"max_cat_to_onehot": 1, "min_data_per_group": 20}
@@ -124,7 +108,7 @@ def test_an_option_is_that_of_lightgbm(
     splits: Splits, tmp_path: Path, without: Mapping[str, object], option: Mapping[str, object]
 ) -> None:
     given = {key: value for key, value in {**without, **option}.items() if key != "bagging_freq"}
-    found_N = train(splits, tmp_path / "out", CONFIG.replace(**given)).scorer()(all_groups(splits, "test")).numpy()
+    found_N = train(splits, tmp_path / "out", CONFIG.replace(**given)).scorer()(read(splits.test)).numpy()
     np.testing.assert_array_equal(found_N, direct(splits, {**without, **option}))
     assert not np.array_equal(found_N, direct(splits, without))
 
@@ -133,7 +117,7 @@ def test_monotone_features_are_named_and_bind_scores(splits: Splits, tmp_path: P
     """Relevance rises with `a`, so that falling scores take the constraint; the library counts features by place."""
     config = CONFIG.replace(monotone={"a*": -1, "b": 1})
     scorer = train(splits, tmp_path / "out", config).scorer()
-    test = all_groups(splits, "test")
+    test = read(splits.test)
     expected_N = direct(splits, {"monotone_constraints": [0, -1, 1]})
     np.testing.assert_array_equal(scorer(test).numpy(), expected_N)
 
@@ -168,13 +152,13 @@ def test_what_cannot_be_monotone_is_named(
 
 
 def test_unbiased_trees_take_the_positions_of_the_data(splits: Splits, tmp_path: Path) -> None:
-    rng, groups = np.random.default_rng(2), all_groups(splits, "train")
+    rng, groups = np.random.default_rng(2), read(splits.train)
     positions_N = np.concatenate([1 + rng.permutation(length) for length in groups.lengths_Q.tolist()])
     assert groups.ids_Q is not None
     shown = dict(zip(groups.ids_Q.tolist(), np.split(positions_N, groups.offsets_Q1[1:-1]), strict=True))
     add_column(splits.train.data[0], "positions", pa.list_(pa.float32()), shown.get)
     config = CONFIG.replace(unbiased=True, bias_regularization=0.5)
-    found_N = train(splits, tmp_path / "out", config).scorer()(all_groups(splits, "test")).numpy()
+    found_N = train(splits, tmp_path / "out", config).scorer()(read(splits.test)).numpy()
     changes = {"lambdarank_position_bias_regularization": 0.5}
     np.testing.assert_array_equal(found_N, direct(splits, changes, position=positions_N))
     assert not np.array_equal(found_N, direct(splits, {}))
@@ -189,18 +173,9 @@ def test_document_weights_count(splits: Splits) -> None:
     weighted = replace(train_groups, weights_N=weights_N)
     with watching(CONFIG, validation, "lightgbm", Context()) as watch:
         text = CONFIG.boost(weighted, weighted.labels_N, validation, codes, watch)
-    rows_NF = np.concatenate(list(train_groups.rows(codes.known())))
-    parameters = CONFIG.parameters(CONFIG.gains(4))
-    data = lgb.Dataset(
-        rows_NF,
-        train_groups.labels_N,
-        weight=weights_N,
-        group=train_groups.lengths_Q,
-        categorical_feature=[0],
-        params=parameters,
-    )
-    direct = lgb.train(parameters, data, CONFIG.num_trees)
-    np.testing.assert_array_equal(lgb.Booster(model_str=text.decode()).predict(rows_NF), direct.predict(rows_NF))
+    test_NF = renumber(read(splits.test).features_NF.numpy(), CODES)
+    found_N = lgb.Booster(model_str=text.decode()).predict(test_NF)
+    np.testing.assert_array_equal(found_N, direct(splits, {}, weight=weights_N))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -229,7 +204,7 @@ def test_the_softmax_objective_is_the_derivative_of_the_cross_entropy(temperatur
 def test_the_softmax_student_comes_close_to_its_target(splits: Splits, tmp_path: Path) -> None:
     config = CONFIG.replace(objective="softmax", num_trees=200, lambda_l2=0.0)
     bundle = train(splits, tmp_path / "out", config)
-    groups = all_groups(splits, "train")
+    groups = read(splits.train)
     assert groups.labels_N is not None
     scores_N = bundle.scorer()(groups).numpy()
     gradient_N, _ = _softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(scores_N, None)

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 import xgboost as xgb
 from hypothesis import given
 from hypothesis import strategies as st
+from labelled_groups import Groups, WriteDataset
 from numpy.typing import NDArray
 
 from ltrscale.bundle import boosters
@@ -30,8 +31,6 @@ from ltrscale.trees.data import BinCodes, Labelled, check_labels, read_labelled
 from ltrscale.trees.library import watching
 from ltrscale.trees.with_xgboost import _pages
 
-Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
-WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 CONFIG = XGBoostConfig(num_trees=8, max_leaves=8, early_stopping_rounds=None, num_threads=1)
 FEATURES = [Feature(name="c", kind="categorical"), Feature(name="x"), Feature(name="y")]
 Read = tuple[Labelled, BinCodes, Labelled]
