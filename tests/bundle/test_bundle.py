@@ -412,6 +412,10 @@ def test_the_directory_holds_a_card(neural: str) -> None:
     assert bundle.load(neural).architecture.transform.numeric == "none"
 
 
+def test_no_pickle_is_written(neural: str) -> None:
+    assert {path.suffix for path in Path(neural).iterdir()} == {".json", ".safetensors", ".md"}
+
+
 @pytest.mark.s3
 def test_a_bundle_on_s3(s3: str, tmp_path: Path) -> None:
     url, ranker, groups = storage.join(s3, tmp_path.name), trained_ranker(), documents()

@@ -29,6 +29,12 @@ def test_credentials_are_refused() -> None:
         send(command=["pretrain", "--set=out=s3://me:pass@bucket/x"])
 
 
+def test_harmless_variables_are_sent() -> None:
+    harmless = {"AWS_ENDPOINT_URL": "http://10.0.0.7:9000", "LTRSCALE_STORAGE_PATIENCE_S": 600, "NCCL_DEBUG": "INFO"}
+    with pytest.raises(InputError, match="no dashboard answers there"):  # the next thing that is looked at
+        send(environment={**harmless, "PATH": "/opt/conda3/envs/Ranking/bin:/usr/local/bin:/usr/bin:/bin"})
+
+
 def test_a_cluster_that_is_missing_or_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(dashboard.ADDRESS, raising=False)
     with pytest.raises(InputError, match="no cluster is named; give --address"):

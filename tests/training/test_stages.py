@@ -80,6 +80,38 @@ def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, me
     assert ndcg_on(ranker, test) > random_ndcg(test) + 0.08
 
 
+@pytest.mark.slow
+def test_training_twice_gives_the_same_bytes(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    for name in ("a", "b"):
+        pretrain(pretrain_config(), train, str(tmp_path / name), origin={}, report=lambda _: None)
+        finetune(
+            finetune_config(),
+            train,
+            validation,
+            str(tmp_path / f"{name}-ranker"),
+            pretrained=str(tmp_path / name),
+            origin={},
+            report=lambda _: None,
+        )
+    for stage in ("", "-ranker"):
+        contents = {(tmp_path / f"{name}{stage}" / "weights.safetensors").read_bytes() for name in ("a", "b")}
+        assert len(contents) == 1
+
+
+def test_the_head_phase_leaves_the_encoder_alone(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    pretrained, ranker = str(tmp_path / "pretrained"), str(tmp_path / "ranker")
+    pretrain(pretrain_config(), train, pretrained, origin={}, report=lambda _: None)
+    still = {"learning_rate": 1e-30}  # the second phase changes nothing that float32 can hold
+    config = finetune_config(optimizer=still, head_epochs=1, epochs=1)
+    finetune(config, train, validation, ranker, pretrained=pretrained, origin={}, report=lambda _: None)
+    before = bundle.load(pretrained).encoder()
+    after = bundle.load(ranker).encoder()
+    for (name, a), (_, b) in zip(before.named_parameters(), after.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
 def test_a_validation_split_without_relevant_documents_is_an_error(
     write_dataset: Callable[..., str], tmp_path: Path
 ) -> None:
