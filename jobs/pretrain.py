@@ -30,7 +30,7 @@ pretrain.network.encoder pretrain.network.transform.numeric
 pretrain.epochs pretrain.stream.docs_per_batch pretrain.stream.streams
 pretrain.optimizer.learning_rate pretrain.optimizer.weight_decay pretrain.optimizer.schedule
 pretrain.seed pretrain.device pretrain.precision pretrain.keep_every
-in_context in_context.steps in_context.minutes in_context.problems.values in_context.problems.at_once
+in_context in_context.steps in_context.minutes
 workers.number workers.gpus fresh
 """
 COMMAND = Command("pretrain", _job, __doc__, _KEYS)

@@ -179,14 +179,16 @@ def test_a_kind_is_asked_for_by_its_name(cls: type[BaseModel]) -> None:
 def test_the_example_is_a_command_that_can_be_run(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = (part for part in command.description.split("\n\n") if part.startswith("  python"))
-    program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
-    assert program == f"jobs.{command.name}"
+    examples = [part for part in command.description.split("\n\n") if part.startswith("  python")]
+    assert examples
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [program, "--print-config", *words])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    main(command)
-    assert command.config.model_validate(yaml.safe_load(capsys.readouterr().out))
+    for example in examples:
+        program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
+        assert program == f"jobs.{command.name}"
+        monkeypatch.setattr(sys, "argv", [program, "--print-config", *words])
+        main(command)
+        assert command.config.model_validate(yaml.safe_load(capsys.readouterr().out))
 
 
 def test_the_docs_ask_for_keys_that_exist() -> None:
@@ -233,7 +235,7 @@ def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
     done = subprocess.run([sys.executable, "-c", HELPS, *asked], cwd=ROOT, capture_output=True, text=True, check=True)
     libraries, rooms = (line.split() for line in done.stdout.splitlines())
     assert HEAVY & set(libraries) == set()
-    assert set(rooms) <= {"config", "errors", "fixed_keys", "progress", "signals", "storage"}
+    assert set(rooms) <= {"config", "errors", "fixed_keys", "progress", "signals", "storage", "yaml_text"}
 
 
 @pytest.mark.slow
