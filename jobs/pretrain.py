@@ -11,7 +11,8 @@ minutes of a GPU, as for the weights of the package (docs/results/in-context.md)
 
   python -m jobs.pretrain --set out=runs/network \
       --set in_context.minutes=3.2 --set in_context.steps=100000 \
-      --set in_context.problems.values=3000000 --set in_context.problems.at_once=64
+      --set in_context.problems.values=3000000 \
+      --set in_context.problems.at_once=64
 """
 
 from jobs.cli import Command, Job, main
