@@ -11,7 +11,8 @@ minutes of a GPU, as for the weights of the package (docs/results/in-context.md)
 
   python -m jobs.pretrain --set out=runs/network \
       --set in_context.minutes=3.2 --set in_context.steps=100000 \
-      --set in_context.problems.values=3000000 --set in_context.problems.at_once=64
+      --set in_context.problems.values=3000000 \
+      --set in_context.problems.at_once=64
 """
 
 from jobs.cli import Command, Job, main
@@ -30,7 +31,7 @@ pretrain.network.encoder pretrain.network.transform.numeric
 pretrain.epochs pretrain.stream.docs_per_batch pretrain.stream.streams
 pretrain.optimizer.learning_rate pretrain.optimizer.weight_decay pretrain.optimizer.schedule
 pretrain.seed pretrain.device pretrain.precision pretrain.keep_every
-in_context in_context.steps in_context.minutes in_context.problems.values in_context.problems.at_once
+in_context in_context.steps in_context.minutes
 workers.number workers.gpus fresh
 """
 COMMAND = Command("pretrain", _job, __doc__, _KEYS)

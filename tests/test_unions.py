@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 AGREED = {
     "ltrscale/bundle/files.py": "only the encoder of text reads tokens, and has a vocabulary to compare",
     "ltrscale/bundle/networks.py": "weights of one architecture are one ranker; mypy has to know",
+    "ltrscale/evaluation/measure/explain.py": "an encoder ranks nothing, so that another question is answered of it",
     "ltrscale/experiments/methods/trees.py": "a preset reads settings before they are validated; HOU24's grid is one",
     "ltrscale/experiments/methods/neural.py": "a network has students of its own settings, trees have others",
     "ltrscale/experiments/report/make.py": "a report that lacks a part says so in a section of its own",

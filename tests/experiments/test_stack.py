@@ -36,7 +36,13 @@ def splits_of(*, labelled_fraction: float = 1.0, **shared: Any) -> dict[str, Any
 
 def pipeline(data: str, out: Path, *, train: dict[str, Any] | None = None, **methods: Any) -> PipelineJob:
     splits = splits_of(labelled_fraction=0.5) if train is None else {**splits_of(), "train": train}
-    values = {"out": str(out), "data": data, "splits": splits, "methods": methods, "evaluate": {"resamples": 200}}
+    values = {
+        "out": str(out),
+        "data": data,
+        "splits": splits,
+        "methods": methods,
+        "evaluate": {"baseline": None, "resamples": 200},
+    }
     return configs.validate(PipelineJob, values, "pipeline")
 
 

@@ -179,14 +179,16 @@ def test_a_kind_is_asked_for_by_its_name(cls: type[BaseModel]) -> None:
 def test_the_example_is_a_command_that_can_be_run(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = (part for part in command.description.split("\n\n") if part.startswith("  python"))
-    program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
-    assert program == f"jobs.{command.name}"
+    examples = [part for part in command.description.split("\n\n") if part.startswith("  python")]
+    assert examples
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [program, "--print-config", *words])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    main(command)
-    assert command.config.model_validate(yaml.safe_load(capsys.readouterr().out))
+    for example in examples:
+        program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
+        assert program == f"jobs.{command.name}"
+        monkeypatch.setattr(sys, "argv", [program, "--print-config", *words])
+        main(command)
+        assert command.config.model_validate(yaml.safe_load(capsys.readouterr().out))
 
 
 def test_the_docs_ask_for_keys_that_exist() -> None:
