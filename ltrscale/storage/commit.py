@@ -301,5 +301,6 @@ class Commit:
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := own_files & self._kept:
                 with self._exclusively():
+                    check_lease(self.url)  # another writer's record is not ours to replace
                     saved, left = read_unfinished(self.url)
                     write_unfinished(self.url, saved, left | kept)
