@@ -158,7 +158,7 @@ def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_metrics(scopes: _Scopes, baseline: str | None) -> Table:
+def metric_table(scopes: _Scopes, baseline: str | None) -> Table:
     """A row for each metric of each method: mean, counts, undefined groups as 0 and as 1, and the comparison."""
     rows: list[TableRow] = []
     for groups, of_methods in scopes.items():

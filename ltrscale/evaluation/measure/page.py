@@ -12,10 +12,10 @@ from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Method
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
-    all_metrics,
     columns_against,
     cutoffs,
     how_to_read,
+    metric_table,
     verdicts,
     with_error,
     with_interval,
@@ -37,7 +37,7 @@ def document(evaluation: Evaluation, out: str) -> Document:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     sections = [
         Section("How to read the tables", [Points(how_to_read_it(evaluation))]),
-        Section("All metrics", [all_metrics(scopes, evaluation.baseline)]),
+        Section("All metrics", [metric_table(scopes, evaluation.baseline)]),
     ]
     if rows := _calibrations(evaluation):
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))

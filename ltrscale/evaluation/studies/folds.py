@@ -21,10 +21,10 @@ from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
     ComparedMethods,
-    all_metrics,
     columns_against,
     cutoffs,
     how_to_read,
+    metric_table,
     verdicts,
     with_error,
 )
@@ -172,7 +172,7 @@ def document(crossval: Crossval) -> Document:
     sections = [
         Section("How to read the tables", [Points(_how_to_read(crossval))]),
         Section("Fold by fold", [Table.from_rows(by_fold)]),
-        Section("All test groups together", [all_metrics(pooled, crossval.baseline)]),
+        Section("All test groups together", [metric_table(pooled, crossval.baseline)]),
     ]
     opening = [Text(f"{together}: {folds}."), *_table_of_methods(crossval), Chart(_chart(crossval), shows, "folds")]
     return Document("Cross-validation", opening, sections)

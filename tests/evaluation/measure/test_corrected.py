@@ -104,7 +104,7 @@ def figures(correction: Correction, groups: QueryGroups, scores_T: list[torch.Te
     """The corrected and the plain share at the first cut-off, of each trial."""
     gathered = Gathered()
     gathered.add(np.arange(groups.n_groups), correction.sums(scores_T, groups))
-    methods = [(f"m{t}", [None]) for t in range(len(scores_T))]
+    methods = {f"m{t}": [None] for t in range(len(scores_T))}
     found = summarised(correction, gathered, methods, baseline="m0", samples=200, seed=0)
     assert found is not None
     k = correction.cutoffs[0]
