@@ -7,7 +7,7 @@ TRAIN="{data: runs/demo/data, periods: 2026-W01..2026-W05}"
 job pipeline --config configs/demo.yaml
 job evaluate out=runs/report evaluate.models="$MODELS" evaluate.splits="$SPLITS" evaluate.slices="{long: n_documents > 20, bought: max_label >= 4}" evaluate.slice_by="[period, n_relevant]" evaluate.by_period=true
 job report evaluation=runs/report out=runs/page
-job contrast out=runs/contrast data=runs/demo/data periods=2026-W01..2026-W05 bundle=runs/demo/seed-0/simclr_rank/pretrained
+job explain out=runs/contrast data=runs/demo/data periods=2026-W01..2026-W05 bundle=runs/demo/seed-0/simclr_rank/pretrained
 job interleave out=runs/interleaved models="$MODELS" test="{data: runs/demo/data, periods: 2026-W07}"
 job reconcile out=runs/why source="{kind: bundle, bundle: runs/demo/seed-0/gbdt/model, split: {data: runs/demo/data, periods: 2026-W07}}"
 job gate --config configs/gate.yaml
@@ -22,7 +22,7 @@ job train_gbdt out=runs/shared-trees splits="$SPLITS" gbdt="{$TREES}" workers="{
 job train_gbdt out=runs/xgboost splits="$SPLITS" gbdt="{kind: xgboost, num_trees: 20, max_leaves: 8, num_threads: 1}"
 job train_gbdt out=runs/catboost splits="$SPLITS" gbdt="{kind: catboost, num_trees: 20, num_threads: 1}"
 job train_gbdt out=runs/mean splits="$SPLITS" ensemble="{candidates: 3, most: 2}" gbdt="{$TREES, feature_fraction: 0.5}"
-job stack out=runs/stack splits="$SPLITS" stack="{folds: 2, gbdt: {$TREES}}" members="{trees: {kind: gbdt, gbdt: {$TREES}}, network: {kind: neural, finetune: {$NETWORK}}}"
+job pipeline out=runs/stack splits="$SPLITS" evaluate.baseline=trees methods="{trees: {kind: gbdt, gbdt: {$TREES}}, network: {kind: neural, finetune: {$NETWORK}}, stack: {kind: stack, members: [trees, network], stack: {folds: 2, gbdt: {$TREES}}}}"
 job tune out=runs/search trials=3 space="{gbdt.num_leaves: {low: 4, high: 64, integer: true}}" job="{kind: gbdt, gbdt: {$TREES}, splits: $SPLITS}"
 job finetune out=runs/mlp splits="$SPLITS" finetune="{$NETWORK}"
 job refit out=runs/final bundle=runs/trees also="{data: runs/demo/data, periods: 2026-W07}"
