@@ -180,7 +180,7 @@ def test_a_ranker_reads_with_the_weights_that_were_pretrained(
     splits = Splits.model_validate(values | {"validation": {"data": synthetic_dataset, "periods": ["2026-W03"]}})
     own = InContextConfig(pretrained=str(whole))
     assert InContextJob(out=str(tmp_path / "own"), splits=splits, in_context=own).run()
-    assert json.loads((tmp_path / "own" / "config.json").read_text())["in_context"]["sizes"] == SMALL["network"]
+    assert json.loads((tmp_path / "own" / "config.json").read_text())["part"]["sizes"] == SMALL["network"]
     origins = [InContextJob(out="x", splits=splits, in_context=c).inputs() for c in (own, InContextConfig())]
     assert origins[0][str(whole)] != origins[1]["network"]
 
