@@ -217,7 +217,7 @@ class TextReader(ABC):
         Raises:
             InputError: the file is damaged.
         """
-        for lines in line_blocks(self.url, self._encoding()):
+        for lines in line_blocks(self.url, self._encoding(), size=_BLOCK):
             row_M = ~lines.blank_M()
             row_M[0] &= lines.first > 1 or not self.header
             faults = self._faults(lines, row_M)
