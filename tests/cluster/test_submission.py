@@ -135,7 +135,7 @@ def test_what_is_sent_may_change_meanwhile(give: Give, tmp_path: Path, git: bool
         by_git(tmp_path)
     (tmp_path / "jobs" / "configs" / "start" / "mine.yaml").write_text("# new\n")
     with a_writer(tmp_path):
-        done = give("config", "mine", here=tmp_path)
+        done = give("init", "--example", "mine", here=tmp_path)
     assert done.status == 0, done
     assert "# new\n" in done.out
 
