@@ -116,7 +116,7 @@ def _is_required() -> bool:
 class _Follower:
     """Passes figures on to a tracker in its own thread."""
 
-    def __init__(self, tracker: Tracker, required: bool = False) -> None:
+    def __init__(self, tracker: Tracker, required: bool) -> None:
         self._tracker = tracker
         self._waiting: deque[Figures] = deque()
         self._reported = self._arrived = 0

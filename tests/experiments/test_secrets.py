@@ -13,7 +13,6 @@ TESTS = Path(__file__).resolve().parents[1]
 CANARY = "canary0123456789"
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.s3

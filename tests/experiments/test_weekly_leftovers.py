@@ -51,7 +51,6 @@ def made(start: Path, place: Path, change: int) -> dict[str, str]:
     return {name: content for name, content in found_in(place).items() if name != "weekly/service.json"}  # its time
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [100, *map(nightly, (10, 40, 70, 130, 160, 190, 220))])
 def test_weekly_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, change: int) -> None:

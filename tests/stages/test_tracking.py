@@ -485,7 +485,7 @@ def test_no_step_waits_for_a_tracker_that_never_comes_back_from_a_call(
             go_on.wait()
             raise ConnectionError
 
-    follower = tracking._Follower(Stuck())  # type: ignore[arg-type]
+    follower = tracking._Follower(Stuck(), required=False)  # type: ignore[arg-type]
     stuck.wait()
     with MetricsFile(tmp_path / "metrics.jsonl", "example", lambda _: None) as file:
         for step in range(1, 1000):

@@ -107,7 +107,7 @@ ROLES = {"query": "search_id", "item": "product_id", "label": "event", "time": "
 
 
 @pytest.mark.slow
-@settings(max_examples=8)
+@settings(max_examples=25)
 @given(
     st.lists(NAMES, min_size=14, max_size=14, unique=True), st.lists(TEXTS, min_size=3, max_size=3, unique=True), STEMS
 )
