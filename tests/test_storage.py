@@ -5,8 +5,10 @@ import itertools
 import json
 import multiprocessing
 import os
+import random
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import s3fs
 
 from ltrscale import storage
 from ltrscale.errors import InputError
+from ltrscale.storage import writers
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 
@@ -496,9 +499,17 @@ def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monke
     assert (storage.read_manifest(url) or {})["version"] == 2
 
 
-def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
+def test_one_of_several_writers_that_finish_at_once_commits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without a manifest to replace, with own files and with files of the same name."""
     refusals: list[str] = []
+    real = writers.covering
+
+    def slowly(url: str) -> writers.Lease | None:
+        lease = real(url)
+        time.sleep(random.uniform(0, 0.2))  # a lease that is gone by then was another thread's
+        return lease
+
+    monkeypatch.setattr(writers, "covering", slowly)
     for round_ in range(12):
         if round_ == 6:
             commit(url, {"shared": "first", "part-{hash}": "first"})
@@ -518,10 +529,10 @@ def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
                 except InputError as error:
                     refusals.append(str(error))
 
-        writers = [threading.Thread(target=write, args=(f"{round_}-{i}",)) for i in range(3)]
-        for writer in writers:
+        threads = [threading.Thread(target=write, args=(f"{round_}-{i}",)) for i in range(3)]
+        for writer in threads:
             writer.start()
-        for writer in writers:
+        for writer in threads:
             writer.join()
         manifest = storage.read_manifest(url)
         assert manifest is not None
