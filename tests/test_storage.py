@@ -5,8 +5,10 @@ import itertools
 import json
 import multiprocessing
 import os
+import random
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import s3fs
 
 from ltrscale import storage
 from ltrscale.errors import InputError
+from ltrscale.storage import writers
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -454,13 +457,21 @@ def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monke
     assert (storage.read_manifest(url) or {})["version"] == 2
 
 
-def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
+def test_one_of_several_writers_that_finish_at_once_commits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without a manifest to replace, with own files and with files of the same name."""
     refusals: list[str] = []
-    for round_ in range(6):
-        if round_ == 3:
+    real = writers.covering
+
+    def slowly(url: str) -> writers.Lease | None:
+        lease = real(url)
+        time.sleep(random.uniform(0, 0.2))  # a lease that is gone by then was another thread's
+        return lease
+
+    monkeypatch.setattr(writers, "covering", slowly)
+    for round_ in range(12):
+        if round_ == 6:
             commit(url, {"shared": "first", "part-{hash}": "first"})
-        elif round_ < 3:
+        elif round_ < 6:
             storage.withdraw(url)
         start, committed = threading.Barrier(3), []
 
@@ -476,17 +487,17 @@ def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
                 except InputError as error:
                     refusals.append(str(error))
 
-        writers = [threading.Thread(target=write, args=(f"{round_}-{i}",)) for i in range(3)]
-        for writer in writers:
+        threads = [threading.Thread(target=write, args=(f"{round_}-{i}",)) for i in range(3)]
+        for writer in threads:
             writer.start()
-        for writer in writers:
+        for writer in threads:
             writer.join()
         manifest = manifest_of(url)
         assert committed == [manifest["writer"]]
         for file in manifest["files"]:
             assert storage.read_verified(url, file["path"], manifest) == committed[0].encode()
         assert len(names(url)) == 3
-    assert len(refusals) == 12
+    assert len(refusals) == 24
     assert all("another writer has committed it meanwhile" in refusal for refusal in refusals)
 
 

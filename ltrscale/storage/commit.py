@@ -4,6 +4,7 @@ import contextlib
 import json
 import secrets
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,10 @@ class Placed:
     path: str
     bytes: int
     sha256: str
+
+
+_turns: dict[str, threading.Lock] = {}
+"""Who of this process's threads commits, by the remote directory's `place`."""
 
 
 class Commit:
@@ -216,13 +221,18 @@ class Commit:
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Keep other writers out, by a lock on a local disk or below a held lease, else by a lease."""
-        if is_local(self.url) or writers.covering(self.url) is not None:
+        """Keep other writers out, by a lock on a local disk, by a lease on a remote store unless one is held above.
+
+        Threads take turns: a lease is a process's, so one thread would take another's for its own.
+        """
+        if is_local(self.url):
             with files.exclusively(self.url):
                 yield
-        else:
-            with leases.hold(self.url):
-                yield
+            return
+        with _turns.setdefault(writers.place(self.url), threading.Lock()), contextlib.ExitStack() as lease:
+            if writers.covering(self.url) is None:
+                lease.enter_context(leases.hold(self.url))
+            yield
 
     def _lost(self) -> InputError:
         return InputError(f"{self.url}: another writer has committed it meanwhile; run one writer at a time")
