@@ -129,17 +129,20 @@ def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
     assert not np.isin(np.concatenate(added), recorded).any()
 
 
-def test_it_may_be_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def killed(inputs: str, out: str) -> None:
+    """A `prepare` that dies when it has saved twice."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(additions, "_SAVE_S", 0.0)
+    interrupt_after(patch, 2, lambda: os._exit(9))
+    prepare(config(inputs), out)
+
+
+def test_it_may_be_killed_again_and_again(tmp_path: Path) -> None:
     inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
-
-    def run() -> None:
-        interrupt_after(monkeypatch, 2, lambda: os._exit(9))
-        prepare(config(inputs), out)
-
-    statuses = list[int | None]()
+    spawn, statuses = multiprocessing.get_context("spawn"), list[int | None]()
     while not statuses or statuses[-1]:
-        process = multiprocessing.get_context("fork").Process(target=run)
+        process = spawn.Process(target=killed, args=(inputs, out))
         process.start()
         process.join()
         statuses.append(process.exitcode)
