@@ -126,7 +126,7 @@ class RefitJob(TrainingStage):
                 grown = GBDTJob(
                     out=self.out,
                     splits=splits,
-                    gbdt=trees.replace(num_trees=kept, early_stopping_rounds=None),
+                    gbdt=trees.replace(num_trees=kept, early_stopping_rounds=None, minutes=None),
                     start=learned.start,
                     workers=self.workers,
                 )

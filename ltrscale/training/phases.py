@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ class Training:
     """Called after each epoch on all workers; returns further figures of the epoch."""
 
     def run(self, *phases: Phase) -> float:
-        """Train each phase until its epochs or its patience run out; returns the mean loss of the last epoch.
+        """Train each phase until epochs, patience or minutes run out; returns the mean loss of the last epoch.
 
         Raises:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
@@ -114,6 +114,7 @@ class Training:
             steps = saved.steps_before if saved else 0
             known = saved and saved.state.get("expected")
             expected = Account(*known) if known else self._expected(phases[0])
+            spent = _Spent(self.config.minutes, 0.0 if saved is None else saved.progress["spent_s"])
             for phase in self._left(phases, saved):
                 stream = self._stream(phase)
                 trainer = self._trainer(phase, stream, checkpoints, expected)
@@ -123,35 +124,45 @@ class Training:
                     restore(trainer, saved)
                     if self.best is not None:
                         self.best.restore(saved)
-                self._begin(phase, steps)
+                self._begin(phase, steps, spent)
                 foresee(trainer, self.selection, phase.title)
                 log_epoch = _EpochLog(phase, exact=expected is not None)
                 documents = (phase.last - trainer.state.epoch) * stream.documents_per_epoch
                 with progress(phase.title, documents - trainer.state.account.documents) as advance, closing(trainer):
-                    ended = False
-                    while not ended:
-                        kept, clock = self._begin(phase, steps), _Clock(trainer)
+                    ended = late = False
+                    while not (ended or late):
+                        kept, clock = self._begin(phase, steps, spent), _Clock(trainer)
                         with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
                             for result in results:
                                 advance(result.documents)
                                 self._report(phase, steps, trainer, result)
                                 checkpoints.after(result, trainer, kept)
                         record, ended = self._judged(phase, trainer.state.epoch, clock.record(trainer.past))
+                        late = phase.until is None and spent.is_all()
                         self.context.report(record)
-                        log_epoch(record, last=ended)
+                        log_epoch(record, last=ended or late)
                         self.keep(trainer.state.epoch, trainer.past.mean_loss)
                 loss, steps, saved = trainer.past.mean_loss, steps + trainer.state.step, None
+                if late:
+                    log.info(
+                        "%s: its %g minutes are up after epoch %d",
+                        phase.title,
+                        self.config.minutes,
+                        trainer.state.epoch,
+                    )
+                    break
         if self.best is not None:
             self._warn_of_last(self.best, phases)
         return loss
 
-    def _begin(self, phase: Phase, steps_before: int) -> Progress:
+    def _begin(self, phase: Phase, steps_before: int, spent: "_Spent") -> Progress:
         """Set the modes of the modules for an epoch; returns what checkpoints hold beside the trainer's state."""
         self.model.train()  # every epoch, because validation sets eval mode
         for module in phase.frozen:
             module.eval()
         # once an epoch: only the validation after it changes `best`
-        return Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
+        kept = Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
+        return replace(kept, place={**kept.place, "spent_s": spent.seconds})
 
     def _report(self, phase: Phase, steps_before: int, trainer: Trainer, result: StepResult) -> None:
         self.context.report(
@@ -254,6 +265,24 @@ class Training:
 def _gaps(trainer: Trainer, epoch: State) -> Record:
     """Missed and repeated groups of an epoch; empty if the expected account is unknown."""
     return {} if trainer.expected is None else {**epoch.account.gaps(trainer.expected)}
+
+
+class _Spent:
+    """The time of a training, over all its processes, and its limit."""
+
+    def __init__(self, minutes: float | None, before_s: float) -> None:
+        self._minutes, self._began = minutes, time.monotonic() - before_s
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def is_all(self) -> bool:
+        """Whether the minutes are up, by the latest clock of all workers, which must all ask."""
+        if self._minutes is None:
+            return False
+        seconds = gather_over_workers(torch.tensor([self.seconds], dtype=torch.float64)).max().item()
+        return seconds >= 60 * self._minutes
 
 
 class _Clock:

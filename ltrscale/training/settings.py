@@ -163,6 +163,9 @@ class TrainingConfig(Config):
     checkpoint_minutes: Operational[float] = Field(10.0, gt=0)
     """Time between checkpoints, from which the same command resumes; the first comes after a minute. They
     are written while training continues. A killed machine loses up to this much, a request to stop loses no step."""
+    minutes: float | None = Field(None, gt=0)
+    """Also end after the epoch that ends later than this, with what was best by then; a resumed run counts the time of
+    its whole epochs. Empty for no limit."""
     preflight: PreflightConfig = PreflightConfig()
     """How the data files are checked before workers start."""
 

@@ -6,6 +6,7 @@ Shapes: N documents, Q1 = groups + 1 offsets.
 """
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, Stopped
-from ltrscale.progress import Advance, progress
+from ltrscale.progress import Advance, log, progress
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.runtime.workers import Context
 from ltrscale.trees.data import HIGHEST_EXPONENTIAL, BinCodes, Labelled, all_workers
@@ -145,6 +146,8 @@ class TreesConfig(Config, ABC):
     """Stop after this many trees without a better validation NDCG, and keep those up to the best; empty keeps all."""
     stop_on: int = Field(5, ge=1)
     """Cut-off of that NDCG."""
+    minutes: float | None = Field(None, gt=0)
+    """Also stop after the tree that ends later than this, and keep trees as above; empty for no limit."""
     seed: int = 0
     """Seed of the library's random draws."""
     deterministic: bool = True
@@ -266,6 +269,7 @@ class StoppingWatch:
         self.best_value = self.last_value = -math.inf
         self._config, self._validation, self._context, self._advance = config, validation, context, advance
         self._library_metric = f"{self.name}_{library}"
+        self._end_s = math.inf if config.minutes is None else time.monotonic() + 60 * config.minutes
 
     def __call__(self, scores_N: NDArray[np.float64] | None = None, library_value: float | None = None) -> bool:
         """Record one more tree; returns whether there are enough.
@@ -282,7 +286,7 @@ class StoppingWatch:
         self._advance(1)
         if self._validation is None or scores_N is None:
             self._context.report({"tree": self.trees})
-            return self.trees >= self._config.num_trees
+            return self.trees >= self._config.num_trees or self._is_late()
         # rank 0's value: rounding may differ, and the others would wait for a worker that stopped alone
         self.last_value = all_workers(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
         library_values = {} if library_value is None else {self._library_metric: library_value}
@@ -290,7 +294,15 @@ class StoppingWatch:
         if self.last_value > self.best_value:
             self.best, self.best_value = self.trees, self.last_value
         patience = self._config.early_stopping_rounds
-        return self.trees >= self._config.num_trees or (patience is not None and self.trees - self.best >= patience)
+        stale = patience is not None and self.trees - self.best >= patience
+        return self.trees >= self._config.num_trees or stale or self._is_late()
+
+    def _is_late(self) -> bool:
+        # rank 0's clock, as the others would wait for a worker that stopped alone
+        late = self._end_s < math.inf and bool(all_workers(float(time.monotonic() >= self._end_s))[0])
+        if late:
+            log.info("boost: its %g minutes are up after %d trees", self._config.minutes, self.trees)
+        return late
 
     @property
     def kept(self) -> int:

@@ -34,20 +34,23 @@ from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "result.json"
 
 
+LATE = "the search's minutes were up"
+
+
 class Result(Strict):
     """The state of a trial, and how it has ended."""
 
     state: Literal["running", "complete", "stopped", "failed"]
     """`running`: not ended; `complete`: it finished; `stopped`: early, because other trials were better at the same
-    step; `failed`: it raised an error, or its process died."""
+    step, or the search's minutes were up; `failed`: it raised an error, or its process died."""
     value: float | None = None
-    """The metric; of a stopped trial, at its last step."""
+    """The metric; of a stopped trial, at its last step, if there was one."""
     curve: tuple[tuple[int, float], ...] = ()
     """Steps, and the metric at each."""
     seconds: float = Field(0.0, ge=0)
     """Time since its last start."""
     reason: str | None = None
-    """Cause of a failure."""
+    """Cause of a failure, or `LATE`."""
 
 
 class Trial(Strict):

@@ -34,11 +34,12 @@ from ltrscale.progress import Report, called, log, progress
 from ltrscale.reports.findings import REPORT
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.signals import stop_on_signal
+from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.tuning.history import (
+    LATE,
     PICTURES,
     TABLE,
     History,
@@ -217,7 +218,7 @@ class Search:
     """Maps parameters to a text that is equal for equal settings, which are tried only once."""
 
     def run(self, report: Report, *, stopping: Callable[[], bool] = lambda: False, cluster_cpus: int = 1) -> None:
-        """Run trials until `config.trials` have ended, or every setting of the space has been tried.
+        """Run trials until `config.trials` have ended, its minutes are up, or every setting has been tried.
 
         `report` receives a record of each trial that ends; a cluster that this call starts has `cluster_cpus` at least.
 
@@ -225,52 +226,79 @@ class Search:
             Stopped: the search was asked to stop; the same call resumes it.
             InputError: all trials have failed.
         """
-        if len(ended(self.history.trials())) < self.config.trials:
+        end_s = self._end_s(self.config.concurrent)
+        if len(ended(self.history.trials())) < self.config.trials and time.monotonic() < end_s:
             with ray_cluster(cluster_cpus):
-                self._run_under_tune(report, stopping)
+                self._run_under_tune(report, stopping, end_s)
             if stopping():
                 raise Stopped("asked to stop; the same command resumes the trials that have not ended")
         self.check_any_complete()
 
     def run_here(self) -> list[Trial]:
-        """Run the trials one by one in this process; returns all. ASHA and resources do not apply.
+        """Run the trials one by one in this process, as `run`; returns all. ASHA and resources do not apply.
 
         Raises:
             InputError: all trials have failed.
             Stopped: a trial was asked to stop; the same call resumes it.
         """
+        end_s = self._end_s(1)
         _set_up_tune()
         from ltrscale.tuning.under_tune import Proposals
 
         past_trials = self.history.trials()
         proposals = Proposals(self.config, self.history, past_trials, given=self.given, same=self.same)
         for name in map(str, range(self.config.trials - len(ended(past_trials)))):
+            if time.monotonic() >= end_s:
+                log.info(
+                    "tune: its %g minutes are up after %d trials", self.config.minutes, len(past_trials) + int(name)
+                )
+                break
             proposal = proposals.suggest(name)
             if proposals.exhausted:
                 break
             number = proposal["number"]
-            result = attempt(self.trial, proposal["params"], self.history.folder(number), None)
-            self.history.end(number, result)
+            self.history.end(number, self._attempt(proposal["params"], self.history.folder(number), end_s))
             proposals.on_trial_complete(name)
         self.check_any_complete()
         return self.history.trials()
 
+    def _end_s(self, at_once: int) -> float:
+        """When the minutes are up, by `time.monotonic()`: less than all are left to a search that goes on."""
+        if self.config.minutes is None:
+            return math.inf
+        spent_s = sum(trial.result.seconds for trial in ended(self.history.trials())) / at_once
+        return time.monotonic() + 60 * self.config.minutes - spent_s
+
+    def _attempt(self, params: Params, folder: str, end_s: float) -> Result:
+        """Run a trial in this process, until the minutes are up at the latest."""
+        start_s = time.monotonic()
+        try:
+            with ending_by(end_s):
+                return attempt(self.trial, params, folder, None)
+        except Stopped as stopped:
+            if not stopped.is_late or time.monotonic() < end_s:
+                raise
+            return Result(state="stopped", seconds=round(time.monotonic() - start_s, 3), reason=LATE)
+
     def check_any_complete(self) -> None:
-        """Raise an `InputError` with the most common reason if all trials have failed."""
+        """Raise an `InputError` with the most common reason if no trial has completed."""
         results = [trial.result for trial in ended(self.history.trials())]
-        reasons = [result.reason for result in results if result.state == "failed"]
+        reasons = [result.reason for result in results if result.state != "complete"]
         if results and len(reasons) == len(results):
             common = max(reasons, key=reasons.count)
             raise InputError(
                 f"{self.history.url}: all {len(results)} trials failed, {reasons.count(common)} of them with: {common}"
             )
 
-    def _run_under_tune(self, report: Report, stopping: Callable[[], bool]) -> None:
+    def _run_under_tune(self, report: Report, stopping: Callable[[], bool], end_s: float) -> None:
         _set_up_tune()
         ray_internals.keep_keys_out_of_trials()
         from ray import tune  # after the environment is set, and only in processes that search
 
         from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
+
+        def late() -> bool:
+            return time.monotonic() >= end_s
 
         config, history, past = self.config, self.history, self.history.trials()
         remaining = config.trials - len(ended(past))
@@ -290,12 +318,16 @@ class Search:
                     storage_path=str(scratch),
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=_RESTARTS),
-                    callbacks=[Scribe(history, config, past, report=report, advance=advance, stopping=stopping)],
-                    stop=EndsOnRequest(stopping),
+                    callbacks=[
+                        Scribe(history, config, past, report=report, advance=advance, stopping=stopping, late=late)
+                    ],
+                    stop=EndsOnRequest(lambda: stopping() or late()),
                 ),
             )
             tuner.fit()
-        if proposals.exhausted:
+        if late():
+            log.info("tune: its %g minutes are up; the same command with more continues", config.minutes)
+        elif proposals.exhausted:
             log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)
 
 

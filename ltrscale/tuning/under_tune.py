@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 
 from ltrscale.draws import mix
 from ltrscale.progress import Advance, Report, log
-from ltrscale.tuning.history import History, Result, Trial, as_study, best, ended, state_of
+from ltrscale.tuning.history import LATE, History, Result, Trial, as_study, best, ended, state_of
 from ltrscale.tuning.space import (
     STEP,
     VALUE,
@@ -172,9 +172,10 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         report: Report,
         advance: Advance,
         stopping: Callable[[], bool],
+        late: Callable[[], bool],
     ) -> None:
         self._history, self._config = history, config
-        self._report, self._advance, self._stopping = report, advance, stopping
+        self._report, self._advance, self._stopping, self._late = report, advance, stopping, late
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
         self._trials = {trial.number: trial for trial in ended(past)}
@@ -195,18 +196,19 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
             points.append((result[STEP], result[VALUE]))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
+        """Log the result of a trial that finished; record and log that of one stopped by ASHA or the minutes."""
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
         if (recorded := self._history.result(number)) is not None:
             self._announce(trial, recorded)
         elif not self._stopping():  # a trial that the end of the search interrupted runs again next time
-            value = curve[-1][1] if curve else None
-            self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))
+            value, reason = curve[-1][1] if curve else None, LATE if self._late() else None
+            seconds = self._seconds(number)
+            self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=seconds, reason=reason))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Record the failure of a trial whose process has died too often."""
-        if self._stopping():
+        if self._stopping() or self._late():
             return
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
@@ -226,7 +228,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         leader = best(list(self._trials.values()))
         so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader else ""
         how = {"complete": "", "stopped": " when stopped", "failed": ""}[result.state]
-        outcome = f"failed: {result.reason}" if result.value is None else f"{result.value:.4f}"
+        outcome = f"{result.state}: {result.reason}" if result.value is None else f"{result.value:.4f}"
         log.info(
             "trial %d: %s%s in %.0f s%s; %d of %d",
             number, outcome, how, result.seconds, so_far, len(self._trials), self._config.trials,

@@ -345,6 +345,33 @@ def test_a_best_epoch_that_is_the_last_one_is_a_warning(
         assert warnings == ([expected] if last else [])
 
 
+@pytest.mark.parametrize("epochs", [1, 3, 5])
+def test_it_ends_after_the_epoch_at_which_its_minutes_are_up_with_the_best_by_then(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    """Of two epochs of the head and four of all."""
+
+    def losses(records: Records) -> list[object]:
+        return [(record["phase"], record["loss"], record["validation_ndcg@5"]) for record in records]
+
+    all_of_them = run(synthetic_dataset, tmp_path / "whole", pretrained, epochs=4)
+    left = iter([False] * (epochs - 1) + [True])
+    monkeypatch.setattr("ltrscale.training.phases._Spent.is_all", lambda _: next(left))
+    late = run(synthetic_dataset, tmp_path / "late", pretrained, epochs=4, minutes=1)
+    assert losses(late) == losses(all_of_them)[:epochs]
+    best = max(float(str(record["validation_ndcg@5"])) for record in all_of_them[:epochs])
+    assert bundle.load(str(tmp_path / "late")).metrics["validation_ndcg@5"] == best
+
+
+def test_a_pretraining_ends_after_its_minutes_too(synthetic_dataset: str, tmp_path: Path) -> None:
+    values = {"network": NETWORK, "stream": {"docs_per_batch": 1000, "streams": 2}, "epochs": 9, "minutes": 1e-9}
+    records: Records = []
+    config = PretrainConfig.model_validate(values)
+    pretrain(config, splits(synthetic_dataset)[0], str(tmp_path), origin={}, report=records.append)
+    assert [record["epoch"] for record in records if "epoch" in record] == [1]
+    assert bundle.load(str(tmp_path)).metrics["loss"] == records[-1]["loss"]
+
+
 @pytest.mark.slow
 def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_dataset: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "out", epochs=1)

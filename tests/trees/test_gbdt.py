@@ -367,6 +367,16 @@ def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_pa
     assert bundle.metrics["validation_ndcg@5"] == pytest.approx(score(bundle, url, "validation"))
 
 
+@every_library
+def test_it_ends_after_the_tree_at_which_its_minutes_are_up(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
+) -> None:
+    url = write_dataset(three(np.random.default_rng(2), grades), NUMERIC)
+    late, records = train(url, tmp_path / "late", config.replace(num_trees=30, minutes=1e-9))
+    assert len(records) == late.metrics["trees"] == 1
+    assert late.metrics == train(url, tmp_path / "one", config.replace(num_trees=1))[0].metrics
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",

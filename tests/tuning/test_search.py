@@ -21,7 +21,8 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped
 from ltrscale.origin import digest
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.tuning.history import History, Result, Trial, ended
+from ltrscale.signals import stop_on_signal
+from ltrscale.tuning.history import LATE, History, Result, Trial, ended
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
 from ltrscale.tuning.tune import Search, TrialFunction, _Curve, attempt
 from ltrscale.tuning.under_tune import Asha, Proposals
@@ -102,6 +103,43 @@ def test_nothing_is_tried_twice_and_all_of_a_small_space_is(kind: str, tmp_path:
     by_proposals(config, history, tuning_trials.parabola)
     tried = [trial.params["x"] for trial in history.trials()[1:]]
     assert sorted(tried) == [0, 1, 2, 3, 4, 5]
+
+
+@hypothesis.given(
+    spans=st.lists(st.floats(0.1, 30), min_size=32, max_size=32), minutes=st.floats(0.02, 6), again=st.booleans()
+)
+def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
+    spans: list[float], minutes: float, again: bool
+) -> None:
+    """Trials look at the clock four times, and the machine may take any time in between."""
+    clock, moves, finished = SimpleNamespace(now=0.0), iter(spans), list[float]()
+    clock.monotonic = lambda: clock.now
+
+    def trial(params: Params, _folder: str, _report: object) -> float:
+        with stop_on_signal() as stopping:
+            for _ in range(4):
+                clock.now += next(moves)
+                if stopping():
+                    raise Stopped
+        finished.append(-abs(params["x"] - 3))
+        return finished[-1]
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for module in ("tuning.tune", "signals"):
+            patch.setattr(f"ltrscale.{module}.time", clock)
+        history, limited = History(folder), search_of(trials=8, minutes=minutes)
+        for _ in range(1 + again):  # the same again tries nothing more
+            try:
+                by_proposals(limited, history, trial)
+            except InputError as error:
+                assert LATE in str(error)
+                assert not finished
+        trials = history.trials()
+        assert [each.result.value for each in trials if each.result.state == "complete"] == finished
+        assert clock.now <= 60 * minutes + max(spans)
+        assert len(finished) == 8 or clock.now >= 60 * minutes
+        assert all(each.result.reason == LATE for each in trials[len(finished) :])
+        assert len(trials) - len(finished) <= 1
 
 
 SPACES = st.fixed_dictionaries(

@@ -4,6 +4,7 @@ Rates are those measured for `jobs.init` (`FINETUNED`, `PRETRAINED`, `BOOSTED`),
 first models show.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,6 +39,8 @@ _START_MINUTES, _RAY_START_MINUTES = 0.03, 0.3
 _READ_LISTS, _READ = 300, 1.2e6
 """Labelled lists above which training beats an in-context ranker, and the feature values, over all samples, that such a
 ranker scores per second on one core (2026-11-26)."""
+_LATE = 1.5
+"""A training or search that takes this many times its share ends with what is best by then."""
 TEACHERS = 3
 """Number of networks that teach a student by their mean."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -104,8 +107,15 @@ class _Room:
     sizes: AutoSizes
     share: float
     """Minutes."""
+    left: float
+    """Minutes left to all methods."""
     speed: Speed
     teacher: str
+
+    @property
+    def end(self) -> float:
+        """Minutes after which a model that is late ends with what is best by then, after its epoch or tree."""
+        return min(_LATE * self.share, self.left / _LATE)
 
     @cached_property
     def first(self) -> FirstSizes:
@@ -128,13 +138,15 @@ class _Room:
         return epoch_minutes(log.informative, rate, log.features) + self.sizes.judged / SCORED / 60
 
 
-def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: str = SCRATCH) -> Planned:
+def planned(
+    name: str, sizes: AutoSizes, budget: float, speed: Speed, *, left: float = math.inf, teacher: str = SCRATCH
+) -> Planned:
     """The settings that keep the first model of a method within its share of the budget in minutes.
 
-    `teacher` is the network that a planned student learns from.
+    One that is late ends at 1.5 times its share, or in time for the minutes that are `left`. `teacher` is the network that a planned student learns from.
     """
     known = KNOWN_METHODS[name]
-    return known.plan(_Room(sizes, known.share * budget, speed, teacher))
+    return known.plan(_Room(sizes, known.share * budget, left, speed, teacher))
 
 
 def _trees(room: _Room) -> Planned:
@@ -142,7 +154,7 @@ def _trees(room: _Room) -> Planned:
     tree = room.tree
     number = min(STUDIED["trees"], max(50, int((room.share - _START_MINUTES) / (tree or 1e-9))))
     trees = _methods(room.first._replace(trees=number), room.sizes)[TREES]
-    trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8}
+    trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8, "minutes": room.end}
     return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
 
 
@@ -152,7 +164,7 @@ def _tuned(room: _Room) -> Planned:
     trials = min(MOST_TRIALS, int(room.share / trial))
     if trials < _FEWEST_TRIALS:
         return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
-    settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
+    settings = {"kind": "tuned", "of": TREES, "trials": trials, "minutes": room.end, "space": _SPACE}
     return Planned(settings, trials * trial, f"{trials} trials")
 
 
@@ -170,7 +182,8 @@ def _pretrained(room: _Room) -> Planned:
     epochs = min(MOST_EPOCHS, int((room.share - finetuned.minutes - start) / pretraining))
     if epochs < 1:
         return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
-    pretrained = {**finetuned.settings, "pretrain": {**settings["pretrain"], "epochs": epochs}}
+    pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": room.end * 2 / 3}
+    pretrained = {**finetuned.settings, "pretrain": pretrain}
     minutes = epochs * pretraining + finetuned.minutes + start
     plural = "" if epochs == 1 else "s"
     return Planned(pretrained, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
@@ -207,6 +220,7 @@ def _student(room: _Room) -> Planned:
         "student": {
             "epochs": epochs,
             "patience": epochs // 3,
+            "minutes": room.end,
             "stream": _dealt({"docs_per_batch": batch}, sizes),
         },
     }
@@ -252,7 +266,7 @@ def _network(room: _Room, settings: Mapping[str, Any], *, slower: float = 1.0) -
     if epochs < 2:
         takes = start + 2 * epoch
         return Planned(None, 0.0, f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
-    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4)}
+    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": room.end}
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
 
 

@@ -246,7 +246,8 @@ class Forecast:
 
     def _planned(self, name: str, budget: float, teacher: str) -> Planned:
         """The plan of a method's first model for its share of a budget, on this machine."""
-        plan = planned(name, self.sizes, budget, self.speed, teacher=teacher)
+        left = max(self.left, 1e-3)
+        plan = planned(name, self.sizes, budget, self.speed, left=left, teacher=teacher)
         return plan._replace(settings=plan.settings and _chosen_at(self.cutoff, plan.settings))
 
     def _without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:

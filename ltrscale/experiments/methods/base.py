@@ -38,6 +38,8 @@ class NetworkStudent(Config):
     """Maximum number of epochs; 20 as for the network that `jobs.distill` trains."""
     patience: int = Field(5, ge=1)
     """Stop after this many epochs without a better validation metric, which is of the true labels."""
+    minutes: float | None = Field(None, gt=0)
+    """Also end after the epoch that ends later than this; empty for no limit."""
     stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)

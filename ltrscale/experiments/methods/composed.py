@@ -37,6 +37,8 @@ class TunedMethod(AnyMethod):
     """Values of dotted keys of that method, `gbdt.NAME` or `finetune.NAME`, as in jobs.tune."""
     trials: int = Field(30, ge=1)
     """Number of trials; HOU24 uses up to 150 on its industrial log, and grids of 27 cells on public data."""
+    minutes: float | None = Field(None, gt=0)
+    """Also end the search after this much time of trials; empty for no limit."""
     search: SamplerConfig = SamplerConfig()
 
     @property
@@ -77,7 +79,7 @@ class TunedMethod(AnyMethod):
         if run.searches is not None:
             return [job.with_seed(run.seed) for job in self._best(run.searches, name, number)]
         job = run.methods[self.of].search_job(run, self.of)
-        settings = self.model_dump(include={"space", "trials", "search"})
+        settings = self.model_dump(include={"space", "trials", "minutes", "search"})
         return TuneJob(out=run.place(name, "search"), job=job, **settings).best_here(number)
 
 
