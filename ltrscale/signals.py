@@ -32,13 +32,13 @@ def handling(handler: Handler) -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
+def stop_on_signal() -> Iterator["StopRequest"]:
     """Keep the signals from ending the process while the block runs; yields whether one has come.
 
     `Stopped`, raised by the block, gets the exit status of the signal. A block that ends by itself passes the signal
     on, so that the next stage does not begin. Python handles no signal outside the main thread, so none comes there.
     """
-    stop_request = _Asked()
+    stop_request = StopRequest()
     handlers = nullcontext()
     if threading.current_thread() is threading.main_thread():
         handlers = handling(stop_request.by_signal)  # type: ignore[assignment]
@@ -46,7 +46,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         try:
             yield stop_request
         except Stopped as error:
-            error.status, error.is_late = stop_request.status, not stop_request.come and stop_request.is_late
+            error.status, error.is_late = stop_request.status, stop_request.is_late()
             raise
     for number in stop_request.come[:1]:
         signal.raise_signal(number)
@@ -59,7 +59,7 @@ def ending_on_signal() -> Iterator[None]:
     Raises:
         Stopped: a signal has come.
     """
-    stop_request = _Asked()
+    stop_request = StopRequest()
 
     def stop(number: int, frame: FrameType | None) -> None:
         stop_request.by_signal(number, frame)
@@ -84,7 +84,8 @@ _end: ContextVar[float] = ContextVar("end", default=math.inf)
 def ending_by(time_s: float) -> Iterator[None]:
     """Ask work started in the block, in this thread, to stop at a time of `time.monotonic()`, as a signal would.
 
-    Work that looks at `stop_on_signal` then leaves a checkpoint and raises `Stopped`, which `is_late`.
+    Work that looks at `stop_on_signal` then ends with what validation found best by then; without anything it leaves a
+    checkpoint and raises `Stopped`, which `is_late`.
     """
     token = _end.set(min(time_s, _end.get()))
     try:
@@ -93,16 +94,16 @@ def ending_by(time_s: float) -> Iterator[None]:
         _end.reset(token)
 
 
-class _Asked:
+class StopRequest:
     """Whether a signal or the time to end has come; logged when first asked, because a handler must not write."""
 
     def __init__(self) -> None:
         self.come: list[int] = []
         self._end, self._logged = _end.get(), False
 
-    @property
     def is_late(self) -> bool:
-        return time.monotonic() >= self._end
+        """True if the time of `ending_by` is up, without a signal."""
+        return not self.come and time.monotonic() >= self._end
 
     @property
     def status(self) -> int:
@@ -116,8 +117,9 @@ class _Asked:
         self.come.append(number)
 
     def __call__(self) -> bool:
+        """True if a signal or the end has come."""
         if self.come and not self._logged:
             self._logged = True
             hint = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
             log.info("asked to stop: a checkpoint follows%s", hint)
-        return bool(self.come) or self.is_late
+        return bool(self.come) or self.is_late()

@@ -52,4 +52,4 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool
             under_ray.train(work, workers, report, regroups=regroups)
     else:
         with stop_on_signal() as stopping:
-            work(Context(report=report, stopping=stopping))
+            work(Context(report=report, stopping=stopping, late=stopping.is_late))

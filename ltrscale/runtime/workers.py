@@ -81,6 +81,8 @@ class Context:
     report: Report = lambda _: None
     stopping: Callable[[], bool] = lambda: False
     """True if this worker was asked to stop: it then writes a checkpoint and raises `Stopped`."""
+    late: Callable[[], bool] = lambda: False
+    """True if `stopping` means the end of `ending_by`: what is best by then is the result, if there is any."""
     progressed: Callable[[], None] = lambda: None
     """Notifies the launcher that a checkpoint was committed."""
     regrouping: Callable[[], bool] = lambda: False

@@ -19,6 +19,7 @@ from torch import nn
 
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
+from ltrscale.errors import Stopped
 from ltrscale.models.layers import Encoder
 from ltrscale.models.tables import device_of
 from ltrscale.progress import log, progress
@@ -132,11 +133,17 @@ class Training:
                     ended = late = False
                     while not (ended or late):
                         kept, clock = self._begin(phase, steps, spent), _Clock(trainer)
-                        with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
-                            for result in results:
-                                advance(result.documents)
-                                self._report(phase, steps, trainer, result)
-                                checkpoints.after(result, trainer, kept)
+                        try:
+                            with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
+                                for result in results:
+                                    advance(result.documents)
+                                    self._report(phase, steps, trainer, result)
+                                    checkpoints.after(result, trainer, kept)
+                        except Stopped:
+                            if not (self._has_result(phase) and self.context.late()):
+                                raise
+                            late = True
+                            break
                         record, ended = self._judged(phase, trainer.state.epoch, clock.record(trainer.past))
                         late = phase.until is None and spent.is_all()
                         self.context.report(record)
@@ -144,16 +151,15 @@ class Training:
                         self.keep(trainer.state.epoch, trainer.past.mean_loss)
                 loss, steps, saved = trainer.past.mean_loss, steps + trainer.state.step, None
                 if late:
-                    log.info(
-                        "%s: its %g minutes are up after epoch %d",
-                        phase.title,
-                        self.config.minutes,
-                        trainer.state.epoch,
-                    )
+                    log.info("%s: its time is up after epoch %d", phase.title, trainer.state.epoch)
                     break
         if self.best is not None:
             self._warn_of_last(self.best, phases)
         return loss
+
+    def _has_result(self, phase: Phase) -> bool:
+        """Whether a phase can end here: epochs known beforehand are all needed."""
+        return phase.until is None and self.best is not None and self.best.epoch > 0
 
     def _begin(self, phase: Phase, steps_before: int, spent: "_Spent") -> Progress:
         """Set the modes of the modules for an epoch; returns what checkpoints hold beside the trainer's state."""

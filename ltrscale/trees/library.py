@@ -281,6 +281,8 @@ class StoppingWatch:
             Stopped: this process was asked to stop.
         """
         if self._context.stopping():
+            if self.trees and self._validation is not None and self._context.late():
+                return True
             raise Stopped(f"asked to stop after {self.trees} trees, which are not kept; the same command starts anew")
         self.trees += 1
         self._advance(1)

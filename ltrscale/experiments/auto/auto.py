@@ -176,12 +176,8 @@ class _Auto:
         return cls(config, splits, kept, sizes)
 
     def run(self) -> str:
-        """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
-        _, *others = (name for name in KNOWN_METHODS if name != STUDENT)  # whose turn comes later
-        for name in (TREES, _HALF, *others):
-            self.try_first(name)
-        while (entry := self.next()) is not None:
-            self.train(entry)
+        """Train all models; blend, judge, refit, report; returns the ranker."""
+        self.train_all()
         rankers = self.means()
         if not rankers:
             raise InputError(f"{self.config.out}: {self.config.minutes:g} minutes are too few for a model; give more")
@@ -207,6 +203,14 @@ class _Auto:
         self.kept.keep(ended=self.record.ended or self.kept.spent)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]
+
+    def train_all(self) -> None:
+        """Try the methods, then train more models of each."""
+        _, *others = (name for name in KNOWN_METHODS if name != STUDENT)  # whose turn comes later
+        for name in (TREES, _HALF, *others):
+            self.try_first(name)
+        while (entry := self.next()) is not None:
+            self.train(entry)
 
     @property
     def record(self) -> AutoRecord:

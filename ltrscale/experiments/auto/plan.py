@@ -115,7 +115,7 @@ class _Room:
     @property
     def end(self) -> float:
         """Minutes after which a model that is late ends with what is best by then, after its epoch or tree."""
-        return min(_LATE * self.share, self.left / _LATE)
+        return max(_START_MINUTES, min(_LATE * self.share, self.left / _LATE))
 
     @cached_property
     def first(self) -> FirstSizes:
@@ -143,7 +143,8 @@ def planned(
 ) -> Planned:
     """The settings that keep the first model of a method within its share of the budget in minutes.
 
-    One that is late ends at 1.5 times its share, or in time for the minutes that are `left`. `teacher` is the network that a planned student learns from.
+    One that is late ends at 1.5 times its share, or in time for the minutes that are `left`. `teacher` is the network
+    that a planned student learns from.
     """
     known = KNOWN_METHODS[name]
     return known.plan(_Room(sizes, known.share * budget, left, speed, teacher))
@@ -174,7 +175,7 @@ def _pretrained(room: _Room) -> Planned:
     if log.documents < _PAYS_FROM * log.informative:
         known = log.informative / max(log.documents, 1)
         return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(replace(room, share=room.share / 3), settings)
+    finetuned = _network(replace(room, share=room.share / 3, left=room.left / 3), settings)
     if finetuned.settings is None:
         return finetuned
     rate = PRETRAINED[room.first.pretraining_docs_per_batch] * room.speed.networks

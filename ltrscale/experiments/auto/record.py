@@ -193,10 +193,16 @@ class Forecast:
         return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
     def first(self, name: str, teacher: str = SCRATCH) -> Planned:
-        """The plan of a method's first model for its share of the budget, or less if less time is left."""
-        plan, tested = self._planned(name, self.record.budget, teacher), self.test_minutes(name)
-        takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
-        return plan if takes <= left else self._planned(name, self.record.budget * left / takes, teacher)
+        """The plan of a method's first model for its share of the budget, or less if less time is left.
+
+        One that does not fit into its share may take a third of what is left, while that is half of the budget.
+        """
+        budget, tested = self.record.budget, self.test_minutes(name)
+        plan, left = self._planned(name, budget, teacher), max(0.0, self.left - tested)
+        if plan.settings is None and left > budget / 2:
+            plan = self._planned(name, left / 3 / KNOWN_METHODS[name].share, teacher)
+        takes = self.takes(name, plan) - tested
+        return plan if takes <= left else self._planned(name, budget * left / takes, teacher)
 
     def takes(self, name: str, plan: Planned) -> float:
         """Minutes of a first model, its refit (without search and pretraining) and its test."""
@@ -246,8 +252,7 @@ class Forecast:
 
     def _planned(self, name: str, budget: float, teacher: str) -> Planned:
         """The plan of a method's first model for its share of a budget, on this machine."""
-        left = max(self.left, 1e-3)
-        plan = planned(name, self.sizes, budget, self.speed, left=left, teacher=teacher)
+        plan = planned(name, self.sizes, budget, self.speed, left=self.left, teacher=teacher)
         return plan._replace(settings=plan.settings and _chosen_at(self.cutoff, plan.settings))
 
     def _without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
