@@ -201,7 +201,15 @@ class _Basis:
             logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
             on_clicks=partial(values_of, metrics=clicks_metrics(config), settings=config) if config.clicks else None,
             correction=self.correction,
+            every_list=self.needs_every_list,
         )
+
+    @property
+    def needs_every_list(self) -> bool:
+        """Whether a figure needs scores of lists without a label above 0: clicks, calibration, judgements, gains."""
+        config = self.config
+        other_labels = config.clicks or config.gains is not None or self.judged is not None
+        return other_labels or self.correction is not None or any(trial.logits for trial in self.trials)
 
     def scopes(
         self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: int | None, together: int | None = None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.arrays import Doubles
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
@@ -96,6 +96,9 @@ class Measuring:
     """Metrics [C, Q] of some scores with the column `clicks` as labels, placed after `metrics`; None without any."""
     correction: Correction | None = None
     """Corrects metrics for positions; None to leave that out."""
+    every_list: bool = True
+    """Whether bundles score every group; otherwise not those whose labels are all 0: no metric depends on their order.
+    """
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Lets a process open the bundles once for all its parts."""
 
@@ -209,9 +212,11 @@ class Measuring:
         scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
-            own = slice(*window.offsets_Q1[[first, last]])
+            own, judging_M = slice(*window.offsets_Q1[[first, last]]), None if self.every_list else _judging(groups)
             scores_T = [
-                scored.finite(committed[url][own] if url in committed else scorers[url](groups), url)
+                scored.finite(
+                    committed[url][own] if url in committed else _scores(scorers[url], groups, judging_M), url
+                )
                 for url in self.models
             ]
             values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
@@ -237,6 +242,22 @@ class Measuring:
             return {}
         of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
         return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
+
+
+def _judging(groups: QueryGroups) -> Tensor | None:
+    """The numbers of the groups with a label above 0; None if all have one."""
+    assert groups.labels_N is not None
+    has_label_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1) > 0
+    return None if has_label_Q.all() else has_label_Q.nonzero()[:, 0]
+
+
+def _scores(scorer: Scorer, groups: QueryGroups, judging_M: Tensor | None) -> Tensor:
+    """Scores of the groups' documents; 0 for those of groups other than these."""
+    if judging_M is None:
+        return scorer(groups)
+    own = scorer(groups.select(judging_M)) if len(judging_M) else torch.zeros(0)
+    rows, _ = rows_of(groups.offsets_Q1, judging_M)
+    return torch.zeros(groups.n_documents, dtype=own.dtype).index_copy_(0, rows, own)
 
 
 def _known(url: str, tables: Sequence[pa.Table], rows_Q: NDArray[np.int64], window: Window) -> Tensor:

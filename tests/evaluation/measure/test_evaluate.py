@@ -31,7 +31,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import measuring
-from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.evaluate import _Basis, evaluate
 from ltrscale.evaluation.measure.page import document, leaderboard
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
@@ -235,6 +235,29 @@ def test_the_result_does_not_depend_on_batches_and_repeats(
         for name, summary in ours.slices["all"].summaries.items():
             assert summary.mean == pytest.approx(theirs.slices["all"].summaries[name].mean, abs=1e-6)
             assert summary.low == pytest.approx(theirs.slices["all"].summaries[name].low, abs=1e-6)
+
+
+def test_lists_without_a_label_are_not_scored_and_change_no_figure(
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored, forward = [], Ranker.forward
+
+    def counting(ranker: Ranker, groups: QueryGroups) -> Tensor:
+        assert groups.labels_N is not None
+        scored.append(torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1).min().item())
+        return forward(ranker, groups)
+
+    monkeypatch.setattr(Ranker, "forward", counting)
+    evaluate(config, str(tmp_path / "few"), made_by={})
+    assert min(scored) > 0
+    monkeypatch.setattr(_Basis, "needs_every_list", True)
+    every = evaluate(config, str(tmp_path / "every"), made_by={})
+    assert min(scored) == 0
+    for ours, theirs in zip(every.methods, evaluated[0].methods, strict=True):
+        assert ours.slices.keys() == theirs.slices.keys()
+        for name in ours.slices:
+            for metric, summary in ours.slices[name].summaries.items():
+                assert summary.mean == pytest.approx(theirs.slices[name].summaries[metric].mean, abs=1e-6)
 
 
 def leaders(evaluation: Evaluation) -> str:
