@@ -28,6 +28,7 @@ from ltrscale.data.dataset.disjoint import check_splits, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
@@ -66,6 +67,8 @@ BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _HALF = "trees_half"
 """Trees trained on half of the labels; their gap to `trees` shows what more labels would bring."""
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
+_MEASURED, _MEASURED_S = 4096, 1.0
+"""Documents of a batch, and seconds, to measure how fast a model scores."""
 _LATEST = 1.03
 """A refit must end by this share of the budget."""
 
@@ -300,9 +303,23 @@ class _Auto:
             log.info("auto: %s was not ready in time", entry.name)
             noted(state="late", says="not ready in time")
             return
-        ready = noted(state="done", url=url)
+        ready = noted(state="done", url=url, scores=self.scored(entry, url))
         metric = metric_label(self.config.evaluate.primary)
         log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
+
+    def scored(self, entry: Entry, url: str) -> float | None:
+        """Documents of validation that the first model of a method scores a second; it takes some seconds at most."""
+        if entry.number or entry.method == _HALF:
+            return None
+        opened, validation = bundle.load(url), select(self.splits.validation, labelled=True)
+        scorer = opened.scorer(features=validation.features)
+        began, documents = time.monotonic(), 0
+        for groups in iterate(bundle.with_tokens_of(validation, [opened]), docs_per_batch=_MEASURED):
+            scorer(groups)
+            documents += groups.n_documents
+            if time.monotonic() - began > _MEASURED_S:
+                break
+        return round(documents / max(time.monotonic() - began, 1e-9), 1)
 
     def model(self, entry: Entry) -> str:
         adapter: TypeAdapter[Method] = TypeAdapter(Method)

@@ -86,10 +86,12 @@ class AutoSizes(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Speed of this machine relative to the one of the measured rates."""
+    """Speed of this machine, relative to the one of the measured rates."""
 
     trees: float = 1.0
     networks: float = 1.0
+    scored: float = SCORED
+    """Documents that a network scores a second, with reading."""
 
 
 class Planned(NamedTuple):
@@ -135,7 +137,7 @@ class _Room:
     def epoch(self) -> float:
         """Minutes of an epoch of finetuning, with its validation."""
         log, rate = self.sizes.log, FINETUNED[self.first.docs_per_batch] * self.speed.networks
-        return epoch_minutes(log.informative, rate, log.features) + self.sizes.judged / SCORED / 60
+        return epoch_minutes(log.informative, rate, log.features) + self.sizes.judged / self.speed.scored / 60
 
 
 def planned(
@@ -210,7 +212,9 @@ def _student(room: _Room) -> Planned:
     few, many = _STUDENT_EPOCHS
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
     taught = epochs * epoch_minutes(documents, FINETUNED[1024] * room.speed.networks, sizes.log.features)
-    minutes = taught + STUDIED["finetuning"] * room.epoch + TEACHERS * documents / SCORED / 60 + 2 * sizes.start
+    minutes = (
+        taught + STUDIED["finetuning"] * room.epoch + TEACHERS * documents / room.speed.scored / 60 + 2 * sizes.start
+    )
     if minutes > room.share:
         return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
     settings = {

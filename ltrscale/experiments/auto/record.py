@@ -16,6 +16,7 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.auto.plan import (
     IN_CONTEXT,
     KNOWN_METHODS,
+    LINEAR,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -45,6 +46,8 @@ class Entry(Strict):
     """Planned minutes; 0 for a model with another seed."""
     minutes: float = 0.0
     """Minutes spent, over all processes."""
+    scores: float | None = None
+    """Documents that the model scored a second, with reading; None if it was not measured."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
     url: str = ""
 
@@ -237,18 +240,24 @@ class Forecast:
 
     def test_minutes(self, name: str) -> float:
         """Minutes to score the test split with a model, once for all rankers that contain it."""
+        measured = [entry.scores for entry in self.record.done(name) if entry.scores]
         slower = KNOWN_METHODS[name].slower if name in KNOWN_METHODS else 1.0
-        return slower * self.sizes.tested / (SCORED * self.speed.networks) / 60
+        return self.sizes.tested / (measured[0] if measured else self.speed.scored / slower) / 60
 
     @cached_property
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""
-        speed = Speed()
-        for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
-            for entry in self.record.done(method)[:1]:
+        first = {name: entries[0] for name in (TREES, LINEAR, SCRATCH) if (entries := self.record.done(name))}
+
+        def relative(*names: str) -> float:
+            for entry in (first[name] for name in names if name in first):
                 if entry.foretold:  # at most 1: a short time may be early stopping
-                    speed = speed._replace(**{kind: min(1.0, entry.foretold / max(entry.minutes, 1e-9))})
-        return speed
+                    return min(1.0, entry.foretold / max(entry.minutes, 1e-9))
+            return 1.0
+
+        networks = relative(SCRATCH, LINEAR)
+        scored = (first[name].scores for name in (SCRATCH, LINEAR) if name in first)
+        return Speed(relative(TREES), networks, next(filter(None, scored), SCORED * networks))
 
     def _planned(self, name: str, budget: float, teacher: str) -> Planned:
         """The plan of a method's first model for its share of a budget, on this machine."""

@@ -62,6 +62,9 @@ class Machine(_Auto):
         self.finished.append(entry.name)
         return entry.name
 
+    def scored(self, entry: Entry, url: str) -> float | None:  # noqa: ARG002
+        return 50_000.0 / self.slowness()
+
     def validated(self, url: str) -> float | None:
         return float(len(url))
 

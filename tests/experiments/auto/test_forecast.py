@@ -57,10 +57,20 @@ def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
 
 
 def test_a_machine_that_was_slow_is_predicted_to_be_and_one_that_stopped_early_is_not_fast() -> None:
-    assert forecast(done("scratch", minutes=4, foretold=1)).speed == (1.0, 0.25)
-    assert forecast(done("trees", minutes=1, foretold=4)).speed == (1.0, 1.0)
+    assert forecast(done("scratch", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25)
+    assert forecast(done("linear", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25), "the first network says it already"
+    assert forecast(done("trees", minutes=1, foretold=4)).speed[:2] == (1.0, 1.0)
     slow, fast = forecast(done("scratch", minutes=4, foretold=1)), forecast(done("scratch", minutes=4, foretold=4))
     assert slow.test_minutes("scratch") == pytest.approx(4 * fast.test_minutes("scratch"))
+
+
+def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -> None:
+    measured = forecast(done("linear").replace(scores=5_000.0), done("trees").replace(scores=1_000.0))
+    assert measured.test_minutes("trees") == pytest.approx(20_000 / 1_000 / 60)
+    assert measured.test_minutes("scratch") == pytest.approx(20_000 / 5_000 / 60)
+    assert measured.test_minutes("tabm") == pytest.approx(5 * 20_000 / 5_000 / 60)
+    epochs = [each.first("scratch").minutes for each in (measured, forecast(done("linear"), done("trees")))]
+    assert epochs[0] > epochs[1], "validation after an epoch scores too"
 
 
 def test_a_first_model_takes_what_is_left_of_its_share() -> None:
