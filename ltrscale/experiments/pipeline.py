@@ -256,7 +256,8 @@ def _compare(config: PipelineJob, data: str, learn_from: Mapping[str, Splits]) -
         correction_of(config.evaluate, select(splits.test, labelled=True))  # raise before training
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test), ())
-    _check_features(splits, config.methods)
+    for seed in config.seeds:
+        _check_inputs(splits.drawn(seed), config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     encoders: SeedRun | None = None
     for seed in config.seeds:
@@ -336,11 +337,11 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
             )
 
 
-def _check_features(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
-    """Check that the features that methods leave out, or rank by, exist."""
+def _check_inputs(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
+    """Check that what methods name exists and fits the splits."""
     for name, method in methods.items():
         try:
-            method.check_features(splits)
+            method.check_inputs(splits)
         except InputError as error:
             raise InputError(f"methods.{name}.{error}") from error
 

@@ -147,6 +147,7 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
         InputError, match=r"bundles.prior: .*seen was trained or selected on labels of the training"
     ) as e:
         stacked("seen").run()
+    assert not [path for path in (tmp_path / "out").rglob("*") if "seed-0" in path.parts], "before anything is trained"
     assert "list its method under members" in str(e.value)
     assert "\n" not in str(e.value)
     stacked("old").run()

@@ -77,7 +77,7 @@ class InitJob(Config):
             InputError: no log is named, or it cannot be read; no column looks like the query's; configs already exist,
                 or `out` is in the log's directory.
         """
-        if self.file is None:
+        if not self.file:
             raise InputError("file: name the log to look at")
         out = _place(self.file, self.out)
         for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read

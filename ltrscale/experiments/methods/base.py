@@ -91,8 +91,8 @@ class AnyMethod(Config):
     def check_differs(self, where: str) -> None:
         """Raise a ValueError, starting with `where`, unless other seeds give other models."""
 
-    def check_features(self, splits: Splits) -> None:
-        """Raise an `InputError` unless the features that it names exist."""
+    def check_inputs(self, splits: Splits) -> None:
+        """Raise an `InputError` unless the features and bundles that it names exist and fit the splits."""
 
     def streams(self) -> Sequence[StreamConfig]:
         """The streams of data that its stages read."""
@@ -174,7 +174,7 @@ class ReadingMethod(AnyMethod):
     def labels_from(self) -> str | None:
         return self.learns_from
 
-    def check_features(self, splits: Splits) -> None:
+    def check_inputs(self, splits: Splits) -> None:
         if self.leave_out:
             select(splits.leaving_out(self.leave_out).train, labelled=True)
 
