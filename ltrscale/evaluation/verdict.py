@@ -322,8 +322,9 @@ def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator
         holds = len(drifted) <= bounds.drifted * len(judged)
         yield _check("drifted", period, holds, found, f"bounds.drifted asks for at most {bounds.drifted:.0%}")
     if (limit := bounds.feature_psi) is not None:
-        broken = [name for name in drifted if judged[name].beyond > limit]
-        worst = broken[:_MOST_NAMED] or sorted(judged, key=lambda name: -judged[name].beyond)[:1]
+        by_drift = sorted(judged, key=lambda name: -judged[name].beyond)
+        broken = [name for name in by_drift if judged[name].beyond > limit]
+        worst = broken[:_MOST_NAMED] or by_drift[:1]
         found = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
         asked = f"bounds.feature_psi asks for at most {limit:g} beyond chance (a fault, or bounds.moving)"
         yield _check("feature_psi", period, not broken, f"period {period}: {found}", asked)

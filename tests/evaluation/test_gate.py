@@ -229,6 +229,16 @@ def test_one_broken_feature_is_enough_where_the_config_says_so(found: Evaluation
         broken(found, feature_psi=5, moving=["z"])
 
 
+def test_a_single_feature_may_have_no_larger_index_than_the_bound_however_small_the_bound(found: Evaluation) -> None:
+    assert found.by_period is not None
+    period = drifts(found)["c"]
+    x = period.features["x"].replace(psi=0.2, chance=0.0)
+    periods = {"c": period.replace(features={**period.features, "x": x})}
+    moved = found.replace(by_period=found.by_period.replace(periods=periods))
+    assert broken(moved, feature_psi=0.1) == [("feature_psi", "c")]
+    assert broken(moved, feature_psi=0.2) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "margin"), [(1_000, 0.005), (3_000, 0.005), (1_000, 0.005 * 10**0.5)])
 def test_a_plan_says_how_often_an_equal_candidate_passes(found: Evaluation, groups: int, margin: float) -> None:
