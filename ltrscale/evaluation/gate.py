@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
@@ -87,7 +87,8 @@ class GateJob(Config):
 
         Raises:
             Refused: a bound is broken; names each of them.
-            InputError: as `EvaluateJob`; or `plan_from` names no evaluation that compares two bundles.
+            InputError: as `EvaluateJob`; a pattern of the bounds matches no feature; or `plan_from` names no evaluation
+                that compares two bundles.
         """
         job = with_relative_named(self)
         if job.plan:
@@ -100,10 +101,11 @@ class GateJob(Config):
         config = self._config({CANDIDATE: (self.candidate,)}).replace(baseline=PRODUCTION, by_period=True)
         place = join(self.out, "evaluation")
         with recorded(self.out, self, "gate"):
+            moving = self.bounds.find_moving(open_dataset(config.splits.train.data[0]).manifest.features)
             looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
             leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
             EvaluateJob(out=place, evaluate=config, ray=self.ray).run(show=False)
-            verdict = judge(Evaluation.read(place), self.bounds, leaks)
+            verdict = judge(Evaluation.read(place), self.bounds, leaks, moving)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             made_from = [f"Compared: {bundles}. The figures are those of {join(place, REPORT)}."]

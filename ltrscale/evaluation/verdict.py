@@ -94,7 +94,7 @@ class Bounds(Config):
     another unit, or that has gone missing, has 5 to 20; one with a mean that moved by a standard deviation, about 1."""
     moving: Texts = ()
     """Features whose drift is no sign of a fault, such as the weekday or a price in a sale: `drifted` and `feature_psi`
-    ignore them. Patterns, as in `leave_out`."""
+    ignore them. Patterns of features of the data set, as in `leave_out`, whether or not a ranker reads them."""
     score_psi: float | None = Field(default=MUCH, ge=0)
     """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
     null for any."""
@@ -105,6 +105,14 @@ class Bounds(Config):
     drift_groups: int = Field(default=200, ge=1)
     """The fewest groups, labelled or not, in a period and in its reference that allow a verdict on drift: with fewer,
     an index is above .25 by chance."""
+
+    def find_moving(self, features: Sequence[Feature]) -> frozenset[str]:
+        """The names of the features of the data set that `moving` means.
+
+        Raises:
+            InputError: a pattern matches none of them.
+        """
+        return frozenset(f.name for pattern in self.moving for f in matching(pattern, features, key="bounds.moving"))
 
 
 class Power(Strict):
@@ -209,10 +217,11 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = (), moving: Collection[str] = ()) -> Verdict:
     """Check the bounds of a candidate against an evaluation by period with production as its baseline.
 
-    `leaks` are the checks of the features it leans on; see `check_leaks`.
+    `leaks` are the checks of the features it leans on, see `check_leaks`; `moving` are the names of those that may
+    drift, see `Bounds.find_moving`.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     primary, periods = evaluation.primary, evaluation.by_period
@@ -223,7 +232,7 @@ def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = ()) -
     }
     difference, groups = compared.pop(ALL)
     judged = {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
-    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(periods, bounds))
+    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(periods, bounds, moving))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     power = None
@@ -295,11 +304,14 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
 
 
-def drift_checks(drift: ByPeriod, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
-    """The bounds on drift, for each period with enough groups; the scores are those of `method`."""
+def drift_checks(drift: ByPeriod, bounds: Bounds, moving: Collection[str], method: str = CANDIDATE) -> Iterator[Check]:
+    """The bounds on drift, for each period with enough groups; the scores are those of `method`.
+
+    Features with a name in `moving` may drift; see `Bounds.find_moving`.
+    """
     for period, later in drift.periods.items():
         if min(drift.train.groups, later.groups) >= bounds.drift_groups:
-            yield from _feature_checks(period, later, bounds)
+            yield from _feature_checks(period, later, bounds, moving)
         spread, limit = later.spreads[method], bounds.score_psi
         if limit is not None and min(spread.lists, drift.train.spreads[method].lists) >= bounds.drift_groups:
             found = f"the spread of the {method}'s scores has a PSI of {spread.psi:.3f}, {spread.chance:.3f} by chance"
@@ -307,12 +319,7 @@ def drift_checks(drift: ByPeriod, bounds: Bounds, method: str = CANDIDATE) -> It
             yield _check("score_psi", period, spread.beyond <= limit, f"period {period}: {found}", asked)
 
 
-def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
-    features = [
-        Feature(name=name, kind="numeric" if feature.unknown is None else "categorical")
-        for name, feature in drift.features.items()
-    ]
-    moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, features, key="bounds.moving")}
+def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds, moving: Collection[str]) -> Iterator[Check]:
     judged = {name: feature for name, feature in drift.features.items() if name not in moving}
     drifted = [name for name in drift.drifted if name in judged]
     if bounds.drifted is not None:

@@ -77,7 +77,8 @@ def drifts(found: Evaluation) -> dict[str, PeriodDrift]:
 
 
 def broken(found: Evaluation, **bounds: Any) -> list[tuple[str, str]]:
-    verdict = judge(found, Bounds(**{**LOOSE, **bounds}))
+    moving = bounds.get("moving", ())
+    verdict = judge(found, Bounds(**{**LOOSE, **bounds}), moving=moving)
     assert verdict.passed == (not verdict.reasons)
     return [(check.bound, check.where) for check in verdict.checks if not check.holds]
 
@@ -225,8 +226,18 @@ def test_one_broken_feature_is_enough_where_the_config_says_so(found: Evaluation
     assert broken(found, feature_psi=5) == [("feature_psi", "d")]
     assert broken(found, feature_psi=x) == []
     assert broken(found, feature_psi=5, drifted=0.4, moving=["x"]) == [], "x is expected to move"
+
+
+def test_moving_names_features_of_the_data_set_that_no_ranker_has_to_read(
+    places: dict[str, str], tmp_path: Path
+) -> None:
+    model, out = str(tmp_path / "x alone"), tmp_path / "gate"
+    linear_teacher(model, places["data"], [1.0], leave_out=["y"])
+    alone = {**places, "good": model}
     with pytest.raises(InputError, match=r"bounds.moving: no feature matches 'z'; the nearest is"):
-        broken(found, feature_psi=5, moving=["z"])
+        GateJob.model_validate(config(alone, "good", {"moving": ["z"]}, str(out))).run()
+    assert not (out / "evaluation").exists(), "it is said before anything is measured"
+    GateJob.model_validate(config(alone, "good", {"moving": ["y"]}, str(out))).run()
 
 
 def test_a_single_feature_may_have_no_larger_index_than_the_bound_however_small_the_bound(found: Evaluation) -> None:
