@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from ltrscale.bundle import Bundle, boosters
+from ltrscale.bundle import Bundle
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
@@ -29,31 +29,6 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import Block, Points, Table, cell
 from ltrscale.reports.findings import Findings
-from ltrscale.storage import join
-
-
-def importances_of(bundle: Bundle) -> dict[str, float] | None:
-    """The importance of each column that trees see, the highest first; None for a network."""
-    if (forest := bundle.forest) is None:
-        return None
-    feature_names = tuple(feature.name for feature in bundle.features)
-    features_seen = feature_names if forest.sees is None else forest.sees  # a stack may see none
-    names = [*features_seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
-    models = {join(bundle.url, name): bundle.contents[name] for name in forest.files()}
-    shares = boosters.importances(forest.library, models, len(names))
-    return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
-
-
-def leaning(bundle: Bundle) -> Mapping[str, float | None]:
-    """The features that a ranker leans on, with their importance to plain trees.
-
-    A network, or trees that see components or other rankers' scores, lean on every feature that they read.
-    """
-    shares: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if bundle.forest is None or bundle.forest.projection or bundle.forest.members:
-        return shares
-    return {name: share for name, share in (importances_of(bundle) or {}).items() if share > 0}
-
 
 _MOST_NAMED = 3
 _TAIL = 0.025
@@ -347,7 +322,7 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
     """
     known = [Feature(name=feature.name) for feature in features]
     allowed = {f.name for pattern in expected for f in matching(pattern, known, key="bounds.expected")}
-    used = leaning(candidate)
+    used = candidate.leans_on()
     asked = {name: question for name, question in questions(features).items() if name in used}
     for name, question in asked.items():
         share = used[name]
