@@ -19,6 +19,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.verdict import (
     POWER_ASKED,
     Bounds,
@@ -128,31 +129,43 @@ class GateJob(Config):
         print_report(url, _plan_page(powers, evaluation.primary))
 
 
+_Deviations = dict[str, tuple[float, int]]
+"""The deviation of a group's difference and the number of groups, by their source."""
+
+
 def _foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
     """How many groups the margin needs, by the source of a difference's deviation: comparisons, or a method alone."""
-    primary = evaluation.primary
     scopes = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
-    single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
     if len(scopes) == 1:
-        summary = next(iter(scopes.values())).summaries[primary]
-        if summary.low is None or not single:
-            raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
-        deviation = deviation_of(summary, summary.groups)
-        # of a difference, if a candidate deviates as much and correlates by r: s sqrt(2 (1 - r))
-        sources = {
-            f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS
-        }
+        deviations = _of_correlations(evaluation.primary, *scopes.values())
     else:
-        sources = {
-            f"{name} against {evaluation.baseline}": (deviation_of(c, groups), groups)
-            for name, scope in single.items()
-            if evaluation.baseline in single
-            and (c := scope.comparisons.get(primary)) is not None
-            and (groups := scope.summaries[primary].groups)
-        }
-    if not sources:
+        deviations = _of_comparisons(evaluation, scopes)
+    return {name: Power.from_margin(margin, *of, refuse) for name, of in deviations.items()}
+
+
+def _of_correlations(primary: str, alone: Scope) -> _Deviations:
+    """Of a candidate that deviates as much as production, and correlates with it by r: `s sqrt(2 (1 - r))`."""
+    summary = alone.summaries[primary]
+    if summary.low is None or len(summary.trials) != 1:
+        raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
+    deviation = deviation_of(summary, summary.groups)
+    return {f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS}
+
+
+def _of_comparisons(evaluation: Evaluation, scopes: Mapping[str, Scope]) -> _Deviations:
+    """Of each method's comparison with the baseline, where both are one bundle."""
+    primary, baseline = evaluation.primary, evaluation.baseline
+    single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
+    found = {
+        f"{name} against {baseline}": (deviation_of(compared, groups), groups)
+        for name, scope in single.items()
+        if baseline in single
+        and (compared := scope.comparisons.get(primary)) is not None
+        and (groups := scope.summaries[primary].groups)
+    }
+    if not found:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return {name: Power.from_margin(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
+    return found
 
 
 def _plan_page(powers: Mapping[str, Power], primary: str) -> Document:
