@@ -16,10 +16,9 @@ from typing import Self
 
 import numpy as np
 from numpy.polynomial import Chebyshev
-from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtr, nctdtrinc, ndtri, stdtr, stdtrit
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.reports.document import Figure
 
 _ALPHA, _POWER = 0.05, 0.8
@@ -101,7 +100,7 @@ class Means:
     """The part of the squared error that more draws would lower."""
     both_M: Doubles
     """The part of the squared error that more draws or more groups would lower: groups and draws vary together."""
-    skewed_M: NDArray[np.bool_]
+    skewed_M: Bools
     """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs; see `_look_skewed`."""
 
     def interval(self) -> tuple[Doubles, Doubles]:
@@ -138,7 +137,7 @@ class Means:
         return np.asarray(_errors_to_promise(self.df_M) * self.std_error_M)
 
 
-def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> Means:
+def crossed_means(values_QTPM: Doubles, folds_Q: Ints | None = None) -> Means:
     """Means over groups, draws and pretrainings, with errors that generalise to others of each.
 
     Values are of shape [Q, T, P, M], or [Q, T, M] where no pretrainings are crossed with the draws. With the mean
@@ -195,7 +194,7 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
     return Means(mean_M, error_M, df_M, np.where(variance_M > 0, skewness_M, 0.0), drawn_M, both_M, skewed_M)
 
 
-def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
+def _look_skewed(skewness_FM: Doubles, n_draws: int) -> Bools:
     """Whether draws with means of this skewness in each fold look skewed, shape [M]."""
     # The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
     # 1930); for F folds it is the mean, with an F-th of the variance. Intervals allow for skewness, but not enough:
