@@ -335,6 +335,7 @@ def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
 
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     """The bounds on drift that the new periods break, as seen by the model in service."""
+    moving = job.bounds.find_moving(open_dataset(job.data).manifest.features)
     test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
     splits = week.before.replace(test=test)
     settings = job.evaluate.replace(slice_by=(), slices={}, by_period=True)
@@ -342,7 +343,7 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     EvaluateJob(out=out, evaluate=config, ray=job.ray).run(show=False)
     drift = Evaluation.read(out).by_period
     assert drift is not None
-    return [check.reason for check in drift_checks(drift, job.bounds, PRODUCTION) if not check.holds]
+    return [check.reason for check in drift_checks(drift, job.bounds, moving, PRODUCTION) if not check.holds]
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:

@@ -92,9 +92,9 @@ def _advice(study: Study, pairs: Mapping[str, str]) -> str:
     parts = []
     for words, run in itertools.groupby(verdicts, key=lambda each: each[1]):
         each = list(run)
-        span = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
+        where = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
         figures = ", ".join(figure for _, _, figure in each if figure)
-        parts.append(f"{span} labelled groups {words}{f' ({figures})' if figures else ''}")
+        parts.append(f"{where} labelled groups {words}{f' ({figures})' if figures else ''}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
