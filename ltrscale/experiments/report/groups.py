@@ -275,8 +275,8 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
         return
     whole = select(sources.evaluated.splits.validation, labelled=False)
     sample = spread(whole, documents=documents)
-    ruled = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
-    places = {[f.name for f in sample.features].index(name): name for name in ruled}
+    ruled = {i: f.name for i, f in enumerate(sample.features) if f.name in detector.rules and f.kind == "numeric"}
+    places = dict(itertools.islice(ruled.items(), _HISTOGRAMS))
     counted = histograms(lambda: iterate(sample, docs_per_batch=_COUNTED_AT_ONCE), list(places))
     shown = []
     for column, name in places.items():
@@ -292,7 +292,7 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
             shown.append(Chart(spec, f"{name}: documents by value; outliers are red", small=True))
     yield from shown
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
-    limit = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
+    limit = f", the first {_HISTOGRAMS} features with a rule" if len(ruled) > _HISTOGRAMS else ""
     yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")
 
 
