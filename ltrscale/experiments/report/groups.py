@@ -57,11 +57,9 @@ class Read:
 
 def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     """The groups with these numbers, in the reading order of an evaluation."""
-    kept = np.zeros(test.n_labelled, np.bool_)
-    labelled = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
-    kept[labelled[numbers_M]] = True
-    some = replace(test, kept_labelled=kept)
-    return some.only(test.row_groups.take(some.served_groups_R > 0))
+    chosen_Q = np.zeros(test.n_groups, np.bool_)
+    chosen_Q[numbers_M] = True
+    return test.taking(chosen_Q)
 
 
 def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
