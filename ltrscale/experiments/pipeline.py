@@ -103,17 +103,11 @@ class PipelineJob(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_former_keys(cls, values: Any) -> Any:
-        """Refuse old configs of jobs.crossval, and `match`; earlier records may hold an empty one."""
-        if not isinstance(values, Mapping):
-            return values
-        if "pipeline" in values:
+    def _is_not_of_crossval(cls, values: Any) -> Any:
+        """Refuse old configs of jobs.crossval."""
+        if isinstance(values, Mapping) and "pipeline" in values:
             raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
-        if values.get("match") is not None:
-            raise ValueError(
-                "match: it is a step, {kind: match, counted: PERIODS, ...}; write it first in relabel.steps"
-            )
-        return {name: value for name, value in values.items() if name != "match"}
+        return values
 
     @model_validator(mode="before")
     @classmethod

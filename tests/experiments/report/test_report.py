@@ -523,8 +523,6 @@ def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> N
 def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:
     settings = {"evaluation": places["evaluation"], "documents": 60}
     assert not ReportJob(out=places["page"], **settings).run()
-    with pytest.raises(ValueError, match=r"an evaluation with evaluate\.by_period=true has it"):
-        ReportJob(out=places["page"], **settings, drift="runs/drift")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="compare: the evaluation has no method 'other'; it has gbdt, "):
         ReportJob(out=places["page"], **settings, compare=("gbdt", "other")).run()
     assert storage.read_manifest(places["page"]) is not None
