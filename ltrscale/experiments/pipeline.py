@@ -6,19 +6,16 @@ interrupted or changed pipeline runs only the remaining stages.
 
 With `folds` everything runs once for each fold of a collection, below `out/FOLD`, and a summary compares the methods
 over the test groups of all folds.
-
-Also the next commands that jobs print, which can be run as printed.
 """
 
 import re
-import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import bundle, storage
+from ltrscale import bundle
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
@@ -32,10 +29,11 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, Evalu
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.choices import Method, with_preset
+from ltrscale.experiments.next_commands import command, predict_command, rank_command, weekly_command
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import Report, called, log
+from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
@@ -300,7 +298,7 @@ def _log_next(config: PipelineJob, data: str, bundles: Mapping[str, str]) -> Non
         evaluation = join(config.out, _evaluation_on(config.evaluate_on[0]))
         page = command("report", evaluation=evaluation, out=join(config.out, "page"))
         log.info("next, a page of HTML to look at: %s", page)
-    if rank := _rank_command(chosen, data, join(config.out, "ranked")):
+    if rank := rank_command(chosen, data, join(config.out, "ranked")):
         log.info("next, to rank the newest period: %s", rank)
     log.info(
         "next, to rank a file of raw rows, such as a new one: %s",
@@ -337,43 +335,3 @@ def _check_features(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
             method.check_features(splits)
         except InputError as error:
             raise InputError(f"methods.{name}.{error}") from error
-
-
-def command(job: str, **settings: str) -> str:
-    """A command line that sets some keys.
-
-    Example:
-        >>> command("refit", out="runs/final", bundle="runs/the trees")
-        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
-    """
-    return f"{called(job)}{_set(settings)}"
-
-
-def predict_command(bundle: str, data: str, out: str) -> str:
-    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
-
-    It accepts the same share of bad rows as the data set.
-    """
-    made_by = open_dataset(data).manifest.made_by
-    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
-    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
-    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
-    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
-    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
-    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
-
-
-def _rank_command(bundle: str, data: str, out: str) -> str | None:
-    """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
-    if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
-        return None
-    return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")
-
-
-def weekly_command(config: str) -> str | None:
-    """The command for the next period; None if its config does not exist."""
-    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
-
-
-def _set(settings: Mapping[str, str]) -> str:
-    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())

@@ -32,7 +32,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
+from ltrscale.experiments.next_commands import predict_command, weekly_command
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
