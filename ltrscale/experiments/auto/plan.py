@@ -94,7 +94,7 @@ class Planned(NamedTuple):
 
     settings: Mapping[str, Any] | None
     minutes: float
-    why: str
+    says: str
 
 
 @dataclass(frozen=True)
