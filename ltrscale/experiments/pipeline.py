@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale import bundle
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import select
@@ -61,7 +61,7 @@ class LearnFrom(Config):
 class PipelineJob(Config):
     """A comparison of methods on one data set."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything: `data/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
     `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""
     folds: tuple[MethodName, ...] = ()

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter
 
 from ltrscale import bundle, storage
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -73,7 +73,7 @@ _LATEST = 1.03
 class AutoJob(Config):
     """The best ranker of a data set, in a budget of minutes."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything; the ranker is `final`, or `blend` where nothing is refitted."""
     data: str
     """A data set directory that jobs.prepare made."""
