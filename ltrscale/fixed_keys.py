@@ -39,12 +39,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "PrepareConfig": {"row_group_mb": 8, "file_mb": 256},
     "ReconcileJob": {"groups_shown": 3},
     "RelabelConfig": {"compression": "zstd", "row_group_mb": 8, "file_mb": 256},
-    "ReportJob": {
-        "agreement_groups": 500,
-        "explained_groups": 40,
-        "histogram_documents": 200_000,
-        "drift": None,
-    },
+    "ReportJob": {"drift": None, "agreement_groups": 500, "explained_groups": 40, "histogram_documents": 200_000},
     "SearchConfig": {"max_failures": 1},
     "SubmitConfig": {"stop_seconds": 120},
     "TrainingConfig": {"checkpoint_failures": 3},

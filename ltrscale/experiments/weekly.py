@@ -347,8 +347,8 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """The steps of a run, one line each."""
-    in_service = InService.read(job.out)
     if job.rollback:
+        in_service = InService.read(job.out)
         earlier = () if in_service is None else in_service.earlier
         again = earlier[0].bundle if earlier else "nothing, for nothing was before it"
         yield f"weekly: dry run, nothing is written; in service again: {again}"
@@ -357,9 +357,8 @@ def _steps(job: WeeklyJob) -> Iterator[str]:
     before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
     production = _rival(job, None if job.inputs else Week.read(job.out, new))
     splits, first = job.named([*before, new]), job.named(before)
-    test = splits.test
-    if production is not None and not job.inputs:  # nothing has learnt from new rows
-        test = unseen_periods(splits, production)
+    # nothing has learnt from new rows
+    test = splits.test if job.inputs or production is None else unseen_periods(splits, production)
     yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
     if job.inputs:
         files = [file.url for file in list_inputs(job.inputs)]

@@ -203,10 +203,7 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 
 def methods_text(sizes: FirstSizes, others: str = "") -> str:
-    """Trees, a network, and the same network pretrained, with comments on their sizes.
-
-    `jobs.auto` reads the settings of its methods out of this text, so that both start from the same ones.
-    """
+    """Trees, a network, and the same network pretrained, with comments on their sizes; jobs.auto reads it back, too."""
     faster, larger = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
     notes = {
         "batches": f"256 for less than {SMALL:,} documents to learn from; 1024 is {faster:.0f} times as fast",
