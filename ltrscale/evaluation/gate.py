@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pydantic import model_validator
 
 from ltrscale.bundle import load
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
@@ -45,7 +45,7 @@ _CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 class GateJob(Config):
     """Compare a candidate with the bundle in production, and refuse it if a bound is broken."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything; read `out/report.md` first."""
     production: str
     """Bundle in use."""
@@ -64,7 +64,7 @@ class GateJob(Config):
     """Directory of an evaluation, or `out/evaluation` of an earlier gate, with comparisons of two bundles that show how
     far rankers differ on a group. Without it `plan` measures production alone on `splits.test`, and gives the numbers
     for several correlations that a candidate may have with it."""
-    ray: bool = False
+    ray: Operational[bool] = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the verdict is the same."""
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ class NetworkStudent(Config):
     epochs: int = Field(20, ge=1)
     """Maximum number of epochs; 20 as for the network that `jobs.distill` trains."""
     patience: int = Field(5, ge=1)
-    """Stop after this many epochs without a better validation metric, which is of the true labels."""
+    """Stop after this many epochs without a better validation metric: that of the method, on the true labels."""
     stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
@@ -47,7 +47,8 @@ class NetworkStudent(Config):
 
     def finetuning(self, method: FinetuneConfig) -> FinetuneConfig:
         """The settings that train a method's network on scores: all layers at once, because there are many scores."""
-        alike = {*TrainingConfig.model_fields, "network", "head", "context", "projector_layers", "noise"}
+        network = {"network", "head", "context", "projector_layers", "noise"}
+        alike = {*TrainingConfig.model_fields, *network, "validation_metric"}
         own = self.model_dump(exclude={"kind"})
         return FinetuneConfig.model_validate({**method.model_dump(include=alike), **own, "head_epochs": 0})
 

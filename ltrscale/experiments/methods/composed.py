@@ -117,7 +117,8 @@ class EnsembleMethod(AnyMethod):
         method = run.methods[self.of]
         if self.over == "folds":
             bundles = [run.without(fold).model(self.of) for fold in self.folds_in(run)]
-        elif self.over == "trials" and isinstance(method, TunedMethod):
+        elif self.over == "trials":
+            assert isinstance(method, TunedMethod)
             bundles = method.train_best(run, self.of, self.runs)
         else:
             bundles = run.repeated(self.of, self.runs)
