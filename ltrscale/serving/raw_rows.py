@@ -193,7 +193,7 @@ class RawRows:
                 raise RowError(f"column {name!r} is {here} here and {there} elsewhere ({value!r})")
             if reads == "integer" and (not isinstance(value, int) or not -(2**63) <= value < 2**63):
                 raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
-            return float(value) if reads == "number" else value
+            return _double(value) if reads == "number" else value
         if form == "csv" and isinstance(value, str) and value in self._missing:
             return None
         if form == "csv" and reads in ("number", "boolean"):
@@ -250,7 +250,7 @@ class RawRows:
             here = _JSON.get(type(each), type(each).__name__)
             if each is not None and here != "number":
                 raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({value!r})")
-        found = [_plain(name, float(each) if form == "json" and each is not None else each) for each in value]
+        found = [_plain(name, _double(each) if form == "json" and each is not None else each) for each in value]
         return self._whole_vector(name, found, size)
 
     def _whole_vector(self, name: str, found: list[float], size: int | None) -> list[float]:
@@ -276,7 +276,7 @@ class RawRows:
             return self._utc(at)
         if not isinstance(value, str):
             if formats == ["iso"]:
-                return _epoch(float(value))
+                return _epoch(_double(value)) if hasattr(value, "__float__") else None
             value = _key(value) or ""
         return next((at for at in (self._by_format(value.strip(), form) for form in formats) if at is not None), None)
 
@@ -373,7 +373,7 @@ def _plain(name: str, value: Any) -> float:
         return math.nan
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise RowError(f"column {name!r} is not a number ({value!r})")
-    return _nearest(float(value), value)
+    return _nearest(_double(value), value)
 
 
 def _similarity(kind: str, one: str, other: str, values: Mapping[str, Any]) -> float:
@@ -411,11 +411,20 @@ def _listed(name: str, text: str) -> list[float]:
 def _number_of(text: str) -> float | None:
     """The nearest single-precision number to a text; None if it is not a number."""
     if _NUMBER.fullmatch(text):
-        return _nearest(float(text), Decimal(text))
+        near = float(text)
+        return _nearest(near, Decimal(text)) if near and math.isfinite(near) else near
     word = _NO_NUMBER.fullmatch(text)
     if word is None:
         return None
     return math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1)
+
+
+def _double(value: Any) -> float:
+    """The nearest double-precision number; infinite beyond the largest, as digits of a file are."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _single(value: float) -> float:
@@ -490,7 +499,7 @@ def iso_time(text: str) -> datetime:
 def _object(line: str) -> Row:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else RowError("not a JSON object")
 
