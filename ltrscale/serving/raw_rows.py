@@ -118,6 +118,9 @@ class RawRows:
         """The rows of a CSV or JSON Lines file, possibly compressed as .gz or .xz, with the columns of the log.
 
         A line that is not a row yields the error that says why; `features` raises it.
+
+        Raises:
+            RowError: the file has no line of column names.
         """
         return (row for _, row in self.numbered(path))
 
@@ -130,21 +133,22 @@ class RawRows:
                 yield from ((number, _object(line)) for number, line in lines)
                 return
             delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
-            names = form.get("header") or self._fields(next(lines)[1], delimiter)
+            names = form.get("header") or self._header(name, lines, delimiter)
             yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
+
+    def _header(self, file: str, lines: Iterator[tuple[int, str]], delimiter: str) -> list[str]:
+        try:
+            return self._fields(next(lines)[1], delimiter)
+        except (StopIteration, RowError) as error:
+            raise RowError(f"{file}: no line of column names ({str(error) or 'the file is empty'})") from error
 
     def _row(self, line: str, names: list[str], delimiter: str) -> Row:
         try:
             fields = self._fields(line, delimiter)
-        except csv.Error as error:
-            return RowError(str(error))
-        if len(fields) != len(names):
-            return RowError(f"{len(fields)} columns where the header has {len(names)}")
-        row = dict(zip(names, fields))
-        if self.recipe["rows"] == "csv":
-            return row
-        try:
-            return {name: self._of_text(name, text) for name, text in row.items()}
+            if len(fields) != len(names):
+                raise RowError(f"{len(fields)} columns where the header has {len(names)}")
+            row = dict(zip(names, fields))
+            return row if self.recipe["rows"] == "csv" else {n: self._of_text(n, text) for n, text in row.items()}
         except RowError as error:
             return error
 
@@ -167,8 +171,11 @@ class RawRows:
         whole, unclosed = (form.format(delimiter=re.escape(delimiter)) for form in (_WELL_QUOTED, _OPEN))
         if "\r" in text or "\0" in text or (quotes and '"' in text and not re.fullmatch(whole, text)):
             clean = "\r" not in text and "\0" not in text
-            raise csv.Error(_NOT_CLOSED if clean and re.fullmatch(unclosed, text) else _MISPLACED)
-        return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
+            raise RowError(_NOT_CLOSED if clean and re.fullmatch(unclosed, text) else _MISPLACED)
+        try:
+            return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
+        except csv.Error as error:  # a field is too long
+            raise RowError(str(error)) from error
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
         """A value of the row, as the log's file would give it."""

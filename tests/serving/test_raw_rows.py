@@ -532,6 +532,9 @@ def test_lines_that_are_no_rows_are_errors(tmp_path: Path) -> None:
     make = transformer(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}), tmp_path)
     (tmp_path / "new.csv").write_text("q,x\na,1,2\nb,3\n")
     (tmp_path / "new.jsonl").write_text('{"q": "a"\n[1]\n' + "[" * 10**5)
+    (tmp_path / "empty.csv").write_text("\n")
+    with pytest.raises(raw_rows.RowError, match=r"empty\.csv: no line of column names \(the file is empty\)"):
+        list(make.read(tmp_path / "empty.csv"))
     first, second, *others = [*make.read(tmp_path / "new.csv"), *make.read(tmp_path / "new.jsonl")]
     with pytest.raises(raw_rows.RowError, match="3 columns where the header has 2"):
         make.features(first)
@@ -577,6 +580,25 @@ def test_any_value_of_json_gives_features_or_the_reason_why_not(form: str, tmp_p
         except raw_rows.RowError:
             return
         assert [type(each) for each in found] == [float] * len(make.names)
+
+    law()
+
+
+def test_any_csv_text_gives_rows_or_the_reason_why_not(tmp_path: Path) -> None:
+    write_csv(tmp_path / "log.csv", [{"q": f"q{i}", "x": "1"} for i in range(9)])
+    make = transformer(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}), tmp_path)
+
+    @settings(derandomize=True, deadline=None)
+    @given(st.lists(st.sampled_from([*'q,x\n";1\r\0', "q,x\n", "\ud800", "x" * 200_000])).map("".join))
+    @example("")
+    @example('q,"x\na,1')
+    def law(text: str) -> None:
+        (tmp_path / "new.csv").write_bytes(text.encode(errors="surrogatepass"))
+        try:
+            for row in make.read(tmp_path / "new.csv"):
+                make.features(row)
+        except raw_rows.RowError:
+            return
 
     law()
 
