@@ -132,7 +132,8 @@ class RawRows:
             if re.search(r"\.(jsonl|ndjson)(\.gz|\.xz)?$", name):
                 yield from ((number, _object(line)) for number, line in lines)
                 return
-            delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
+            usual = "\t" if ".tsv" in Path(name).name else ";" if form["decimal"] == "," else ","
+            delimiter = form["delimiter"] or usual
             names = form.get("header") or self._header(name, lines, delimiter)
             yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
 

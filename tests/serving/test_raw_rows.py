@@ -603,6 +603,13 @@ def test_any_csv_text_gives_rows_or_the_reason_why_not(tmp_path: Path) -> None:
     law()
 
 
+def test_the_folder_of_a_file_does_not_decide_on_its_form(tmp_path: Path) -> None:
+    (folder := tmp_path / "logs.tsv.d").mkdir()
+    write_csv(folder / "log.csv", rows := [{"q": f"q{i}", "x": str(i)} for i in range(9)])
+    data = prepared(tmp_path, folder / "log.csv", {"features": ["x"]})
+    assert list(transformer(data, tmp_path).read(folder / "log.csv")) == rows
+
+
 def test_rows_that_are_no_items_have_no_transformer(synthetic_dataset: str) -> None:
     dataset = open_dataset(synthetic_dataset)
     features = dataset.manifest.features
