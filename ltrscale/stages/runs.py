@@ -147,7 +147,7 @@ def recorded(
         InputError: `out` holds the output of another stage; nothing is written there.
     """
     check_replaceable(out, stage)
-    with holding(out), _record_folder(storage.join(out, name)) as folder:
+    with holding(out), _writing_record(storage.join(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / CONFIG).write_text(configs.dump(config))
             began = environment()
@@ -216,7 +216,7 @@ def heard_by(listener: Report) -> Iterator[None]:
 
 
 @contextmanager
-def _record_folder(target: str) -> Iterator[Path]:
+def _writing_record(target: str) -> Iterator[Path]:
     """A local folder for the files of a run directory: itself, or scratch that is copied there every minute."""
     if storage.is_local(target):
         folder = storage.local_path(target)
