@@ -28,7 +28,7 @@ _SHORT = 256
 """Up to so many documents are scored without a separate thread, which would take longer."""
 
 
-def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
+def renumber(features_NF: NDArray[np.float32], vocabularies: _Vocabularies) -> NDArray[np.float32]:
     """Replace the codes of categorical columns by their places in the columns' sorted vocabularies.
 
     LightGBM stores a set of codes as one bit for every integer up to the largest: megabytes per split for hashed
@@ -277,7 +277,7 @@ def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -
 
 
 def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
-    """The codes of categorical columns by column, from the text that a library stores with its model."""
+    """The codes of categorical columns by column, as a library stores them with its model."""
     for of_column in codes:
         # float32 holds integers exactly below 2^24 only
         if not all(type(code) is int and abs(code) < 1 << 24 for code in of_column) or of_column != sorted(of_column):
@@ -298,7 +298,7 @@ def import_catboost() -> Any:
     return catboost
 
 
-def catboost_table(renumbered_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+def catboost_table(renumbered_NF: NDArray[np.float32], vocabularies: _Vocabularies) -> Any:
     """The result of `renumber` as CatBoost takes it: a data frame if some columns are categorical.
 
     Missing values are one more category.
