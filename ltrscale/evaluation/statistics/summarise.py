@@ -39,7 +39,7 @@ class Summary(Figure):
     groups: int
     """Groups where the metric is defined."""
     undefined: int
-    """Groups without a relevant document, where it is undefined."""
+    """Groups where it is undefined: those without a relevant document, or with `leave_out_constant` of equal labels."""
     as_zero: float | None
     """The mean with undefined values counted as 0."""
     as_one: float | None
