@@ -112,10 +112,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         # scikit-learn clones an estimator by its arguments: they are stored unchanged, and checked on use
         self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
-        self.validation_fraction, self.seed, self.workers, self.directory = (
-            validation_fraction, seed, workers, directory,
-        )  # fmt: skip
-        self.minutes = minutes
+        self.validation_fraction, self.seed, self.workers = validation_fraction, seed, workers
+        self.directory, self.minutes = directory, minutes
 
     # scikit-learn's searches pass these without a request, as to its own GroupKFold: ranking needs groups
     __metadata_request__fit = dict.fromkeys(("group", *ColumnMapping.model_fields), True)

@@ -89,7 +89,7 @@ class Validator:
     _open_rows: int = field(default=0, init=False)
     _open_id: str | None = field(default=None, init=False)
 
-    def finish(self) -> Accounting:
+    def accounting(self) -> Accounting:
         """The accounting of all blocks, without the ids that only rejected rows have; asserts that it adds up."""
         assert self.quarantine is not None
         rejected = self.quarantine.rows

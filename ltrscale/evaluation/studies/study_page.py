@@ -238,7 +238,12 @@ def _crossings(versus: Versus) -> list[TableRow]:
         }
         for x in versus.crossovers
     ]
-    return rows or [{"method": versus.method, "order": "no crossover", "at": None, "from": None, "to": None}]
+    means = [difference.mean for difference in versus.estimates.values()]
+    if len(means) == 1:
+        order = f"measured at {next(iter(versus.estimates))} only"
+    else:
+        order = "ahead throughout" if min(means) > 0 else "behind throughout" if max(means) < 0 else "no crossover"
+    return rows or [{"method": versus.method, "order": order, "at": None, "from": None, "to": None}]
 
 
 def _tables_of_hou24(study: Study) -> Iterator[Section]:

@@ -181,7 +181,9 @@ def _paragraphs(sources: Sources, *, gate: str | None = None) -> list[Text | Com
         texts.append(drifted(sources.evaluation.by_period))
     step, command = _next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
-        if names := ", ".join(sources.memorised):
+        if memorised := [*sources.memorised]:
+            more = len(memorised) - _FEATURES_ASKED
+            names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
             texts.append(f"Probably memorised, for alone they rank like chance: {names} (see section Features).")
     texts += [f"Before this is believed: {question}" for question in [*open_questions.values()][:_FEATURES_ASKED]]
     return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
