@@ -220,7 +220,7 @@ def show_reasons(error: InputError | Refused | Stopped) -> None:
 
 def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     """All that the options set, as `key=value`."""
-    if not getattr(options, "argument", None):
+    if getattr(options, "argument", None) in (None, []):
         return list(options.set)
     return [*options.set, f"{command.argument}={json.dumps(options.argument)}"]
 

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 
 def _run(job: "InitJob") -> None:
-    if job.file is not None:
-        job.run()
-    elif job.example is not None:
+    if job.example is not None and job.file is not None:
+        raise InputError("example: a log to look at is named too; name one of both")
+    if job.example is not None:
         print(_example(job.example), end="")
+    elif job.file or job != type(job)():
+        job.run()
     else:
         pages = [CONFIGS / folder / "README.md" for folder in ("start", "papers", "data", "results")]
         print("\n\n".join(map(_listed, pages)))

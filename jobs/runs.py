@@ -9,7 +9,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.listing import RunsJob
+    from ltrscale.experiments.runs import RunsJob
 
     return RunsJob, RunsJob.run
 

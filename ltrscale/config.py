@@ -130,7 +130,7 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
         values = overlay(values, read_yaml(url))
     for override in overrides:
         _apply(cls, values, override)
-    where = f"{' with '.join([*urls, *(['--set'] if overrides else [])])}" if urls else "command line"
+    where = " with ".join([*urls, *(["--set"] if overrides else [])]) if urls else "command line"
     return validate(cls, values, where)
 
 
@@ -277,12 +277,12 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
     if key in fixed:
         return f"{key_path}: no longer a key, because its value is fixed at {json.dumps(fixed[key])}; remove it"
     names = sorted({name for model in level for name in model.model_fields})
-    closest = nearest(key, names, alike=0.5)
     if kinds := [kind_of(model) for model in others if key in model.model_fields]:
         chosen = ".".join([*above, "kind"])
         return (
             f"{key_path}: a key of kind {', '.join(kinds)}, and {chosen} is {kind_of(level[0])}; change one of the two"
         )
+    closest = nearest(key, names, alike=0.5)
     hint = f"did you mean {'.'.join([*above, closest])!r}?" if closest else f"the keys here are {', '.join(names)}"
     return f"{key_path}: unknown key; {hint}"
 

@@ -12,9 +12,9 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 
 
-def linear_teacher(url: str, data: str, weights: Sequence[float]) -> str:
+def linear_teacher(url: str, data: str, weights: Sequence[float], leave_out: Sequence[str] = ()) -> str:
     """Commit a ranker that scores a document of numeric features by their weighted sum; returns its URL."""
-    selection = select(Split(data=(data,)), labelled=False)
+    selection = select(Split(data=(data,), leave_out=tuple(leave_out)), labelled=False)
     config = TransformConfig(numeric="none")
     transform = fit_transform([torch.zeros(1, len(weights))], ["numeric"] * len(weights), config)
     ranker = Ranker(Architecture(transform=config, encoder=IdentityConfig(), head=HeadConfig(layers=1)), transform)

@@ -100,7 +100,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     for block in blocks("diff"):
         head, *hunks = block.split("@@\n")
         path = root / head.strip().removeprefix("--- ")
-        path.write_text(changed(path.read_text(), hunks))
+        path.write_text(changed(path, hunks))
         if path.suffix == ".py":
             written.append(str(path.relative_to(root)))
     made = Copy(root, written)
@@ -108,12 +108,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return made
 
 
-def changed(text: str, hunks: list[str]) -> str:
-    """The text with every hunk applied, each in the only place that it fits."""
+def changed(path: Path, hunks: list[str]) -> str:
+    """A file's text with every hunk applied, each in the only place that it fits."""
+    text = path.read_text()
     for hunk in hunks:
         lines = hunk.splitlines(keepends=True)
         before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
-        assert text.count(before) == 1, f"{text.count(before)} places for\n{before}"
+        assert text.count(before) == 1, f"docs/contributing.md: {text.count(before)} places in {path} for\n{before}"
         text = text.replace(before, after)
     return text
 

@@ -37,7 +37,9 @@ def test_a_name_has_one_meaning() -> None:
     for name, path in defined():
         places[name].add(path)
     twice = {name: paths for name, paths in places.items() if len(paths) > 1}
-    assert {name: paths for name, paths in twice.items() if name not in SAME} == {}
+    assert {name: paths for name, paths in twice.items() if name not in SAME} == {}, (
+        "rename one of each, or list it in SAME with the reason"
+    )
     assert SAME.keys() <= twice.keys(), "a name that no two modules define any more leaves the list"
 
 

@@ -252,7 +252,7 @@ def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
     url = str(tmp_path)
-    for text in ("{", json.dumps({"token": 1, "pid": "x", "before": None})):
+    for text in ("{", "[]", json.dumps({"token": 1, "pid": "x", "before": None}), "\x00"):
         (tmp_path / leases.LEASE).write_text(text)
         with storage.hold(url) as before:
             storage.sweep(url, before)

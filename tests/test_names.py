@@ -1,6 +1,7 @@
 """A manifest names only files below its directory, or is refused in one line when it is read."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_an_entry_that_lists_no_file_is_refused(tmp_path: Path, files: Any, reas
     url = write_manifest(tmp_path / "out", files=files)
     with pytest.raises(InputError, match=reason):
         storage.read_manifest(url)
+
+
+@pytest.mark.parametrize("key", ["parts.1", "query_ids.1", "vocabulary", "statistics"])
+def test_a_bad_entry_is_named_by_its_own_key(tmp_path: Path, key: str) -> None:
+    good = [{"path": f"{key}-{name}", "sha256": HASH} for name in "abc"]
+    name, _, index = key.partition(".")
+    lists = {"files": good[:2], name: [good[2], {"path": "bad"}] if index else {"path": "bad"}}
+    with pytest.raises(InputError, match=rf"manifest\.json: {re.escape(key)}: sha256 of 'bad'"):
+        storage.read_manifest(write_manifest(tmp_path / "out", **lists))
 
 
 @pytest.mark.parametrize("quarantine", [None, "a", {"a": 1}, [3], [["a"]]])

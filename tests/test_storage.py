@@ -1,6 +1,7 @@
 """The same laws on a local disk and on a real S3 server."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import random
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import s3fs
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.storage import writers
+from ltrscale.storage.files import exclusively
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -578,6 +581,30 @@ def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     storage.withdraw(url)
     assert storage.files.below(str(tmp_path)) == ["out/deep/users-own", "precious/file"]
+
+
+def test_a_lock_that_is_not_had_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    monkeypatch.setattr(storage.files, "_LOCK_S", 0.0)
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - one descriptor of its own each time
+    with pytest.raises(InputError, match="another process has been committing there"), exclusively(str(tmp_path)):
+        pass
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+    os.close(holder)
+
+
+def test_a_directory_that_is_removed_while_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_removal(descriptor: int, fstat: Callable[[int], os.stat_result] = os.fstat) -> os.stat_result:
+        monkeypatch.setattr(os, "fstat", fstat)
+        (tmp_path / "out").rmdir()
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", after_removal)
+    with exclusively(str(tmp_path / "out")):
+        assert (tmp_path / "out").is_dir()
 
 
 @pytest.mark.s3

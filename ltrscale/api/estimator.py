@@ -25,7 +25,6 @@ from ltrscale.api import frames
 from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.api.explained import explained
 from ltrscale.api.saved import SavedRanker, bundle_files
-from ltrscale.bundle import boosters
 from ltrscale.bundle.explanations import Explanation
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_splits
@@ -113,10 +112,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         # scikit-learn clones an estimator by its arguments: they are stored unchanged, and checked on use
         self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
-        self.validation_fraction, self.seed, self.workers, self.directory = (
-            validation_fraction, seed, workers, directory,
-        )  # fmt: skip
-        self.minutes = minutes
+        self.validation_fraction, self.seed, self.workers = validation_fraction, seed, workers
+        self.directory, self.minutes = directory, minutes
 
     # scikit-learn's searches pass these without a request, as to its own GroupKFold: ranking needs groups
     __metadata_request__fit = dict.fromkeys(("group", *ColumnMapping.model_fields), True)
@@ -320,9 +317,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         trees = None if bundle is None else bundle.forest
         if bundle is None or trees is None or trees.projection or trees.members or trees.sees is not None:
             raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
-        importances_F = boosters.importances(trees.library, bundle.contents, len(bundle.features))
-        place_of = {feature.name: place for place, feature in enumerate(bundle.features)}
-        return importances_F[[place_of[name] for name in self.feature_names_in_]]
+        importances = bundle.importances() or {}
+        return np.array([importances[name] for name in self.feature_names_in_])
 
     @as_value_errors
     def save(self, url: str) -> None:

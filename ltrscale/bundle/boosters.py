@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.treefiles import check_lightgbm, check_xgboost
 from ltrscale.bundle.views import View
@@ -27,7 +28,7 @@ _SHORT = 256
 """Up to so many documents are scored without a separate thread, which would take longer."""
 
 
-def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
+def renumber(features_NF: NDArray[np.float32], vocabularies: _Vocabularies) -> NDArray[np.float32]:
     """Replace the codes of categorical columns by their places in the columns' sorted vocabularies.
 
     LightGBM stores a set of codes as one bit for every integer up to the largest: megabytes per split for hashed
@@ -211,7 +212,7 @@ def _mean_of(
     models: Mapping[str, bytes],
     view: View,
     threads: int,
-) -> Callable[[NDArray[np.float32]], NDArray[np.float64]]:
+) -> Callable[[NDArray[np.float32]], Doubles]:
     """The function from columns [N, G] to the mean of `ask` over the models."""
     functions, boosters = _LIBRARIES[library], []
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
@@ -220,8 +221,8 @@ def _mean_of(
             booster = functions.read(model, len(view.features), threads)
             boosters.append((booster, _vocabularies(categorical, functions.codes(booster))))
 
-    def mean(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        def mean_answer() -> NDArray[np.float64]:
+    def mean(columns_NG: NDArray[np.float32]) -> Doubles:
+        def mean_answer() -> Doubles:
             answers = (ask(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters)
             return np.asarray(sum(np.asarray(answer, np.float64) for answer in answers) / len(boosters))
 
@@ -257,7 +258,7 @@ def _interruptibly(call: Callable[[], T]) -> T:
     return result.result()
 
 
-def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -> NDArray[np.float64]:
+def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -> Doubles:
     """The importance of each column to trees, shape [G]: its share of the total gain of all splits, which adds up to 1.
 
     CatBoost does not store gains and gives its own measure: the mean change of the predictions if the feature's value
@@ -276,7 +277,7 @@ def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -
 
 
 def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
-    """The codes of categorical columns by column, from the text that a library stores with its model."""
+    """The codes of categorical columns by column, as a library stores them with its model."""
     for of_column in codes:
         # float32 holds integers exactly below 2^24 only
         if not all(type(code) is int and abs(code) < 1 << 24 for code in of_column) or of_column != sorted(of_column):
@@ -297,7 +298,7 @@ def import_catboost() -> Any:
     return catboost
 
 
-def catboost_table(renumbered_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+def catboost_table(renumbered_NF: NDArray[np.float32], vocabularies: _Vocabularies) -> Any:
     """The result of `renumber` as CatBoost takes it: a data frame if some columns are categorical.
 
     Missing values are one more category.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.bundle import boosters
@@ -23,6 +23,10 @@ from ltrscale.origin import digest
 MetricValue = float | int | str | None
 BundleKind = Literal["neural", "combined", "pretrained", "trees", "feature", "blend", "in_context"]
 FORMAT, VERSION = "ltrscale-bundle", 2
+_READ = (1, VERSION)
+"""The versions that can be read."""
+_PARTS_1 = ("architecture", "trees", "order", "blend", "in_context")
+"""The keys for the part in version 1, all but one of them null or absent."""
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
@@ -143,6 +147,19 @@ class BundleConfig(Strict):
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, values: Any) -> Any:
+        """Read what version 1 had under several keys."""
+        if not isinstance(values, dict) or "part" in values:
+            return values
+        parts = [part for key in _PARTS_1 if (part := values.get(key)) is not None]
+        rest = {key: value for key, value in values.items() if key not in _PARTS_1}
+        if len(parts) != 1:
+            return rest
+        combined = {"kind": "combined"} if "how" in parts[0] else {}
+        return {**rest, "part": parts[0], **combined}
+
 
 def member_folder(name: str) -> str:
     """The folder of a member's files inside a bundle."""
@@ -187,7 +204,7 @@ def read_bundle_manifest(url: str) -> dict[str, Any]:
     path = storage.join(url, storage.MANIFEST)
     if manifest.get("format") != FORMAT:
         raise InputError(f"{path}: not a bundle but {manifest.get('format', 'something else')!r}; check the path")
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") not in _READ:
         raise InputError(
             f"{path}: a bundle of version {manifest.get('version')}, this ltrscale reads version {VERSION}; "
             "install the ltrscale that made it, or train it again"

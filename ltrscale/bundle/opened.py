@@ -247,6 +247,21 @@ class Bundle(BundleFacts, ABC):
         """
         return partial(by_swaps, self.scoring(computing))
 
+    def importances(self) -> dict[str, float] | None:
+        """The importance of each column that its trees see, the highest first; None without trees.
+
+        Raises:
+            InputError: as `boosters.importances`.
+        """
+        return None
+
+    def leans_on(self) -> Mapping[str, float | None]:
+        """The features that it leans on, with their importance to plain trees.
+
+        A network, or trees that see components or other rankers' scores, lean on every feature that they read.
+        """
+        return dict.fromkeys(feature.name for feature in self.features)
+
     def member_scorers(self, computing: Computing) -> dict[str, Scorer]:
         """The functions with which its members score a batch of its own features."""
         return {name: member.scorer_by(computing, self.features) for name, member in self.members.items()}
@@ -297,6 +312,20 @@ class TreesBundle(Bundle):
             return Contributions(parts_PF, torch.zeros(len(pairs_P2), dtype=torch.float64))
 
         return explained
+
+    def importances(self) -> dict[str, float]:
+        """The importance of each column that its trees see, the highest first; see `boosters.importances`."""
+        trees = self.held
+        features_seen = [feature.name for feature in self.features] if trees.sees is None else trees.sees
+        names = [*features_seen, *(f"component {i}" for i in range(trees.projection)), *trees.members]
+        shares = boosters.importances(trees.library, self.models(), len(names))
+        return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
+
+    def leans_on(self) -> Mapping[str, float | None]:
+        """The features that it splits by, or all that it reads if it sees more than features."""
+        if self.held.projection or self.held.members:
+            return super().leans_on()
+        return {name: share for name, share in self.importances().items() if share > 0}
 
     def models(self) -> dict[str, bytes]:
         """The files of the trees, by the names that errors use."""

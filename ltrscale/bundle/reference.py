@@ -10,6 +10,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Ints
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature
@@ -96,9 +97,7 @@ def reference_of(selection: Selection) -> Reference:
     return newest(_references, key, make)
 
 
-def _seen(
-    feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.int64], fill: float | None
-) -> FeatureReference:
+def _seen(feature: Feature, values_N: NDArray[np.float32], group_N: Ints, fill: float | None) -> FeatureReference:
     has_value_N = has_value(values_N, fill)
     present_N = values_N[has_value_N]
     missing = 1 - len(present_N) / max(1, len(values_N))
@@ -116,7 +115,7 @@ def _seen(
     return reference.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
 
 
-def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
+def has_value(values_N: NDArray[np.float32], fill: float | None) -> Bools:
     """True for documents with a value other than the fill of missing ones."""
-    has_value_N: NDArray[np.bool_] = ~np.isnan(values_N)
+    has_value_N: Bools = ~np.isnan(values_N)
     return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, standardise_by_group, standardise_groups
 from ltrscale.data.dataset.manifest import Feature
 
@@ -67,10 +68,10 @@ class Projection:
         [[2.0], [0.0]]
     """
 
-    features_C: NDArray[np.int64]
-    mean_C: NDArray[np.float64]
-    scale_C: NDArray[np.float64]
-    components_KC: NDArray[np.float64]
+    features_C: Ints
+    mean_C: Doubles
+    scale_C: Doubles
+    components_KC: Doubles
 
     def __call__(self, features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
         """Components [N, K] of documents with these features."""

@@ -212,17 +212,18 @@ def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> 
     periods_by_step = [step.changed_periods(dataset) for step in config.steps]
     stages: list[_Stage] = []
     extended = dataset
-    span = dataset.manifest.counts().groups
+    span, draws = dataset.manifest.counts().groups, 0
     for number, (step, periods) in enumerate(zip(config.steps, periods_by_step, strict=True)):
         name = f"steps.{number} ({step.kind})"
         blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
-        seed = mix("relabel", config.seed, number)
+        seed = mix("relabel", config.seed, draws)
         with _named(name):
             transform = step.transform(StepStart(extended, seed, blocks, span))
         stages.append(_Stage(name, periods, transform))
         if isinstance(transform, Appending):
             extended = transform.extended(extended)
         span *= step.lists
+        draws += isinstance(step, LabelStep)  # features that another step appends leave the drawn labels as they are
     return stages, extended
 
 

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from pydantic import model_validator
 
 from ltrscale.bundle import load
-from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import one_view
+from ltrscale.config import Config, Operational
+from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.verdict import (
     POWER_ASKED,
     Bounds,
@@ -44,7 +45,7 @@ _CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 class GateJob(Config):
     """Compare a candidate with the bundle in production, and refuse it if a bound is broken."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything; read `out/report.md` first."""
     production: str
     """Bundle in use."""
@@ -63,7 +64,7 @@ class GateJob(Config):
     """Directory of an evaluation, or `out/evaluation` of an earlier gate, with comparisons of two bundles that show how
     far rankers differ on a group. Without it `plan` measures production alone on `splits.test`, and gives the numbers
     for several correlations that a candidate may have with it."""
-    ray: bool = False
+    ray: Operational[bool] = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the verdict is the same."""
 
     @model_validator(mode="after")
@@ -87,7 +88,8 @@ class GateJob(Config):
 
         Raises:
             Refused: a bound is broken; names each of them.
-            InputError: as `EvaluateJob`; or `plan_from` names no evaluation that compares two bundles.
+            InputError: as `EvaluateJob`; a pattern of the bounds matches no feature; or `plan_from` names no evaluation
+                that compares two bundles.
         """
         job = with_relative_named(self)
         if job.plan:
@@ -100,10 +102,11 @@ class GateJob(Config):
         config = self._config({CANDIDATE: (self.candidate,)}).replace(baseline=PRODUCTION, by_period=True)
         place = join(self.out, "evaluation")
         with recorded(self.out, self, "gate"):
+            moving = self.bounds.find_moving(open_dataset(config.splits.train.data[0]).manifest.features)
             looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
             leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
             EvaluateJob(out=place, evaluate=config, ray=self.ray).run(show=False)
-            verdict = judge(Evaluation.read(place), self.bounds, leaks)
+            verdict = judge(Evaluation.read(place), self.bounds, leaks, moving)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             made_from = [f"Compared: {bundles}. The figures are those of {join(place, REPORT)}."]
@@ -126,31 +129,43 @@ class GateJob(Config):
         print_report(url, _plan_page(powers, evaluation.primary))
 
 
+_Deviations = dict[str, tuple[float, int]]
+"""The deviation of a group's difference and the number of groups, by their source."""
+
+
 def _foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
     """How many groups the margin needs, by the source of a difference's deviation: comparisons, or a method alone."""
-    primary = evaluation.primary
     scopes = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
-    single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
     if len(scopes) == 1:
-        summary = next(iter(scopes.values())).summaries[primary]
-        if summary.low is None or not single:
-            raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
-        deviation = deviation_of(summary, summary.groups)
-        # of a difference, if a candidate deviates as much and correlates by r: s sqrt(2 (1 - r))
-        sources = {
-            f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS
-        }
+        deviations = _of_correlations(evaluation.primary, *scopes.values())
     else:
-        sources = {
-            f"{name} against {evaluation.baseline}": (deviation_of(c, groups), groups)
-            for name, scope in single.items()
-            if evaluation.baseline in single
-            and (c := scope.comparisons.get(primary)) is not None
-            and (groups := scope.summaries[primary].groups)
-        }
-    if not sources:
+        deviations = _of_comparisons(evaluation, scopes)
+    return {name: Power.from_margin(margin, *of, refuse) for name, of in deviations.items()}
+
+
+def _of_correlations(primary: str, alone: Scope) -> _Deviations:
+    """Of a candidate that deviates as much as production, and correlates with it by r: `s sqrt(2 (1 - r))`."""
+    summary = alone.summaries[primary]
+    if summary.low is None or len(summary.trials) != 1:
+        raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
+    deviation = deviation_of(summary, summary.groups)
+    return {f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS}
+
+
+def _of_comparisons(evaluation: Evaluation, scopes: Mapping[str, Scope]) -> _Deviations:
+    """Of each method's comparison with the baseline, where both are one bundle."""
+    primary, baseline = evaluation.primary, evaluation.baseline
+    single = {name: scope for name, scope in scopes.items() if len(scope.summaries[primary].trials) == 1}
+    found = {
+        f"{name} against {baseline}": (deviation_of(compared, groups), groups)
+        for name, scope in single.items()
+        if baseline in single
+        and (compared := scope.comparisons.get(primary)) is not None
+        and (groups := scope.summaries[primary].groups)
+    }
+    if not found:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return {name: Power.from_margin(margin, deviation, groups, refuse) for name, (deviation, groups) in sources.items()}
+    return found
 
 
 def _plan_page(powers: Mapping[str, Power], primary: str) -> Document:

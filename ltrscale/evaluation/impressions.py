@@ -189,7 +189,7 @@ class _Seen:
         self.draw_D = open_uniforms((traffic.seed, "click"), *self.keys_D)
 
     def sums(self, pair: Pair) -> Doubles:
-        """_Credits and squares of a pair by group and method, shape [Q, M, 3]."""
+        """Credits and squares of a pair by group and method, shape [Q, M, 3]."""
         credit_M2I = np.stack([self._team_draft(pair), *self._balanced(pair), self._separate(pair)])
         squares_MI = np.square(credit_M2I[:, 0] - credit_M2I[:, 1])
         squares_MI[-1] = np.square(credit_M2I[-1]).sum(axis=0)

@@ -255,7 +255,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     pairs = []
     for p, (one, other, _) in enumerate(job.pairs):
         methods = {
-            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, _POWER, separate=method == METHODS[-1])
+            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, _POWER, separate=method == "separate")
             for m, method in enumerate(METHODS)
         }
         metric = Difference.from_values(measured.metric_QR[:, one] - measured.metric_QR[:, other])

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from ltrscale.bundle import Bundle, boosters
+from ltrscale.bundle import Bundle
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
@@ -29,31 +29,6 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import Block, Points, Table, cell
 from ltrscale.reports.findings import Findings
-from ltrscale.storage import join
-
-
-def importances_of(bundle: Bundle) -> dict[str, float] | None:
-    """The importance of each column that trees see, the highest first; None for a network."""
-    if (forest := bundle.forest) is None:
-        return None
-    feature_names = tuple(feature.name for feature in bundle.features)
-    features_seen = feature_names if forest.sees is None else forest.sees  # a stack may see none
-    names = [*features_seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
-    models = {join(bundle.url, name): bundle.contents[name] for name in forest.files()}
-    shares = boosters.importances(forest.library, models, len(names))
-    return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
-
-
-def leaning(bundle: Bundle) -> Mapping[str, float | None]:
-    """The features that a ranker leans on, with their importance to plain trees.
-
-    A network, or trees that see components or other rankers' scores, lean on every feature that they read.
-    """
-    shares: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if bundle.forest is None or bundle.forest.projection or bundle.forest.members:
-        return shares
-    return {name: share for name, share in (importances_of(bundle) or {}).items() if share > 0}
-
 
 _MOST_NAMED = 3
 _TAIL = 0.025
@@ -94,7 +69,7 @@ class Bounds(Config):
     another unit, or that has gone missing, has 5 to 20; one with a mean that moved by a standard deviation, about 1."""
     moving: Texts = ()
     """Features whose drift is no sign of a fault, such as the weekday or a price in a sale: `drifted` and `feature_psi`
-    ignore them. Patterns, as in `leave_out`."""
+    ignore them. Patterns of features of the data set, as in `leave_out`, whether or not a ranker reads them."""
     score_psi: float | None = Field(default=MUCH, ge=0)
     """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
     null for any."""
@@ -105,6 +80,14 @@ class Bounds(Config):
     drift_groups: int = Field(default=200, ge=1)
     """The fewest groups, labelled or not, in a period and in its reference that allow a verdict on drift: with fewer,
     an index is above .25 by chance."""
+
+    def find_moving(self, features: Sequence[Feature]) -> frozenset[str]:
+        """The names of the features of the data set that `moving` means.
+
+        Raises:
+            InputError: a pattern matches none of them.
+        """
+        return frozenset(f.name for pattern in self.moving for f in matching(pattern, features, key="bounds.moving"))
 
 
 class Power(Strict):
@@ -209,10 +192,11 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = (), moving: Collection[str] = ()) -> Verdict:
     """Check the bounds of a candidate against an evaluation by period with production as its baseline.
 
-    `leaks` are the checks of the features it leans on; see `check_leaks`.
+    `leaks` are the checks of the features it leans on, see `check_leaks`; `moving` are the names of those that may
+    drift, see `Bounds.find_moving`.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     primary, periods = evaluation.primary, evaluation.by_period
@@ -223,7 +207,7 @@ def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = ()) -
     }
     difference, groups = compared.pop(ALL)
     judged = {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
-    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(periods, bounds))
+    slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(periods, bounds, moving))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     power = None
@@ -295,11 +279,14 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
 
 
-def drift_checks(drift: ByPeriod, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
-    """The bounds on drift, for each period with enough groups; the scores are those of `method`."""
+def drift_checks(drift: ByPeriod, bounds: Bounds, moving: Collection[str], method: str = CANDIDATE) -> Iterator[Check]:
+    """The bounds on drift, for each period with enough groups; the scores are those of `method`.
+
+    Features with a name in `moving` may drift; see `Bounds.find_moving`.
+    """
     for period, later in drift.periods.items():
         if min(drift.train.groups, later.groups) >= bounds.drift_groups:
-            yield from _feature_checks(period, later, bounds)
+            yield from _feature_checks(period, later, bounds, moving)
         spread, limit = later.spreads[method], bounds.score_psi
         if limit is not None and min(spread.lists, drift.train.spreads[method].lists) >= bounds.drift_groups:
             found = f"the spread of the {method}'s scores has a PSI of {spread.psi:.3f}, {spread.chance:.3f} by chance"
@@ -307,12 +294,7 @@ def drift_checks(drift: ByPeriod, bounds: Bounds, method: str = CANDIDATE) -> It
             yield _check("score_psi", period, spread.beyond <= limit, f"period {period}: {found}", asked)
 
 
-def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
-    features = [
-        Feature(name=name, kind="numeric" if feature.unknown is None else "categorical")
-        for name, feature in drift.features.items()
-    ]
-    moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, features, key="bounds.moving")}
+def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds, moving: Collection[str]) -> Iterator[Check]:
     judged = {name: feature for name, feature in drift.features.items() if name not in moving}
     drifted = [name for name in drift.drifted if name in judged]
     if bounds.drifted is not None:
@@ -322,8 +304,9 @@ def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator
         holds = len(drifted) <= bounds.drifted * len(judged)
         yield _check("drifted", period, holds, found, f"bounds.drifted asks for at most {bounds.drifted:.0%}")
     if (limit := bounds.feature_psi) is not None:
-        broken = [name for name in drifted if judged[name].beyond > limit]
-        worst = broken[:_MOST_NAMED] or sorted(judged, key=lambda name: -judged[name].beyond)[:1]
+        by_drift = sorted(judged, key=lambda name: -judged[name].beyond)
+        broken = [name for name in by_drift if judged[name].beyond > limit]
+        worst = broken[:_MOST_NAMED] or by_drift[:1]
         found = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
         asked = f"bounds.feature_psi asks for at most {limit:g} beyond chance (a fault, or bounds.moving)"
         yield _check("feature_psi", period, not broken, f"period {period}: {found}", asked)
@@ -339,7 +322,7 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
     """
     known = [Feature(name=feature.name) for feature in features]
     allowed = {f.name for pattern in expected for f in matching(pattern, known, key="bounds.expected")}
-    used = leaning(candidate)
+    used = candidate.leans_on()
     asked = {name: question for name, question in questions(features).items() if name in used}
     for name, question in asked.items():
         share = used[name]

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import check_teaches, select
@@ -97,7 +97,7 @@ _TIMED_DOCUMENTS, _TURNS = 10_000, 3
 class DistillJob(Config):
     """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything; read `out/report.md` first."""
     data: str
     """Data set directory; splits that name none read this one."""
@@ -116,7 +116,7 @@ class DistillJob(Config):
     """Trees trained on the labels, for comparison with the students; null leaves them out."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
     """Metrics and outliers."""
-    ray: bool = False
+    ray: Operational[bool] = False
     """Let the teacher score on a Ray cluster."""
     workers: Workers = ONE
     """Data-parallel workers of students and direct trees."""

@@ -6,20 +6,17 @@ interrupted or changed pipeline runs only the remaining stages.
 
 With `folds` everything runs once for each fold of a collection, below `out/FOLD`, and a summary compares the methods
 over the test groups of all folds.
-
-Also the next commands that jobs print, which can be run as printed.
 """
 
 import re
-import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import bundle, storage
-from ltrscale.config import Config, validate
+from ltrscale import bundle
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import select
@@ -32,10 +29,11 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, Evalu
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.choices import Method, with_preset
+from ltrscale.experiments.next_commands import command, predict_command, rank_command, weekly_command
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import Report, called, log
+from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
@@ -63,7 +61,7 @@ class LearnFrom(Config):
 class PipelineJob(Config):
     """A comparison of methods on one data set."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything: `data/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
     `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""
     folds: tuple[MethodName, ...] = ()
@@ -103,17 +101,11 @@ class PipelineJob(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_former_keys(cls, values: Any) -> Any:
-        """Refuse old configs of jobs.crossval, and `match`; earlier records may hold an empty one."""
-        if not isinstance(values, Mapping):
-            return values
-        if "pipeline" in values:
+    def _is_not_of_crossval(cls, values: Any) -> Any:
+        """Refuse old configs of jobs.crossval."""
+        if isinstance(values, Mapping) and "pipeline" in values:
             raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
-        if values.get("match") is not None:
-            raise ValueError(
-                "match: it is a step, {kind: match, counted: PERIODS, ...}; write it first in relabel.steps"
-            )
-        return {name: value for name, value in values.items() if name != "match"}
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -256,7 +248,8 @@ def _compare(config: PipelineJob, data: str, learn_from: Mapping[str, Splits]) -
         correction_of(config.evaluate, select(splits.test, labelled=True))  # raise before training
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test), ())
-    _check_features(splits, config.methods)
+    for seed in config.seeds:
+        _check_inputs(splits.drawn(seed), config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     encoders: SeedRun | None = None
     for seed in config.seeds:
@@ -306,7 +299,7 @@ def _log_next(config: PipelineJob, data: str, bundles: Mapping[str, str]) -> Non
         evaluation = join(config.out, _evaluation_on(config.evaluate_on[0]))
         page = command("report", evaluation=evaluation, out=join(config.out, "page"))
         log.info("next, a page of HTML to look at: %s", page)
-    if rank := _rank_command(chosen, data, join(config.out, "ranked")):
+    if rank := rank_command(chosen, data, join(config.out, "ranked")):
         log.info("next, to rank the newest period: %s", rank)
     log.info(
         "next, to rank a file of raw rows, such as a new one: %s",
@@ -336,50 +329,10 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
             )
 
 
-def _check_features(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
-    """Check that the features that methods leave out, or rank by, exist."""
+def _check_inputs(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
+    """Check that what methods name exists and fits the splits."""
     for name, method in methods.items():
         try:
-            method.check_features(splits)
+            method.check_inputs(splits)
         except InputError as error:
             raise InputError(f"methods.{name}.{error}") from error
-
-
-def command(job: str, **settings: str) -> str:
-    """A command line that sets some keys.
-
-    Example:
-        >>> command("refit", out="runs/final", bundle="runs/the trees")
-        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
-    """
-    return f"{called(job)}{_set(settings)}"
-
-
-def predict_command(bundle: str, data: str, out: str) -> str:
-    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
-
-    It accepts the same share of bad rows as the data set.
-    """
-    made_by = open_dataset(data).manifest.made_by
-    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
-    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
-    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
-    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
-    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
-    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
-
-
-def _rank_command(bundle: str, data: str, out: str) -> str | None:
-    """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
-    if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
-        return None
-    return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")
-
-
-def weekly_command(config: str) -> str | None:
-    """The command for the next period; None if its config does not exist."""
-    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
-
-
-def _set(settings: Mapping[str, str]) -> str:
-    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())

@@ -22,7 +22,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.selection import select
@@ -65,7 +65,7 @@ _REPORT_S = 60.0
 class StudyJob(Config):
     """Methods at several numbers of labelled groups."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything; the report is `summary/report.md`."""
     data: str | None = None
     """A data set directory that jobs.prepare made, for the splits that name none."""

@@ -32,7 +32,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
+from ltrscale.experiments.next_commands import predict_command, weekly_command
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
@@ -231,7 +232,12 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
     check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
     before = [period for period in all_periods if period not in periods]
     splits = {key: job.named(names) for key, names in (("before", before), ("splits", [*before, *periods]))}
-    production = _in_service(job, earlier, **splits)
+    production = _rival(job, earlier) or _first_model(job, splits["before"])
+    unseen_periods(splits["splits"], production)
+    if InService.read(job.out) is None:
+        production = copied(production, job.out)
+        put_into_service(job.out, production, (splits["before"].test.periods or ("",))[-1])
+        log.info("weekly: %s is in service to begin with, compared with no other", production)
     week = Week(
         period=periods[-1],
         content=content,
@@ -244,23 +250,17 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
     return week
 
 
-def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
-    """The bundle to compare the candidate with; trains the first model if none is in service."""
-    in_service = InService.read(job.out)
-    if in_service is not None:
-        compared = in_service.bundle
-        # a week that is judged again keeps its former comparison, if that model still exists
-        if earlier is not None and earlier.bundle == compared:
-            kept = [served.bundle for served in in_service.earlier]
-            compared = earlier.production if earlier.production in kept else compared
-        unseen_periods(splits, compared)
-        return compared
-    first = job.production or _first_model(job, before)
-    unseen_periods(splits, first)
-    first = copied(first, job.out)
-    put_into_service(job.out, first, (before.test.periods or ("",))[-1])
-    log.info("weekly: %s is in service to begin with, compared with no other", first)
-    return first
+def _rival(job: WeeklyJob, earlier: Week | None) -> str | None:
+    """The bundle to compare the candidate with, in service or named as `production`; None if there is neither.
+
+    A week that is judged again keeps its former rival, if that model still exists.
+    """
+    if (in_service := InService.read(job.out)) is None:
+        return job.production
+    kept = [served.bundle for served in in_service.earlier]
+    if earlier is not None and earlier.bundle == in_service.bundle and earlier.production in kept:
+        return earlier.production
+    return in_service.bundle
 
 
 def _serving(job: WeeklyJob) -> str:
@@ -335,6 +335,7 @@ def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
 
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     """The bounds on drift that the new periods break, as seen by the model in service."""
+    moving = job.bounds.find_moving(open_dataset(job.data).manifest.features)
     test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
     splits = week.before.replace(test=test)
     settings = job.evaluate.replace(slice_by=(), slices={}, by_period=True)
@@ -342,21 +343,23 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     EvaluateJob(out=out, evaluate=config, ray=job.ray).run(show=False)
     drift = Evaluation.read(out).by_period
     assert drift is not None
-    return [check.reason for check in drift_checks(drift, job.bounds, PRODUCTION) if not check.holds]
+    return [check.reason for check in drift_checks(drift, job.bounds, moving, PRODUCTION) if not check.holds]
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """The steps of a run, one line each."""
-    in_service = InService.read(job.out)
     if job.rollback:
+        in_service = InService.read(job.out)
         earlier = () if in_service is None else in_service.earlier
         again = earlier[0].bundle if earlier else "nothing, for nothing was before it"
         yield f"weekly: dry run, nothing is written; in service again: {again}"
         return
     periods = open_dataset(job.data).manifest.periods
     before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
-    production = in_service.bundle if in_service is not None else job.production
+    production = _rival(job, None if job.inputs else Week.read(job.out, new))
     splits, first = job.named([*before, new]), job.named(before)
+    # nothing has learnt from new rows
+    test = splits.test if job.inputs or production is None else unseen_periods(splits, production)
     yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
     if job.inputs:
         files = [file.url for file in list_inputs(job.inputs)]
@@ -370,7 +373,7 @@ def _steps(job: WeeklyJob) -> Iterator[str]:
     yield f"- train {job.method} of {job.pipeline} on {_shown(splits.train)}, validate on {_shown(splits.validation)}"
     yield (
         f"- gate, bounds.refuse {job.bounds.refuse}: the candidate against {production or 'the first model'} on "
-        f"{_shown(splits.test)}; refused: the old model stays, status 3"
+        f"{_shown(test)}; refused: the old model stays, status 3"
     )
     if job.refit:
         yield "- refit the candidate on the validation and test periods too"

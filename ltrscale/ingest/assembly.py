@@ -160,7 +160,7 @@ def write_unit(
         unit=unit,
         files=writer.close(),
         schema=schema,
-        accounting=validator.finish(),
+        accounting=validator.accounting(),
         stats=stats,
         places=places,
         labels=labels,

@@ -42,17 +42,13 @@ class Candidate:
     reasons: tuple[str, ...]
     against: str = ""
     """The reason that counts most against it."""
+    by_chance: bool = False
+    """True if, as an item, it comes again within lists as often as a property of items would."""
 
     @property
     def name(self) -> str:
         """The column's name."""
         return self.column.name
-
-    @property
-    def by_chance(self) -> bool:
-        """True if, as an item, it comes again within lists as often as a property of items would."""
-        is_named = self.column.like(names.THING) and any(each.startswith("decides") for each in self.reasons)
-        return not is_named and any(each.endswith("as by chance") for each in self.reasons)
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ class _Look:
         return self.lists.pairs(self.codes_N)
 
     @property
-    def by_chance(self) -> bool:
+    def repeats_by_chance(self) -> bool:
         """True if values repeat within lists about as often as if dealt at random."""
         pairs, dealt = self.pairs
         return pairs >= 5 and pairs > 0.3 * dealt and (dealt < 1 or pairs < 3 * dealt)
@@ -323,8 +319,8 @@ _TABLE: Mapping[str, tuple[_Evidence | list[_Evidence], ...]] = {
     "item": (
         *_THING,
         [
-            _e(-1.5, _BY_CHANCE, lambda c: c.by_chance and c.is_thing),
-            _e(-5.0, _BY_CHANCE, lambda c: c.by_chance),
+            _e(-1.5, _BY_CHANCE, lambda c: c.repeats_by_chance and c.is_thing),
+            _e(-5.0, _BY_CHANCE, lambda c: c.repeats_by_chance),
             _e(1.0, "{0:.1%} of the rows repeat one in their list", lambda c: c.repeats or None, -8.0),
             _e(2.0, "once a list, where chance would repeat it {c.pairs[1]:,.0f} times", lambda c: c.pairs[1] > _PAIRS),
             _else(1.0, "once a list"),
@@ -416,4 +412,5 @@ def candidate(role: str, column: LogColumn, beside: Beside) -> Candidate:
     points = [(score, reason) for score, reason in points if round(score, 1)]
     worst, against = min(points, default=(0.0, ""))
     reasons = tuple(reason for _, reason in points)
-    return Candidate(column, sum(score for score, _ in points), reasons, against if worst < 0 else "")
+    by_chance = role == "item" and look.repeats_by_chance and not (look.fixed and column.like(names.THING))
+    return Candidate(column, sum(score for score, _ in points), reasons, against if worst < 0 else "", by_chance)

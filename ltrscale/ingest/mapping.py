@@ -17,6 +17,7 @@ from ltrscale.data.vectors import Similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
+from ltrscale.ingest.tables import usual_delimiter
 from ltrscale.ingest.texts import TextColumn, TokenColumns
 from ltrscale.ingest.validate import Unjudged
 from ltrscale.ranking.metrics import HIGHEST_LABEL
@@ -226,8 +227,8 @@ class ColumnMapping(_Columns):
 
     def dialect(self, url: str) -> Dialect:
         """The form of a CSV file."""
-        usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
-        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes, self.header)
+        delimiter = self.delimiter or usual_delimiter(url, self.decimal)
+        return Dialect(delimiter, self.decimal, self.encoding, self.quotes, self.header)
 
     @field_validator("grades", mode="before")
     @classmethod

@@ -21,7 +21,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import names
 from ltrscale.ingest.csvjson import Dialect, broken_lines
 from ltrscale.ingest.lines import UTF8, line_blocks
-from ltrscale.ingest.tables import read_rows, read_schema
+from ltrscale.ingest.tables import read_rows, read_schema, usual_delimiter
 from ltrscale.progress import log, progress
 from ltrscale.yaml_text import MOST_BYTES
 
@@ -130,8 +130,7 @@ def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
         raise InputError(f"{url}: the file is empty; choose another one")
     encoding = _encoding(lines.text)
     line = lines.text.partition(b"\n")[0].decode(encoding, errors="replace")
-    usual = "\t" if ".tsv" in url else ","
-    delimiter = max((usual, ",", ";", "\t", "|"), key=line.count)
+    delimiter = max((usual_delimiter(url), ",", ";", "\t", "|"), key=line.count)
     marks = "." if delimiter == "," else ".,"
     forms = [Dialect(delimiter, mark, encoding, header=header) for mark in marks]
     dialect = max(forms, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))

@@ -185,6 +185,11 @@ class RowTexts:
             self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
         return self._last[1]
 
+    def only(self, lines_N: Ints) -> "RowTexts":
+        """The texts of these rows, without the rest of the batch in memory."""
+        lines = np.unique(lines_N)
+        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
+
 
 def plain_value(value: pa.Scalar) -> object:
     """A value for messages; unreadable text is replaced."""

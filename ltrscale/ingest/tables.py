@@ -38,6 +38,11 @@ def file_form(url: str) -> Form:
     return "csv" if url.endswith(_CSV) else "json" if url.endswith(_JSON) else "parquet"
 
 
+def usual_delimiter(url: str, decimal: str = ".") -> str:
+    """The separator of a CSV file's fields by its name, whatever folder it lies in, and by its decimal mark."""
+    return "\t" if ".tsv" in url.rpartition("/")[2] else ";" if decimal == "," else ","
+
+
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     """The columns of a file; types of text files are those of their first lines.
 

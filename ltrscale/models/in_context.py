@@ -20,7 +20,7 @@ heads, A attention.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from pydantic import model_validator
@@ -117,7 +117,7 @@ class InContextSizes(Config):
     """Number of layers; documents read examples in every second one."""
 
     @model_validator(mode="after")
-    def _divides(self) -> "InContextSizes":
+    def _divides(self) -> Self:
         if self.token % self.heads:
             raise ValueError(f"token {self.token} is no multiple of heads {self.heads}; set it to one")
         return self

@@ -230,22 +230,20 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
     return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
 
 
-def update_running_statistics(
-    norms: Sequence[MicroBatchNorm], moments: Tensor, *, momentum: float | None = None
-) -> None:
-    """Move the running statistics of norms towards a result of `moments`, or a sum of results.
+def update_running_statistics(norms: Sequence[MicroBatchNorm], sums: Tensor, *, momentum: float | None = None) -> None:
+    """Move the running statistics of norms towards the moments of a step.
 
     The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only the
-    mean; moments of no document change nothing.
+    mean; a step without documents changes nothing.
 
     Args:
-        norms: in the order of the moments.
-        moments: of all documents of a step.
+        norms: in the order of `sums`.
+        sums: of all documents of a step: a result of `moments`, or a sum of results.
         momentum: used instead of the norms' own; 1 sets the statistics.
     """
-    widths, device = [len(norm.running_mean) for norm in norms], moments.device
+    widths, device = [len(norm.running_mean) for norm in norms], sums.device
     norm_D = send(np.arange(len(norms)).repeat(widths), device)
-    count_D, sums_2D = moments[: len(norms)][norm_D], moments[len(norms) :].view(2, -1)
+    count_D, sums_2D = sums[: len(norms)][norm_D], sums[len(norms) :].view(2, -1)
     mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()
     var_D = (square_D - mean_D.square()).clamp(min=0) * count_D / (count_D - 1).clamp(min=1)
     own = [norm.momentum if momentum is None else momentum for norm in norms]

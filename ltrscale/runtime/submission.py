@@ -58,8 +58,9 @@ class SubmitConfig(Config):
     """The cluster's dashboard, http://HEAD:8265; by default RAY_API_SERVER_ADDRESS of the environment."""
     action: Literal["run", "status", "stop"] = "run"
     """Run the job, or follow it if it runs already; show its attempts, or without a job all of the cluster; stop it."""
-    id: str | None = Field(None, pattern=r"^[\w.-]+$")
-    """Name of the submission; by default the job's name and a hash of its settings."""
+    id: str | None = Field(None, pattern=r"^[\w.-]+(~\d+)?$")
+    """Name of the submission; by default the job's name and a hash of its settings. With `~` and a number, one of its
+    attempts."""
     follow: bool = True
     """Show the job's log until it ends, and exit with its status; otherwise print the id and leave."""
     check: bool = True
@@ -134,7 +135,8 @@ def submission(
     module, *arguments = config.command
     entrypoint = shlex.join(["python", "-m", f"jobs.{module}", *arguments])
     local_files = tuple(file for file in files if "://" not in file)
-    return Submission(config.id or f"{module}-{digest[:12]}", module, entrypoint, local_files, places or {})
+    name = (config.id or f"{module}-{digest[:12]}").partition("~")[0]  # of the job, where an attempt is named
+    return Submission(name, module, entrypoint, local_files, places or {})
 
 
 def submit(config: SubmitConfig, job: Submission | None) -> int:
@@ -181,7 +183,7 @@ def job_log(config: SubmitConfig) -> str:
 
 def _attempts(client: Any, name: str | None) -> list[Any]:
     """The attempts of a submission, or all submissions, oldest first."""
-    own_ids = re.compile(rf"{re.escape(name)}(?:-\d+)?" if name else ".*")
+    own_ids = re.compile(rf"{re.escape(name)}(?:~\d+)?" if name else ".*")
     attempts = [job for job in client.list_jobs() if job.submission_id and own_ids.fullmatch(job.submission_id)]
     return sorted(attempts, key=lambda job: (job.start_time or 0, job.submission_id))
 
@@ -194,7 +196,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
         return str(last.submission_id)
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
-    chosen = job.name if last is None else f"{job.name}-{1 + max(_attempt_number(each, job.name) for each in attempts)}"
+    chosen = job.name if last is None else f"{job.name}~{1 + max(_attempt_number(each, job.name) for each in attempts)}"
     variables = {**config.environment, _STOP_WAIT: str(_STOP_S)}
     reserved = config.entrypoint
     try:
@@ -218,7 +220,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
 
 
 def _attempt_number(attempt: Any, name: str) -> int:
-    return int(attempt.submission_id.removeprefix(name).lstrip("-") or 1)
+    return int(attempt.submission_id.removeprefix(name).lstrip("~") or 1)
 
 
 @contextmanager

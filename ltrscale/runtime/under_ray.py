@@ -12,6 +12,7 @@ version, see `ltrscale.runtime.ray_internals`.
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import threading
@@ -247,14 +248,14 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         self._starts = standing.starts
         self._post(Running(0))
         if isinstance(error, Stopped) or (isinstance(error, RayActorError) and error.preempted):
-            self._post(LogLine(20, "a node is about to be removed: all workers start again without it"))
+            self._post(LogLine(logging.INFO, "a node is about to be removed: all workers start again without it"))
             return
         self._failures = self._failures + 1 if standing.commits == self._commits else 1
         self._commits = standing.commits
         if self._failures > self._max_failures:
             raise self._final(rank, error)
         count = f"failure {self._failures} of {self._max_failures} in a row without a new checkpoint"
-        self._post(LogLine(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
+        self._post(LogLine(logging.WARNING, f"{_one_line(rank, error)}; all workers start again ({count})"))
 
     def _post(self, post: LogLine | Running) -> None:
         ray.get(self._mailbox.post.remote(post))

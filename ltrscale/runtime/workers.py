@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -40,7 +40,7 @@ class WorkersConfig(Config):
     has at least ten minutes."""
 
     @model_validator(mode="after")
-    def _is_positive(self) -> "WorkersConfig":
+    def _is_positive(self) -> Self:
         if self.least < 1 or self.most < self.least:
             raise ValueError("number must be at least 1, and [min, max] must not fall")
         return self

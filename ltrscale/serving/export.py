@@ -23,7 +23,7 @@ from ltrscale.bundle import Bundle, load
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import Report, log
 from ltrscale.serving.choices import FORMATS
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
@@ -78,6 +78,10 @@ class ExportJob(Stage):
         if self.to == _MLFLOW:
             if self.registry is None:
                 raise InputError("registry: name the model in MLflow's registry, such as --set registry.name=shop")
+            if self.measure or self.raw is not None:
+                raise InputError(
+                    f"{'measure' if self.measure else 'raw'}: mlflow gets the bundle as it is; leave it out"
+                )
         elif self.registry is not None:
             raise InputError(f"registry: {self.to} is no model of a registry; leave it out, or set to={_MLFLOW}")
         elif self.data is None:
@@ -85,7 +89,10 @@ class ExportJob(Stage):
 
     def identity(self) -> Settings:
         """The format, the registered model, the documents to compare, and the tolerance."""
-        return self.model_dump(mode="json", include={"to", "registry", "rows", "tolerance", "periods"})
+        settings = self.model_dump(mode="json", include={"to", "registry", "rows", "tolerance", "periods"})
+        if self.registry is not None:  # the environment may name the store
+            settings["registry"]["store"] = without_credentials(self.registry.uri)
+        return settings
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set, the bundle, and the raw rows if given."""

@@ -122,6 +122,8 @@ _LIMITS = {"gt": np.greater, "gte": np.greater_equal, "lt": np.less, "lte": np.l
 
 def _query_scores(body: _Body, fields: Fields) -> NDArray[np.float32]:
     """The scores of documents [N]; NaN where the query does not match; an InputError where a search would end."""
+    if body["boost_mode"] != "replace" or body.get("score_mode", "first") != "first":
+        raise InputError("a function_score would not replace the query's score with that of its first function")
     left_N = ~np.isnan(_values_of(fields, body["query"]["exists"]["field"]))
     scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function matches
     for function in body.get("functions", [body]):

@@ -73,7 +73,8 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         joins.append(
             {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}
         )
-        files |= {} if table is None or name is None else {name: table}
+        if table is not None:
+            files[f"raw_rows_{number}.jsonl"] = table
     by_name, made = {feature.name: feature for feature in features}, _made(columns)
     dated = sorted({made[name]["column"] for name in names if "part" in made.get(name, {})})
     recipe = {

@@ -118,6 +118,9 @@ class RawRows:
         """The rows of a CSV or JSON Lines file, possibly compressed as .gz or .xz, with the columns of the log.
 
         A line that is not a row yields the error that says why; `features` raises it.
+
+        Raises:
+            RowError: the file has no line of column names.
         """
         return (row for _, row in self.numbered(path))
 
@@ -129,22 +132,24 @@ class RawRows:
             if re.search(r"\.(jsonl|ndjson)(\.gz|\.xz)?$", name):
                 yield from ((number, _object(line)) for number, line in lines)
                 return
-            delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
-            names = form.get("header") or self._fields(next(lines)[1], delimiter)
+            usual = "\t" if ".tsv" in Path(name).name else ";" if form["decimal"] == "," else ","
+            delimiter = form["delimiter"] or usual
+            names = form.get("header") or self._header(name, lines, delimiter)
             yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
+
+    def _header(self, file: str, lines: Iterator[tuple[int, str]], delimiter: str) -> list[str]:
+        try:
+            return self._fields(next(lines)[1], delimiter)
+        except (StopIteration, RowError) as error:
+            raise RowError(f"{file}: no line of column names ({str(error) or 'the file is empty'})") from error
 
     def _row(self, line: str, names: list[str], delimiter: str) -> Row:
         try:
             fields = self._fields(line, delimiter)
-        except csv.Error as error:
-            return RowError(str(error))
-        if len(fields) != len(names):
-            return RowError(f"{len(fields)} columns where the header has {len(names)}")
-        row = dict(zip(names, fields))
-        if self.recipe["rows"] == "csv":
-            return row
-        try:
-            return {name: self._of_text(name, text) for name, text in row.items()}
+            if len(fields) != len(names):
+                raise RowError(f"{len(fields)} columns where the header has {len(names)}")
+            row = dict(zip(names, fields))
+            return row if self.recipe["rows"] == "csv" else {n: self._of_text(n, text) for n, text in row.items()}
         except RowError as error:
             return error
 
@@ -167,8 +172,11 @@ class RawRows:
         whole, unclosed = (form.format(delimiter=re.escape(delimiter)) for form in (_WELL_QUOTED, _OPEN))
         if "\r" in text or "\0" in text or (quotes and '"' in text and not re.fullmatch(whole, text)):
             clean = "\r" not in text and "\0" not in text
-            raise csv.Error(_NOT_CLOSED if clean and re.fullmatch(unclosed, text) else _MISPLACED)
-        return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
+            raise RowError(_NOT_CLOSED if clean and re.fullmatch(unclosed, text) else _MISPLACED)
+        try:
+            return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
+        except csv.Error as error:  # a field is too long
+            raise RowError(str(error)) from error
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
         """A value of the row, as the log's file would give it."""
@@ -193,7 +201,7 @@ class RawRows:
                 raise RowError(f"column {name!r} is {here} here and {there} elsewhere ({value!r})")
             if reads == "integer" and (not isinstance(value, int) or not -(2**63) <= value < 2**63):
                 raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
-            return float(value) if reads == "number" else value
+            return _double(value) if reads == "number" else value
         if form == "csv" and isinstance(value, str) and value in self._missing:
             return None
         if form == "csv" and reads in ("number", "boolean"):
@@ -250,7 +258,7 @@ class RawRows:
             here = _JSON.get(type(each), type(each).__name__)
             if each is not None and here != "number":
                 raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({value!r})")
-        found = [_plain(name, float(each) if form == "json" and each is not None else each) for each in value]
+        found = [_plain(name, _double(each) if form == "json" and each is not None else each) for each in value]
         return self._whole_vector(name, found, size)
 
     def _whole_vector(self, name: str, found: list[float], size: int | None) -> list[float]:
@@ -276,7 +284,7 @@ class RawRows:
             return self._utc(at)
         if not isinstance(value, str):
             if formats == ["iso"]:
-                return _epoch(float(value))
+                return _epoch(_double(value)) if hasattr(value, "__float__") else None
             value = _key(value) or ""
         return next((at for at in (self._by_format(value.strip(), form) for form in formats) if at is not None), None)
 
@@ -373,7 +381,7 @@ def _plain(name: str, value: Any) -> float:
         return math.nan
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise RowError(f"column {name!r} is not a number ({value!r})")
-    return _nearest(float(value), value)
+    return _nearest(_double(value), value)
 
 
 def _similarity(kind: str, one: str, other: str, values: Mapping[str, Any]) -> float:
@@ -411,11 +419,20 @@ def _listed(name: str, text: str) -> list[float]:
 def _number_of(text: str) -> float | None:
     """The nearest single-precision number to a text; None if it is not a number."""
     if _NUMBER.fullmatch(text):
-        return _nearest(float(text), Decimal(text))
+        near = float(text)
+        return _nearest(near, Decimal(text)) if near and math.isfinite(near) else near
     word = _NO_NUMBER.fullmatch(text)
     if word is None:
         return None
     return math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1)
+
+
+def _double(value: Any) -> float:
+    """The nearest double-precision number; infinite beyond the largest, as digits of a file are."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _single(value: float) -> float:
@@ -490,7 +507,7 @@ def iso_time(text: str) -> datetime:
 def _object(line: str) -> Row:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else RowError("not a JSON object")
 

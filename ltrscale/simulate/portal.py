@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.arrays import Floats, Ints
+from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.config import Config, Operational
 from ltrscale.errors import InputError
 from ltrscale.origin import is_current, made_by
@@ -265,7 +265,7 @@ def _kinds(broken: float, rng: Generator, list_N: Ints, place_N: Ints, n_lists: 
     return np.where(kind_Q[list_N] > 0, kind_Q[list_N], kind_N)
 
 
-def _account(kind_N: NDArray[np.int8], place_N: Ints, lengths_Q: Ints, known_Q: NDArray[np.bool_]) -> dict[str, Any]:
+def _account(kind_N: NDArray[np.int8], place_N: Ints, lengths_Q: Ints, known_Q: Bools) -> dict[str, Any]:
     """The counts of an hour: rows and lists, and the broken rows by kind and by the rule that rejects them."""
     counts = np.bincount(kind_N, minlength=len(RULES) + 1)
     broken = {kind: int(n) for kind, n in zip(RULES, counts[1:], strict=True) if n}

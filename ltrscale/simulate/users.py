@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Doubles, Floats, Ints, place_in_group
+from ltrscale.arrays import Bools, Doubles, Floats, Ints, place_in_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 
-Clicked = NDArray[np.bool_]
+Clicked = Bools
 
 
 class _Examiner(Config):
@@ -155,7 +154,7 @@ def attraction(rho_N: Doubles, *, noise: float) -> Doubles:
     return noise + (1 - noise) * rho_N
 
 
-def _first_attracted(attracted_N: NDArray[np.bool_], positions_N: Doubles, offsets_Q1: Ints) -> NDArray[np.bool_]:
+def _first_attracted(attracted_N: Bools, positions_N: Doubles, offsets_Q1: Ints) -> Bools:
     """The documents that the cascade model clicks: in each group, the attracted one at the highest position."""
     candidate_N = attracted_N & ~np.isnan(positions_N)
     return np.asarray(candidate_N & (place_in_group(offsets_Q1, ~candidate_N, positions_N) == 0))

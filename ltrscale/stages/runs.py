@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -44,8 +44,7 @@ def environment() -> dict[str, object]:
     return {
         "time": _now(),
         "command": [without_credentials(word, settings=True) for word in sys.argv],
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed_files": len((_git("status", "--porcelain") or "").splitlines()),
+        **_git_state(Path(__file__).resolve().parents[2]),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "packages": {name: metadata.version(name) for name in PACKAGES},
@@ -56,13 +55,24 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _git(*arguments: str) -> str | None:
-    """Output of a git command in the source tree of this package; None outside a repository."""
-    folder = Path(__file__).resolve().parent
+@cache
+def _git_state(checkout: Path) -> dict[str, str | int | None]:
+    """Commit and number of changed files of a checkout; None and 0 if the folder is none.
+
+    A folder below another repository, as that of an installed package may be, is none: the state is not its own.
+    """
+    top, _, commit = _git(checkout, "rev-parse", "--show-toplevel", "HEAD").partition("\n")
+    if top != str(checkout):
+        return {"git_commit": None, "git_changed_files": 0}
+    return {"git_commit": commit, "git_changed_files": len(_git(checkout, "status", "--porcelain").splitlines())}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Output of a git command in a folder; empty outside a repository."""
     try:
         result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return ""
     return result.stdout.strip()
 
 
@@ -137,7 +147,7 @@ def recorded(
         InputError: `out` holds the output of another stage; nothing is written there.
     """
     check_replaceable(out, stage)
-    with holding(out), _record_folder(storage.join(out, name)) as folder:
+    with holding(out), _writing_record(storage.join(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / CONFIG).write_text(configs.dump(config))
             began = environment()
@@ -206,7 +216,7 @@ def heard_by(listener: Report) -> Iterator[None]:
 
 
 @contextmanager
-def _record_folder(target: str) -> Iterator[Path]:
+def _writing_record(target: str) -> Iterator[Path]:
     """A local folder for the files of a run directory: itself, or scratch that is copied there every minute."""
     if storage.is_local(target):
         folder = storage.local_path(target)

@@ -1,6 +1,6 @@
 """A stage: a job that reads committed directories and commits one, unless it is up to date.
 
-check        refuses bad settings before anything is read
+check        refuses bad settings before anything is computed
 identity     the settings that the output depends on: the fields, without those that are marked `Operational`
 inputs       the content hashes of the inputs, which the types of the fields declare; with the identity they are the
              origin of the output
@@ -191,7 +191,7 @@ class Stage(Config):
     """Directory of the output."""
 
     def check(self) -> None:
-        """Refuse bad settings before anything is read."""
+        """Refuse bad settings before anything is computed."""
 
     def own_settings(self) -> Config | Settings:
         """The settings that the output depends on, besides the inputs and splits that are fields of the job itself.

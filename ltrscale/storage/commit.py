@@ -171,8 +171,10 @@ class Commit:
         before = listed_in(self.saved)
         self.saved = {**document, "files": [vars(placed) for placed in self.files]}
         self._flush()
-        with deleting(self.url, before.keys() - listed_in(self.saved).keys(), saved=self.saved):
-            pass
+        with self._exclusively():
+            check_lease(self.url)  # another writer's record is not ours to replace
+            with deleting(self.url, before.keys() - listed_in(self.saved).keys(), saved=self.saved):
+                pass
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:

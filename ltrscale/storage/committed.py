@@ -234,7 +234,12 @@ def sweep(url: str, tokens: Collection[str]) -> None:
                 sweep(join(url, folder), before)
     for folder in _folders_of(found, UNFINISHED):
         if not folder.startswith(tuple(leased)):  # another writer may be about to commit these files
-            settle(join(url, folder))
+            try:
+                settle(join(url, folder))
+            except (UnavailableError, leases.LeaseLost):
+                raise
+            except InputError as error:  # of a damaged record, which blocks only work in that folder
+                _log.warning("%s", error)
             files.remove_empty(join(url, folder), url)
     orphans = _orphans(url, [name for name in found if left_there.search(name)])
     for name in orphans:

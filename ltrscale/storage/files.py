@@ -148,7 +148,6 @@ def exclusively(folder: str) -> Iterator[None]:
         yield
         return
     with named_errors(folder, "write"):
-        path.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(path)
     locked.add(path)
     try:
@@ -159,29 +158,39 @@ def exclusively(folder: str) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """Open and lock a directory; returns the descriptor that holds the lock."""
+    """Make, open and lock a directory; returns the descriptor that holds the lock."""
     deadline = time.monotonic() + _LOCK_S
     while True:
+        path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # a lock on a directory that was deleted or made again meanwhile keeps nobody out
-            if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            if _is_locked(path, descriptor):
                 return descriptor
-            path.mkdir(parents=True, exist_ok=True)
-        except BlockingIOError:
             if time.monotonic() > deadline:
                 raise InputError(
                     f"{path}: another process has been committing there for {_LOCK_S:.0f} s; "
                     "wait for it, or end it where it hangs"
-                ) from None
-        except OSError as error:
-            if error.errno not in (errno.EBADF, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
-                raise
-            conditions.warn(str(path.anchor), f"{path}: this file system has no locks")
-            return descriptor
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
         time.sleep(_LOCK_POLL_S)
+
+
+def _is_locked(path: Path, descriptor: int) -> bool:
+    """Lock an open directory, unless another process has; returns whether the lock holds."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # a lock on a directory that was deleted or made again meanwhile keeps nobody out
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
+            raise
+        conditions.warn(str(path.anchor), f"{path}: this file system has no locks")
+        return True
 
 
 def put(local: Path, url: str, digest: str) -> None:

@@ -25,16 +25,18 @@ _LISTS = ("files", "parts", "query_ids")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def files_in(manifest: Mapping[str, Any]) -> list[Any]:
-    """The entries of the files that a manifest itself lists: data, parts, hashes of ids, vocabulary and statistics."""
-    single = (manifest.get("vocabulary"), manifest.get("statistics"))
-    single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
-    return [*(entry for key in _LISTS for entry in manifest.get(key, [])), *single_files]
+def _files_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the files that a manifest itself lists, by their dotted keys in it."""
+    lists = {f"{key}.{i}": entry for key in _LISTS for i, entry in enumerate(manifest.get(key, []))}
+    single = {key: manifest.get(key) for key in ("vocabulary", "statistics")}
+    return lists | {
+        key: file for key, file in single.items() if isinstance(file, Mapping) and file.get("path") is not None
+    }
 
 
 def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
     """Content hashes of a manifest's files by name, including the files beside the data."""
-    return {str(f["path"]): str(f["sha256"]) for f in files_in(manifest or {})}
+    return {str(f["path"]): str(f["sha256"]) for f in _files_in(manifest or {}).values()}
 
 
 def sizes_in(
@@ -52,7 +54,7 @@ def sizes_in(
         InputError: as `read_manifest_part`, or a part lists a path that cannot be below the directory.
     """
     manifest = manifest or {}
-    sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in files_in(manifest)}
+    sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in _files_in(manifest).values()}
     sizes |= dict.fromkeys(map(str, manifest.get("quarantine", [])))
     for part in manifest.get("parts", []):
         try:
@@ -107,12 +109,12 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         if not isinstance(manifest.get(key, []), list):
             raise InputError(f"{where}: {key} is no list; make the directory again")
     seen = set[str]()
-    for i, file in enumerate(files_in(manifest)):
+    for place, file in _files_in(manifest).items():
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"
         if fault:
-            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
+            raise InputError(f"{where}: {place}: {fault}; do not use the directory, make it again")
         seen.add(file["path"])
     quarantine = manifest.get("quarantine", [])
     if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):

@@ -105,6 +105,8 @@ class PretrainJob(TrainingStage):
             raise InputError(
                 "train: name the documents for an encoder, or set in_context for a network that reads none, not both"
             )
+        if self.in_context is not None and self.pretrain != PretrainConfig():
+            raise InputError("pretrain: has settings of an encoder; those of an in-context network are in_context")
         if self.in_context is not None and self.workers.most > 1:
             raise InputError("workers: an in-context network is pretrained by one worker; leave workers out")
         for split in self.splits_read():

@@ -22,6 +22,7 @@ from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
+from ltrscale.models.combine import MeanRanker
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
@@ -232,12 +233,49 @@ def test_what_is_no_bundle_is_named(neural: str, tmp_path: Path) -> None:
         bundle.load(str(tmp_path / "else"))
     path = Path(neural) / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "version": 1}))
-    with pytest.raises(InputError, match=r"manifest\.json: a bundle of version 1, .* reads version 2"):
+    path.write_text(json.dumps({**manifest, "version": 3}))
+    with pytest.raises(InputError, match=r"manifest\.json: a bundle of version 3, .* reads version 2"):
         bundle.load(neural)
     path.write_text(json.dumps({**manifest, "format": "ltrscale-dataset"}))
     with pytest.raises(InputError, match="not a bundle but 'ltrscale-dataset'"):
         bundle.load(neural)
+
+
+def as_version_1(url: str) -> None:
+    """Rewrite a bundle as it was written up to 2026-11."""
+    path = Path(url) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    keys = {"neural": "architecture", "combined": "architecture", "pretrained": "architecture", "feature": "order"}
+    for file in manifest["files"]:
+        if file["path"].endswith("config.json"):
+            config = json.loads((Path(url) / file["path"]).read_text())
+            part = {keys.get(config["kind"], config["kind"]): config.pop("part")}
+            none = dict.fromkeys(("architecture", "trees", "order", "blend", "in_context"))
+            kind = {"combined": "neural"}.get(config["kind"], config["kind"])
+            content = json.dumps({**config, **none, **part, "kind": kind}).encode()
+            (Path(url) / file["path"]).write_bytes(content)
+            file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path.write_text(json.dumps({**manifest, "version": 1}))
+
+
+@pytest.mark.parametrize("kind", ["neural", "combined", "trees", "blend"])
+def test_bundles_of_version_1_score_as_before(neural: str, tmp_path: Path, kind: str) -> None:
+    url = neural if kind == "neural" else str(tmp_path / "other")
+    match kind:
+        case "combined":
+            bundle.save_ranker(url, MeanRanker([trained_ranker(), trained_ranker()]), about())
+        case "trees":
+            bundle.save_trees(url, {"model": trees()[1].encode()}, bundle.TreesArchitecture(), about())
+        case "blend":
+            order = str(tmp_path / "order")
+            bundle.save_order(order, bundle.FeatureOrder(feature="age"), about(features=FEATURES[1:2]))
+            members = {"network": neural, "order": order}
+            bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), about(), members)
+    before = bundle.load(url).scorer()(documents())
+    as_version_1(url)
+    opened = bundle.load(url)
+    assert opened.kind == kind
+    assert torch.equal(opened.scorer()(documents()), before)
 
 
 def test_where_some_bundles_are_trusted_no_other_is_opened(

@@ -176,7 +176,7 @@ def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(
     stopped = give(id=attempt)
     assert (stopped.status, "waiting" in stopped.out) == (143, True), "its status, after its log"
     assert give(*job).status == 0
-    assert re.search(rf"(?m)^{attempt}-2  succeeded ", give(action="status").out)
+    assert re.search(rf"(?m)^{attempt}~2  succeeded ", give(action="status").out)
     assert open_dataset(str(out)).manifest.counts().groups == 200
 
 

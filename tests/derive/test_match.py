@@ -184,6 +184,13 @@ def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
     assert rows_of(again) == rows_of(out)
 
 
+def test_appending_features_changes_no_label_that_a_later_step_draws(tmp_path: Path) -> None:
+    data, steps = prepared(log(tmp_path), tmp_path / "data").url, [{"kind": "labelled_fraction", "fraction": 0.5}]
+    RelabelJob.model_validate({"data": data, "out": str(tmp_path / "alone"), "relabel": {"steps": steps}}).run()
+    alone, beside = rows_of(open_dataset(str(tmp_path / "alone"))), rows_of(matched(data, tmp_path / "beside", *steps))
+    assert [row["labels"] for row in alone] == [row["labels"] for row in beside]
+
+
 def test_later_steps_read_the_new_features(tmp_path: Path) -> None:
     data, order = prepared(log(tmp_path), tmp_path / "data").url, {"kind": "click_order", "feature": "bm25_all"}
     once, first = matched(data, tmp_path / "once", order), matched(data, tmp_path / "first").url

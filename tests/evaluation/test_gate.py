@@ -77,7 +77,8 @@ def drifts(found: Evaluation) -> dict[str, PeriodDrift]:
 
 
 def broken(found: Evaluation, **bounds: Any) -> list[tuple[str, str]]:
-    verdict = judge(found, Bounds(**{**LOOSE, **bounds}))
+    moving = bounds.get("moving", ())
+    verdict = judge(found, Bounds(**{**LOOSE, **bounds}), moving=moving)
     assert verdict.passed == (not verdict.reasons)
     return [(check.bound, check.where) for check in verdict.checks if not check.holds]
 
@@ -225,8 +226,28 @@ def test_one_broken_feature_is_enough_where_the_config_says_so(found: Evaluation
     assert broken(found, feature_psi=5) == [("feature_psi", "d")]
     assert broken(found, feature_psi=x) == []
     assert broken(found, feature_psi=5, drifted=0.4, moving=["x"]) == [], "x is expected to move"
+
+
+def test_moving_names_features_of_the_data_set_that_no_ranker_has_to_read(
+    places: dict[str, str], tmp_path: Path
+) -> None:
+    model, out = str(tmp_path / "x alone"), tmp_path / "gate"
+    linear_teacher(model, places["data"], [1.0], leave_out=["y"])
+    alone = {**places, "good": model}
     with pytest.raises(InputError, match=r"bounds.moving: no feature matches 'z'; the nearest is"):
-        broken(found, feature_psi=5, moving=["z"])
+        GateJob.model_validate(config(alone, "good", {"moving": ["z"]}, str(out))).run()
+    assert not (out / "evaluation").exists(), "it is said before anything is measured"
+    GateJob.model_validate(config(alone, "good", {"moving": ["y"]}, str(out))).run()
+
+
+def test_a_single_feature_may_have_no_larger_index_than_the_bound_however_small_the_bound(found: Evaluation) -> None:
+    assert found.by_period is not None
+    period = drifts(found)["c"]
+    x = period.features["x"].replace(psi=0.2, chance=0.0)
+    periods = {"c": period.replace(features={**period.features, "x": x})}
+    moved = found.replace(by_period=found.by_period.replace(periods=periods))
+    assert broken(moved, feature_psi=0.1) == [("feature_psi", "c")]
+    assert broken(moved, feature_psi=0.2) == []
 
 
 @pytest.mark.slow

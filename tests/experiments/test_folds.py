@@ -238,7 +238,7 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
             "splits.test: folds are compared on test groups",
         ),
         ({"pipeline": {"seeds": [1]}}, "pipeline: write what is below it beside folds"),
-        ({"match": {"periods": "a"}}, r"match: it is a step, \{kind: match, counted: PERIODS"),
+        ({"match": {"periods": "a"}}, r"match: no longer a key"),
     ):
         with pytest.raises(InputError, match=message):
             config(tmp_path, **changes)

@@ -12,7 +12,6 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.verdict import importances_of
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.stages.unseen import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
@@ -86,7 +85,7 @@ def test_each_member_is_pretrained_once_and_trained_on_all_folds_and_on_all_but_
 
 @pytest.mark.slow
 def test_a_stack_without_features_has_the_importances_of_its_members(trained: PipelineJob) -> None:
-    found = importances_of(bundle.load(f"{trained.out}/seed-0/stack/model"))
+    found = bundle.load(f"{trained.out}/seed-0/stack/model").importances()
     assert found is not None
     assert set(found) == {"trees", "network"}
     assert sum(found.values()) == pytest.approx(1)
@@ -147,6 +146,7 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
         InputError, match=r"bundles.prior: .*seen was trained or selected on labels of the training"
     ) as e:
         stacked("seen").run()
+    assert not [path for path in (tmp_path / "out").rglob("*") if "seed-0" in path.parts], "before anything is trained"
     assert "list its method under members" in str(e.value)
     assert "\n" not in str(e.value)
     stacked("old").run()

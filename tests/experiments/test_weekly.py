@@ -298,6 +298,16 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
 
 
 @pytest.mark.slow
+def test_a_dry_run_is_refused_where_the_run_is(serving: Path) -> None:
+    """The model in service has learnt from the only period to judge it on."""
+    counted = {"train": "all but last 4", "validation": "last 1 but 3", "test": "last 1 but 2"}
+    splits = {name: {"periods": of} for name, of in counted.items()}
+    for dry_run in (True, False):
+        with pytest.raises(InputError, match=r"splits.test: .* no test period is left to judge it on"):
+            job(serving, None, splits=splits, dry_run=dry_run).run()
+
+
+@pytest.mark.slow
 def test_a_worse_candidate_is_refused_and_the_old_one_stays(serving: Path) -> None:
     old = service(serving)
     write_pipeline(serving, leave_out=["text_match", "list_price", "rating", "in_stock", "brand", "category"])

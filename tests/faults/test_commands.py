@@ -199,7 +199,7 @@ def test_a_tracking_server_that_never_answers_delays_no_checkpoint_and_no_stop(
     job.check_finished(expected(2 if options else 1))
 
 
-def test_a_second_ctrl_c_ends_at_once(make_job: MakeJob) -> None:
+def test_a_second_ctrl_c_ends_at_once(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job()
     process = job.start()
     process.send_signal(signal.SIGSTOP)  # so that both come within one step
@@ -209,6 +209,7 @@ def test_a_second_ctrl_c_ends_at_once(make_job: MakeJob) -> None:
         time.sleep(0.001)
     assert process.wait(LIMIT_S) == 130
     check_one_end(job)
+    job.check_finished(expected(1))
 
 
 def check_one_end(job: Job) -> None:

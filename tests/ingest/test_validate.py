@@ -90,7 +90,7 @@ def run(
         files = quarantine.close()
         tables = [pq.read_table(join(commit.url, name)) for name in files]
     rejected = [(r["line"], r["rule"], r["rows"]) for table in tables for r in table.to_pylist()]
-    return Result(kept, sorted(rejected), total_accounting([validator.finish()], lost_groups=len(known.lost())))
+    return Result(kept, sorted(rejected), total_accounting([validator.accounting()], lost_groups=len(known.lost())))
 
 
 def oracle(
@@ -224,7 +224,7 @@ def test_a_group_beyond_the_cap_is_counted_and_not_held(tmp_path: Path) -> None:
             validator.add(block)
             assert sum(len(piece) for piece in validator._open) <= 10
         assert validator.end() is not None
-        assert validator.finish().rules == {"group_too_long": 100_000}
+        assert validator.accounting().rules == {"group_too_long": 100_000}
 
 
 def test_an_open_group_keeps_its_texts_and_not_its_blocks(tmp_path: Path) -> None:

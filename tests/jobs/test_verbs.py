@@ -127,6 +127,21 @@ def test_configs_are_listed_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "gaet: no such config; did you mean 'gate'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "shop"], "file: name the log to look at"),
+        ([""], "file: name the log to look at"),
+        (["log.csv", "--example", "gate"], "example: a log to look at is named too; name one of both"),
+    ],
+)
+def test_a_log_that_was_forgotten_is_not_taken_for_a_wish_to_see_the_configs(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert given(monkeypatch, "init", *words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_config_of_the_checkout_is_found_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "jobs/configs/start/gate.yaml"
     monkeypatch.chdir(tmp_path)

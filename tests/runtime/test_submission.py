@@ -1,7 +1,9 @@
 """What `jobs.submit` refuses before anything is sent."""
 
 import socket
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,8 +128,32 @@ def test_a_relative_path_is_refused_before_the_cluster_fails(tmp_path: Path, mon
         check(None, data="shipped/data")
 
 
-class Client:
-    """A cluster that takes every job."""
+def test_a_name_with_a_number_is_no_attempt_of_the_name_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Client("nightly", "nightly-2", "nightly~2", "nightly-2~2")
+    monkeypatch.setattr("ltrscale.runtime.submission.connected", lambda _: nullcontext(cluster))
 
-    def submit_job(self, **_: object) -> None:
+    for name in ("nightly", "nightly-2"):
+        with pytest.raises(InputError, match="no such submission"):
+            send(command=[], id=f"{name}~3", action="stop")
+        assert send(id=name, working_dir=None, follow=False) == 0
+        assert send(command=[], id=f"{name}~3", action="stop") == 0
+    assert cluster.jobs == ["nightly", "nightly-2", "nightly~2", "nightly-2~2", "nightly~3", "nightly-2~3"]
+
+
+class Client:
+    """A cluster that takes every job; those that are there have ended."""
+
+    def __init__(self, *jobs: str) -> None:
+        self.jobs = [*jobs]
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        """All jobs."""
+        ended = SimpleNamespace(is_terminal=lambda: True)
+        return [
+            SimpleNamespace(submission_id=job, start_time=i, status=ended, driver_exit_code=0)
+            for i, job in enumerate(self.jobs)
+        ]
+
+    def submit_job(self, *, submission_id: str, **_: object) -> None:
         """Take it."""
+        self.jobs.append(submission_id)

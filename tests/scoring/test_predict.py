@@ -22,7 +22,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.derive.relabel import RelabelJob
 from ltrscale.errors import InputError
-from ltrscale.experiments.listing import read_run
+from ltrscale.experiments.runs import read_run
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob

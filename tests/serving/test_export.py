@@ -35,6 +35,8 @@ from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.format import ExportedFeatures, Files, Observed
 from ltrscale.serving.parity import Parity, check_parity
+from ltrscale.serving.register import Registry
+from ltrscale.stages.mlflow_runs import MLFLOW
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackedJob, StackMember
 
@@ -497,3 +499,13 @@ def test_a_model_of_texts_is_refused_by_every_format(
         validate(ExportJob, settings, "test").run()
     assert "\n" not in str(error.value)
     assert storage.read_manifest(str(tmp_path / "out")) is None
+
+
+def test_a_version_is_of_the_store_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ExportJob(out="out", bundle="model", to="mlflow", registry=Registry(name="shop"))
+    found = []
+    for store in ("sqlite:///a.db", "sqlite:///b.db", "http://user:secret@host:5000"):
+        monkeypatch.setenv(MLFLOW, store)
+        found.append(str(job.identity()))
+    assert len(set(found)) == 3
+    assert "secret" not in found[2]

@@ -17,7 +17,7 @@ VALUES = (-2.5, -1.0, -0.3, 0.0, 0.25, 1.0, 7.0, 3e38, None)
 
 def score(body: dict[str, Any], document: dict[str, float]) -> float | None:
     fields = {name: np.array([document.get(name, np.nan)], np.float32) for name in ("a", "b")}
-    found = float(_query_scores(body, fields)[0])
+    found = float(_query_scores({"boost_mode": "replace", **body}, fields)[0])
     return None if np.isnan(found) else found
 
 
@@ -73,3 +73,10 @@ def test_what_an_engine_refuses_is_refused_in_one_line(body: dict[str, Any], rea
 def test_trees_that_take_zeros_for_missing_are_refused() -> None:
     with pytest.raises(InputError, match=r"missing_type 'Zero', which no export has; train without zero_as_missing"):
         missing_goes_left({"missing_type": "Zero"})
+
+
+@pytest.mark.parametrize("mode", [{"boost_mode": "multiply"}, {"score_mode": "sum"}])
+def test_a_query_that_an_engine_would_multiply_or_sum_is_refused(mode: dict[str, str]) -> None:
+    body = {"query": {"exists": {"field": "a"}}, "field_value_factor": {"field": "a"}, **mode}
+    with pytest.raises(InputError, match="would not replace the query's score"):
+        score(body, {"a": 1.0})

@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -122,7 +124,21 @@ NUMBERS = [
     *("16777217", "16777217.0000000001", "16777219", "16777216.999999999999999999", "0.1", "0.10000000149011612"),
     *("3.4028234663852886e38", "3.4028235677973366e38", "3.40282356779733642752e38", "1.00000005960464477539062500001"),
     *("1.000000059604644775390625", "1.00000005960464477539062499999", "7.006492321624085354618e-46", "1\u0661"),
-    *("1e39", "-1e39", "inf", "-Infinity", "+iNf", "infinit", "1.5f", "true", "1.5.2", "12,5", "1.234,5"),
+    *(
+        "1e39",
+        "-1e39",
+        f"1e{10**20}",
+        f"-1e-{10**20}",
+        "inf",
+        "-Infinity",
+        "+iNf",
+        "infinit",
+        "1.5f",
+        "true",
+        "1.5.2",
+        "12,5",
+        "1.234,5",
+    ),
 ]
 WORDS = ["true", "TRUE", "False", "f", "Y", "no", "1", "0", "tRue", " true", "2", "1.0", "", "NULL", "ja"]
 TEXTS = [
@@ -243,6 +259,7 @@ def test_rows_of_json_lines(tmp_path: Path) -> None:
         "part": 1.5,
     }
     some = [None, True, 1, 0, -1, 2.5, 7.0, "7", "", "NULL", [1], {"a": 1}, 16777217, 123456789012345678, 1e39]
+    some += [10**400, -(10**400)]
     tried = {name: some for name in usual if name not in ("listed", "at")}
     rows = one_changed(usual, {**tried, "listed": [None, *TIMES, 5], "at": [None, *TIMES]})
     rows += [{"q": f"lacks{i}", **{n: v for n, v in usual.items() if n != name}} for i, name in enumerate(usual)]
@@ -514,12 +531,83 @@ def test_lines_that_are_no_rows_are_errors(tmp_path: Path) -> None:
     write_csv(tmp_path / "log.csv", [{"q": f"q{i}", "x": "1"} for i in range(9)])
     make = transformer(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}), tmp_path)
     (tmp_path / "new.csv").write_text("q,x\na,1,2\nb,3\n")
-    (tmp_path / "new.jsonl").write_text('{"q": "a"\n[1]\n')
+    (tmp_path / "new.jsonl").write_text('{"q": "a"\n[1]\n' + "[" * 10**5)
+    (tmp_path / "empty.csv").write_text("\n")
+    with pytest.raises(raw_rows.RowError, match=r"empty\.csv: no line of column names \(the file is empty\)"):
+        list(make.read(tmp_path / "empty.csv"))
     first, second, *others = [*make.read(tmp_path / "new.csv"), *make.read(tmp_path / "new.jsonl")]
     with pytest.raises(raw_rows.RowError, match="3 columns where the header has 2"):
         make.features(first)
     assert make.features(second) == [3.0]
-    assert [str(other) for other in others] == ["not a JSON object"] * 2
+    assert [str(other) for other in others] == ["not a JSON object"] * 3
+
+
+NESTED = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from([10**400, -(10**400), "1e400"]),
+    lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(), values, max_size=2),
+    max_leaves=3,
+)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_any_value_of_json_gives_features_or_the_reason_why_not(form: str, tmp_path: Path) -> None:
+    usual = {**USUAL, "price": 12.5, "size": 3, "stock": True, "emb": [0.5, 1.0], "item": "a"}
+    rows = [{"q": f"q{i}", **usual} for i in range(9)]
+    pq.write_table(pa.table(TABLE), tmp_path / "items.parquet")
+    if form == "csv":
+        write_csv(tmp_path / "log.csv", rows)
+    elif form == "jsonl":
+        (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    joins = [{"path": str(tmp_path / "items.parquet"), "key": "item", "columns": ["weight"]}]
+    columns = {**COLUMNS, "features": ["price", "stock", "size", "weight"], "vectors": {"emb": 2}}
+    make = transformer(prepared(tmp_path, tmp_path / f"log.{form}", columns, joins=joins), tmp_path)
+
+    @settings(derandomize=True, deadline=None)
+    @given(st.sampled_from([*usual]), NESTED)
+    @example("price", 10**400)
+    @example("emb", [1, 10**400])
+    @example("at", {})
+    def law(name: str, value: Any) -> None:
+        try:
+            found = make.inputs({**usual, name: value})
+        except raw_rows.RowError:
+            return
+        assert [type(each) for each in found] == [float] * len(make.names)
+
+    law()
+
+
+def test_any_csv_text_gives_rows_or_the_reason_why_not(tmp_path: Path) -> None:
+    write_csv(tmp_path / "log.csv", [{"q": f"q{i}", "x": "1"} for i in range(9)])
+    make = transformer(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}), tmp_path)
+
+    @settings(derandomize=True, deadline=None)
+    @given(st.lists(st.sampled_from([*'q,x\n";1\r\0', "q,x\n", "\ud800", "x" * 200_000])).map("".join))
+    @example("")
+    @example('q,"x\na,1')
+    def law(text: str) -> None:
+        (tmp_path / "new.csv").write_bytes(text.encode(errors="surrogatepass"))
+        try:
+            for row in make.read(tmp_path / "new.csv"):
+                make.features(row)
+        except raw_rows.RowError:
+            return
+
+    law()
+
+
+def test_the_folder_of_a_file_does_not_decide_on_its_form(tmp_path: Path) -> None:
+    (folder := tmp_path / "logs.tsv.d").mkdir()
+    write_csv(folder / "log.csv", rows := [{"q": f"q{i}", "x": str(i)} for i in range(9)])
+    data = prepared(tmp_path, folder / "log.csv", {"features": ["x"]})
+    assert list(transformer(data, tmp_path).read(folder / "log.csv")) == rows
 
 
 def test_rows_that_are_no_items_have_no_transformer(synthetic_dataset: str) -> None:

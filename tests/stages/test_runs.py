@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from changing_folders import by_git
 from pydantic import Field
 from small_disks import fill_disk, small_disk_at
 from waiting import wait_until
@@ -24,6 +26,7 @@ from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 from ltrscale.progress import Report, log
 from ltrscale.stages import runs
+from ltrscale.stages.runs import _git_state
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
@@ -337,3 +340,14 @@ def check_gaps(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (steps[0], steps[-2]) == (1, 2000)
     assert len(steps) < 2000
     assert len([message for message in caplog.messages if "have gaps" in message]) == 1
+
+
+def test_a_record_has_the_commit_of_its_own_checkout_only(tmp_path: Path) -> None:
+    installed = tmp_path / "shop" / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    (tmp_path / "shop" / "shop.py").touch()
+    by_git(tmp_path / "shop")
+    (tmp_path / "shop" / "shop.py").write_text("changed")
+    assert re.fullmatch("[0-9a-f]{40}", str(_git_state(tmp_path / "shop")["git_commit"]))
+    assert _git_state(tmp_path / "shop")["git_changed_files"] == 1
+    assert _git_state(installed) == _git_state(tmp_path) == {"git_commit": None, "git_changed_files": 0}

@@ -191,6 +191,7 @@ def test_a_ranker_reads_with_the_weights_that_were_pretrained(
         ({"in_context": None}, "train: name the documents"),
         ({"train": {"data": "x"}}, "not both"),
         ({"workers": 2}, "pretrained by one worker"),
+        ({"pretrain": {"seed": 9}}, "pretrain: has settings of an encoder"),
     ],
 )
 def test_settings_of_no_kind_of_pretraining_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -303,6 +303,12 @@ def test_optuna_and_its_dashboard_open_the_trials_of_a_search(ended: TuneJob) ->
     assert [found["study_name"] for found in json.loads(body)["study_summaries"]] == [name]
 
 
+def test_the_history_of_another_job_or_space_is_not_continued(ended: TuneJob) -> None:
+    History(ended.out).open({"other": 1})
+    with pytest.raises(InputError, match="holds the history of another search"):
+        ended.run()
+
+
 SPACES = {"gbdt": LEAVES, "finetune": {"finetune.noise": {"choices": [0, 1]}}, "pretrain": METHODS}
 
 

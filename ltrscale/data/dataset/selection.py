@@ -84,6 +84,16 @@ class Selection:
         """The same with some of the row groups."""
         return replace(self, row_groups=RowGroups.from_iterable(row_groups))
 
+    def taking(self, chosen: Bools) -> Self:
+        """The same with only the chosen ones of the served labelled groups, shape [n_groups], and their row groups."""
+        served = np.zeros(self.n_labelled, np.bool_)
+        for row_group in self.row_groups:
+            served[row_group.first_labelled :][: row_group.labelled] = self.kept(row_group)
+        kept = np.zeros_like(served)
+        kept[served] = chosen
+        some = replace(self, kept_labelled=kept)
+        return some.only(self.row_groups.take(some.served_groups_R > 0))
+
     @property
     def n_labelled(self) -> int:
         """Labelled groups of the split, served or not: the length of `kept_labelled`."""
@@ -213,13 +223,13 @@ def only_relevant(selection: Selection) -> Selection:
     """
     if selection.label_column == "scores":
         return selection
-    kept = np.zeros(selection.n_labelled, np.bool_)
     relevant_queries = _relevant(selection.row_groups, selection.label_column)
-    for row_group, relevant_Q in zip(selection.row_groups, relevant_queries, strict=True):
-        kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
-    if not kept.any():
-        return selection
-    return _keeping(selection, kept)
+    of_served = [
+        relevant_Q[selection.kept(row_group)]
+        for row_group, relevant_Q in zip(selection.row_groups, relevant_queries, strict=True)
+    ]
+    relevant = np.concatenate(of_served)
+    return selection.taking(relevant) if relevant.any() else selection
 
 
 def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
@@ -229,18 +239,7 @@ def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
     """
     if selection.n_groups <= n:
         return selection
-    kept = np.zeros(selection.n_labelled, np.bool_)
-    for row_group in selection.row_groups:
-        kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group)
-    served = np.flatnonzero(kept)
-    kept[served[~among_first(len(served), n, *parts)]] = False
-    return _keeping(selection, kept)
-
-
-def _keeping(selection: Selection, kept: Bools) -> Selection:
-    """Replace the kept groups, and drop row groups that serve none."""
-    keeping = replace(selection, kept_labelled=kept)
-    return keeping.only(selection.row_groups.take(keeping.served_groups_R > 0))
+    return selection.taking(among_first(selection.n_groups, n, *parts))
 
 
 def check_teaches(selection: Selection, name: str) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -83,7 +83,7 @@ class StreamConfig(Config):
     """Steps that a thread reads ahead while training computes; 0 reads each step when it is needed."""
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> "StreamConfig":
+    def _is_consistent(self) -> Self:
         if self.tokens_per_batch is not None and self.tokens_per_batch < self.streams:
             raise ValueError(f"tokens_per_batch must be at least streams = {self.streams}, one token for each")
         if self.docs_per_batch < self.streams:

@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load, scorers_of, with_tokens_of
 from ltrscale.config import Operational
@@ -142,7 +141,7 @@ class Agreement(Findings):
     documents: int
 
 
-def _agreement_by_group(job: AgreementJob, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
+def _agreement_by_group(job: AgreementJob, selection: Selection) -> tuple[Doubles, Ints, int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
     bundles = {name: load(url) for name, url in job.models.items()}
     selection = with_tokens_of(selection, bundles.values())

@@ -21,14 +21,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Bools, Ints
 from ltrscale.errors import nearest
 from ltrscale.ingest.categories import encode
 
 _ValueKind = Literal["number", "text", "truth"]
 """What a column holds."""
-Truths = NDArray[np.bool_]
+Truths = Bools
 
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: pc.equal,
@@ -109,7 +109,7 @@ class GroupColumns:
 
     groups: Mapping[str, pa.Array]
     documents: Mapping[str, pa.Array]
-    offsets_Q1: NDArray[np.int64]
+    offsets_Q1: Ints
     categories: Collection[str] = ()
     """Columns of documents that hold codes of texts."""
 

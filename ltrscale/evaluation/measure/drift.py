@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Strict
@@ -206,7 +207,7 @@ class _Counts:
         self.documents += groups.n_documents
 
 
-def _rounded(spread_Q: NDArray[np.float64]) -> NDArray[np.float32]:
+def _rounded(spread_Q: Doubles) -> NDArray[np.float32]:
     """Spreads to one part in a thousand, because equal spreads differ by the rounding of scores, which is no drift."""
     mantissa_Q, exponent_Q = np.frexp(spread_Q)
     return np.ldexp(np.round(mantissa_Q * 1024) / 1024, exponent_Q).astype(np.float32)

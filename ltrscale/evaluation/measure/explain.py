@@ -8,10 +8,10 @@ Shapes: Q groups, M chosen groups.
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale import bundle
+from ltrscale.arrays import Bools, Ints
 from ltrscale.bundle import PretrainedBundle
 from ltrscale.bundle.explanations import Driver, Explanation, Reasoner, as_table, drivers_of
 from ltrscale.config import Operational
@@ -130,7 +130,7 @@ class ExplainJob(ReportStage):
         commit_report(self.out, found, contrast.document(found), made_by=origin)
         report({"loss": found.loss, "uninformed": found.uninformed, "accuracy": found.accuracy})
 
-    def _chosen(self, selection: Selection) -> NDArray[np.int64]:
+    def _chosen(self, selection: Selection) -> Ints:
         """Numbers of the groups to explain, in order."""
         numbers_M = np.arange(selection.n_groups)
         if self.query is not None:
@@ -157,7 +157,7 @@ class ExplainJob(ReportStage):
         return reasoner.explain(part.groups, part.ids, chosen)
 
 
-def _meeting(condition: str, selection: Selection) -> NDArray[np.bool_]:
+def _meeting(condition: str, selection: Selection) -> Bools:
     """Whether each group of a selection meets a condition."""
     names = tuple(feature.name for feature in selection.features)
     nothing = OutlierDetector(data="", features=names, gap=None, share=0.0, rules={})

@@ -11,6 +11,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Ints
 from ltrscale.models.fitting import merged_counts
 
 _BINS = 10
@@ -19,7 +20,7 @@ _CELLS = 1 << 14
 """Cells of a feature, at most: 200 kB. This is enough for the sign, exponent and five bits of the mantissa of every
 float32, so a cell is never wider than a 32nd of its values."""
 
-BinCounts = NDArray[np.int64]
+BinCounts = Ints
 _FloatBits = NDArray[np.uint32]
 
 

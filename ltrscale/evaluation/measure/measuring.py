@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.data.columns import is_per_document, spread_over_documents
@@ -54,8 +54,8 @@ class GroupValues:
     """Measured groups of one period: every metric of every trial, NaN where undefined, and the slices."""
 
     period: str
-    gids_Q: NDArray[np.int64]
-    documents_Q: NDArray[np.int64]
+    gids_Q: Ints
+    documents_Q: Ints
     values_TMQ: Doubles
     slices: Mapping[str, Truths]
     unshown: int = 0
@@ -260,7 +260,7 @@ def _scores(scorer: Scorer, groups: QueryGroups, judging_M: Tensor | None) -> Te
     return torch.zeros(groups.n_documents, dtype=own.dtype).index_copy_(0, rows, own)
 
 
-def _known(url: str, tables: Sequence[pa.Table], rows_Q: NDArray[np.int64], window: Window) -> Tensor:
+def _known(url: str, tables: Sequence[pa.Table], rows_Q: Ints, window: Window) -> Tensor:
     """The committed scores of a window's documents, found in these rows of the tables."""
     lists = pa.concat_arrays([chunk for table in tables for chunk in table.column(SCORES).chunks])
     if len(rows_Q) < len(lists):
@@ -330,7 +330,7 @@ def check_shown(test: Selection, key: str) -> None:
         )
 
 
-def _batches(offsets_Q1: NDArray[np.int64], documents: int) -> Iterator[tuple[int, int]]:
+def _batches(offsets_Q1: Ints, documents: int) -> Iterator[tuple[int, int]]:
     """Cut groups into runs of at most this many documents; a longer group is alone."""
     first, groups = 0, len(offsets_Q1) - 1
     while first < groups:

@@ -143,8 +143,11 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
     open_ = [f"{name} (p {cell(c.p_holm)})" for name, c in judged.items() if name != AS_SHOWN and not is_shown(c)]
     if open_:
         yield f"It cannot be distinguished from {_listed(open_)}: their order may be chance."
-    elif judged.keys() == evaluation.leads.keys() and judged.keys() - {AS_SHOWN}:
-        yield "Its lead over every other method is more than chance."
+    elif behind := [name for name in judged if name != AS_SHOWN]:
+        every = judged.keys() == evaluation.leads.keys()
+        yield f"Its lead over {'every other model' if every else _listed(behind)} is more than chance."
+        if not every:
+            yield f"The others have fewer than {FEWEST_DRAWS} draws of labels, too few to judge."
     if any(lead.draws == 1 for lead in judged.values()):
         yield (
             "There is one draw of labels: this holds for other queries, not for models trained on other labels or from "

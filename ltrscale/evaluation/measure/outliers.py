@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
@@ -147,8 +148,8 @@ def fit_outliers(
 class _Histogram:
     """Documents in each bin, edges of the bins, and the number of documents including those with a missing value."""
 
-    counts_B: NDArray[np.int64]
-    edges_B1: NDArray[np.float64]
+    counts_B: Ints
+    edges_B1: Doubles
     documents: int
 
     def rule(self, gap: int) -> OutlierRule | None:
@@ -166,7 +167,7 @@ class _Histogram:
         )
 
 
-def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
+def _beyond(counts_B: Ints, gap: int, limit: float) -> int | None:
     """The bin after the first `gap` consecutive empty bins with fewer than `limit` documents behind them."""
     after_B = counts_B.sum() - counts_B.cumsum()
     empty = 0

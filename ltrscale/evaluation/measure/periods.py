@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles
 from ltrscale.bundle import read_bundle_manifest
 from ltrscale.bundle.contents import Provenance
 from ltrscale.config import validate
@@ -88,7 +88,7 @@ def _correlations(methods: Sequence[MethodResult], drift: ByPeriod, primary: str
             )
 
 
-def _rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:
+def _rank_correlation(one_P: Doubles, other_P: Doubles) -> tuple[float | None, float | None]:
     """Spearman's rank correlation, with two-sided p over orders; None for fewer than five values, or equal ones."""
     n = len(one_P)
     if n < _FEWEST_PERIODS or len(set(one_P)) == 1 or len(set(other_P)) == 1:
@@ -108,7 +108,7 @@ def _rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) 
 
 
 def period_blocks(evaluation: Evaluation) -> Iterator[Block]:
-    """The metric by period, and drift if it was measured; an evaluation without slices by period gives nothing."""
+    """The metric by period, and drift if it was measured, of an evaluation with slices by period."""
     primary, label = evaluation.primary, metric_label(evaluation.primary)
     curves = {
         method.name: {period: scope.summaries[primary] for period, scope in by_period(method).items()}

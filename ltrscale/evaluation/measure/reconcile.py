@@ -265,10 +265,13 @@ class ReconcileJob(ReportStage):
             beyond = f"label {highest:g} is above {HIGHEST_LABEL}, and its gain 2^y - 1 beyond float64"
             raise InputError(f"{beyond}; give grades, or leave {of_gains[0]} out of metrics")
         columns: dict[str, Tensor] = {}
-        metrics = []
+        metrics: list[_ReconciledMetric] = []
         with progress("reconcile", len(self.metrics)) as advance:
             for name in self.metrics:
-                metrics.append(_compare_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
+                metric = metric_named(name, threshold=self.relevant_from)
+                compared, values_of_groups = _compare_metric(metric, lists, self)
+                metrics.append(compared)
+                columns |= values_of_groups
                 advance(1)
         result = Reconciliation(
             groups=len(lists.queries),
@@ -352,12 +355,11 @@ def _mean(values_Q: Tensor) -> float | None:
 
 
 def _compare_metric(
-    metric: Metric, lists: _ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]
-) -> _ReconciledMetric:
-    """A metric by our rules and each program's; `columns` receives the values of all groups."""
+    metric: Metric, lists: _ScoredLists, job: ReconcileJob
+) -> tuple[_ReconciledMetric, dict[str, Tensor]]:
+    """A metric by our rules and each program's, and the values of all groups by each."""
     ours_Q = lists.under(Rules(), metric)
-    columns[metric.name] = ours_Q
-    programs = []
+    columns, programs = {metric.name: ours_Q}, []
     for policy in POLICIES:
         if policy.kind == metric.kind and policy.program in (job.programs or PROGRAMS):
             reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q)
@@ -369,7 +371,7 @@ def _compare_metric(
         figure=_mean(ours_Q),
         undefined=int(ours_Q.isnan().sum()),
         programs=tuple(programs),
-    )
+    ), columns
 
 
 def _reconciled(policy: Policy, metric: Metric, lists: _ScoredLists, ours_Q: Tensor) -> tuple[_Reconciled, Tensor]:

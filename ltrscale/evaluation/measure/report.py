@@ -1,7 +1,7 @@
 """The subject of an evaluation, its trials with what they state about themselves, and what it commits.
 
 Trials are the bundles or committed scores of each method. `metrics.json` has the results; `groups.parquet` a row for
-each group and trial, with the group's slices and every metric.
+each group and trial, with the group's slices but `all`, and every metric.
 
 Shapes: Q groups, T or t trials of all or one method, M metrics.
 """

@@ -17,7 +17,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.draws import random_bits
@@ -53,7 +52,7 @@ class Blocks:
     @classmethod
     def from_values(cls, values_QTM: Doubles) -> Self:
         """The groups as blocks; NaN is undefined."""
-        defined_QM: NDArray[np.bool_] = np.asarray(~np.isnan(values_QTM).any(axis=1))
+        defined_QM: Bools = np.asarray(~np.isnan(values_QTM).any(axis=1))
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
         return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import chdtri, nctdtr, nctdtrinc, stdtr, stdtrit
+from numpy.polynomial import Chebyshev
+from scipy.special import chdtri, nctdtr, nctdtrinc, ndtri, stdtr, stdtrit
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.reports.document import Figure
 
 _ALPHA, _POWER = 0.05, 0.8
@@ -26,7 +26,7 @@ _MANY = 1e6
 """Degrees of freedom from which on a t is taken as normal."""
 _SKEWED = 0.175
 """Divided by the degrees: the extra effect that allowing for skewed draws costs; simulated for 5 to 20 draws."""
-_POINTS, _QUANTILES = 97, 200
+_POINTS, _DEGREE, _QUANTILES = 97, 16, 200
 _MOST_INVERSE = 1.5
 """Satterthwaite's degrees are seldom below 2/3; they may be below 1 where a part of the sum is subtracted."""
 
@@ -54,18 +54,30 @@ def _errors_to_promise(df_M: Doubles) -> Doubles:
 
 @functools.cache
 def _promises() -> tuple[Doubles, Doubles]:
-    """The logarithm of the factor at points of 1 / df, by bisection."""
+    """The logarithm of the factor at points of 1 / df: of a polynomial through some of them, for it is smooth."""
     inverse_G = np.linspace(0.0, _MOST_INVERSE, _POINTS)
-    df_G1 = 1 / np.maximum(inverse_G, 1 / _MANY)[:, None]
+    smooth = Chebyshev.interpolate(_log_promise, _DEGREE, domain=[1 / _MANY, _MOST_INVERSE])
+    return inverse_G, smooth(np.maximum(inverse_G, 1 / _MANY))
+
+
+def _log_promise(inverse_G: Doubles) -> Doubles:
+    """The logarithm of the factor at some 1 / df, by the secant method."""
+    df_G1 = 1 / inverse_G[:, None]
     below_U = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     found_GU = np.sqrt(chdtri(df_G1, 1 - below_U) / df_G1)
     limit_G1 = stdtrit(df_G1, 1 - _ALPHA / 2)
-    low_G, high_G = np.full(_POINTS, 2.0), np.full(_POINTS, 1000.0)
-    for _ in range(30):
-        middle_G = np.sqrt(low_G * high_G)
-        seen_G = 1 - nctdtr(df_G1, middle_G[:, None] * found_GU, limit_G1).mean(axis=1)
-        low_G, high_G = np.where(seen_G < _POWER, middle_G, low_G), np.where(seen_G < _POWER, high_G, middle_G)
-    return inverse_G, np.log(high_G)
+
+    def off(log_G: Doubles) -> Doubles:  # nearly a straight line, as quantiles of the normal distribution
+        missed_GU = nctdtr(df_G1, np.exp(log_G)[:, None] * found_GU, limit_G1)
+        return np.asarray(ndtri(missed_GU.mean(axis=1)) - ndtri(1 - _POWER))
+
+    before_G, log_G = 1 + 2.85 * inverse_G, 1.05 + 2.85 * inverse_G
+    off_before_G = off(before_G)
+    for _ in range(4):
+        off_G = off(log_G)
+        before_G, log_G = log_G, log_G - off_G * (log_G - before_G) / (off_G - off_before_G)
+        off_before_G = off_G
+    return log_G
 
 
 FEWEST_DRAWS = 5
@@ -88,7 +100,7 @@ class Means:
     """The part of the squared error that more draws would lower."""
     both_M: Doubles
     """The part of the squared error that more draws or more groups would lower: groups and draws vary together."""
-    skewed_M: NDArray[np.bool_]
+    skewed_M: Bools
     """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs; see `_look_skewed`."""
 
     def interval(self) -> tuple[Doubles, Doubles]:
@@ -125,7 +137,7 @@ class Means:
         return np.asarray(_errors_to_promise(self.df_M) * self.std_error_M)
 
 
-def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> Means:
+def crossed_means(values_QTPM: Doubles, folds_Q: Ints | None = None) -> Means:
     """Means over groups, draws and pretrainings, with errors that generalise to others of each.
 
     Values are of shape [Q, T, P, M], or [Q, T, M] where no pretrainings are crossed with the draws. With the mean
@@ -182,7 +194,7 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
     return Means(mean_M, error_M, df_M, np.where(variance_M > 0, skewness_M, 0.0), drawn_M, both_M, skewed_M)
 
 
-def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
+def _look_skewed(skewness_FM: Doubles, n_draws: int) -> Bools:
     """Whether draws with means of this skewness in each fold look skewed, shape [M]."""
     # The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
     # 1930); for F folds it is the mean, with an F-th of the variance. Intervals allow for skewness, but not enough:

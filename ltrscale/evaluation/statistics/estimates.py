@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, errors_to_see, or_none
 from ltrscale.reports.document import Figure
@@ -91,7 +90,7 @@ class Spread:
             low, high = (low, middle) if sees(middle) else (middle, high)
         return high
 
-    def _detectable(self, draws_T: NDArray[np.int64]) -> Doubles:
+    def _detectable(self, draws_T: Ints) -> Doubles:
         drawn_T = (self.draws + self.both) / draws_T
         variance_T = self.groups + drawn_T
         spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
@@ -272,7 +271,7 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
     return tuple(crossings)
 
 
-def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, np.ndarray]:
+def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, Bools]:
     """Log n, the mean difference, and whether it may be 0, at points from one number of labelled groups to the next."""
     (n1, left_drawn), (n2, right_drawn) = left, right
     log_n_G = np.linspace(math.log(n1), math.log(n2), _STEPS + 1)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.blocks import Blocks, all_numbers, bootstrap_means, holm, sign_flip_p
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, or_none
@@ -40,7 +39,7 @@ class Summary(Figure):
     groups: int
     """Groups where the metric is defined."""
     undefined: int
-    """Groups without a relevant document, where it is undefined."""
+    """Groups where it is undefined: those without a relevant document, or with `leave_out_constant` of equal labels."""
     as_zero: float | None
     """The mean with undefined values counted as 0."""
     as_one: float | None
@@ -118,7 +117,7 @@ def scopes(
     samples: int,
     seed: int,
     labels_K: Sequence[Sequence[str | None]] | None = None,
-    folds_Q: NDArray[np.int64] | None = None,
+    folds_Q: Ints | None = None,
     together: int | None = None,
 ) -> list[list[Scope]]:
     """Summaries of each method over each slice, and comparisons with the baseline, by slice and method.
@@ -147,7 +146,7 @@ def scopes(
     together = len(labels_K) - 1 if together is None else together
     patterns, numbers_B = max(samples, PATTERNS * together - 1), all_numbers(blocks_K[0] for blocks_K in slices)
     size = max(1, _RESAMPLED // (samples * len(labels_K) * len(metrics)))
-    scopes: list[list[Scope]] = []
+    judged: list[list[Scope]] = []
     for first in range(0, len(slices), size):  # in parts, to save memory; each draws the same again
         some = list(enumerate(slices[first : first + size]))
         drawn = {
@@ -170,8 +169,8 @@ def scopes(
                 _scope(blocks, drawn[s, k], means.get((s, k)), compared.get((s, k), {}), metrics, folds_Q)
                 for k, blocks in enumerate(blocks_K)
             ]
-            scopes += judged_together({"alone": of_slice}).values()
-    return scopes
+            judged += judged_together({"alone": of_slice}).values()
+    return judged
 
 
 def _scope(
@@ -180,7 +179,7 @@ def _scope(
     means_SM: Doubles | None,
     comparisons: dict[str, Comparison],
     metrics: Sequence[str],
-    folds_Q: NDArray[np.int64] | None,
+    folds_Q: Ints | None,
 ) -> Scope:
     """The results of one method; intervals come from the resampled means, or if there are none from several draws."""
     ends_2M = _ends(means_SM) if means_SM is not None else crossed_means(drawn.blocks.values_BTM(), folds_Q).interval()
@@ -224,7 +223,7 @@ def _ends(means_SM: Doubles) -> tuple[Doubles, Doubles]:
 def _comparisons(
     differences: Blocks,
     draws: int,
-    folds_Q: NDArray[np.int64] | None,
+    folds_Q: Ints | None,
     resampled: tuple[Doubles, Doubles] | None,
     metrics: Sequence[str],
 ) -> dict[str, Comparison]:

@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, with_tokens_of
 from ltrscale.data.dataset.selection import Selection, select
@@ -182,7 +181,7 @@ def read_outliers(url: str) -> dict[int, bool]:
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
-def read_values(url: str, metrics: tuple[str, ...]) -> tuple[NDArray[np.int64], Doubles]:
+def read_values(url: str, metrics: tuple[str, ...]) -> tuple[Ints, Doubles]:
     """The gids [Q] and the metrics [Q, M], NaN where undefined, as `measure_groups` committed them."""
     table = _committed_columns(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)

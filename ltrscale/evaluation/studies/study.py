@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
@@ -214,13 +213,13 @@ class _Models:
     crossed: Mapping[tuple[str, str], tuple[int, ...] | None]
     """Pretrainings crossed with the draws, by the same keys; None where each draw has its own or none."""
     models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
-    rows: Mapping[ScopeName, NDArray[np.bool_]]
+    rows: Mapping[ScopeName, Bools]
 
     @classmethod
     def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Models":
         found: dict[tuple[str, str], dict[int, dict[int | None, Doubles]]] = defaultdict(lambda: defaultdict(dict))
         of_models = defaultdict(list)
-        gids_Q: NDArray[np.int64] | None = None
+        gids_Q: Ints | None = None
         metrics: tuple[str, ...] = ()
         for model in models:
             measured = Measured.read(model.url)
@@ -243,7 +242,7 @@ class _Models:
             whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if common <= of_draw.keys()}
             values[key] = {draw: np.stack([of[name] for name in names], axis=1) for draw, of in whole.items()}
             crossed[key] = tuple(name for name in names if name is not None) or None
-        rows: dict[ScopeName, NDArray[np.bool_]] = {"all": np.ones_like(outlier_Q), "outliers": outlier_Q}
+        rows: dict[ScopeName, Bools] = {"all": np.ones_like(outlier_Q), "outliers": outlier_Q}
         return cls(metrics, primary, values, crossed, of_models, rows)
 
     def drawn(self, method: str, labelled: str, metric: str, groups: ScopeName) -> Drawn:
@@ -294,7 +293,7 @@ class _Models:
         of_method = {n: models for (n, name), models in self.models.items() if name == method}
         pairs = [pair for models in of_method.values() for pair in models]
         timed = [(model.seconds, model.documents) for model, _ in pairs if model.seconds is not None]
-        seconds, documents = (sum(of_models) for of_models in zip((0.0, 0), *timed, strict=True))
+        seconds, documents = sum(seconds for seconds, _ in timed), sum(documents for _, documents in timed)
         scoring = sum(measured.seconds for _, measured in pairs)
         times = {
             n: [model.seconds for model, _ in models if model.seconds is not None] for n, models in of_method.items()

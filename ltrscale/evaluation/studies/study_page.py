@@ -92,9 +92,9 @@ def _advice(study: Study, pairs: Mapping[str, str]) -> str:
     parts = []
     for words, run in itertools.groupby(verdicts, key=lambda each: each[1]):
         each = list(run)
-        span = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
+        where = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
         figures = ", ".join(figure for _, _, figure in each if figure)
-        parts.append(f"{span} labelled groups {words}{f' ({figures})' if figures else ''}")
+        parts.append(f"{where} labelled groups {words}{f' ({figures})' if figures else ''}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -238,7 +238,12 @@ def _crossings(versus: Versus) -> list[TableRow]:
         }
         for x in versus.crossovers
     ]
-    return rows or [{"method": versus.method, "order": "no crossover", "at": None, "from": None, "to": None}]
+    means = [difference.mean for difference in versus.estimates.values()]
+    if len(means) == 1:
+        order = f"measured at {next(iter(versus.estimates))} only"
+    else:
+        order = "ahead throughout" if min(means) > 0 else "behind throughout" if max(means) < 0 else "no crossover"
+    return rows or [{"method": versus.method, "order": order, "at": None, "from": None, "to": None}]
 
 
 def _tables_of_hou24(study: Study) -> Iterator[Section]:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter
 
 from ltrscale import bundle, storage
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -76,7 +76,7 @@ _LATEST = 1.03
 class AutoJob(Config):
     """The best ranker of a data set, in a budget of minutes."""
 
-    out: str
+    out: Operational[str]
     """Directory for everything; the ranker is `final`, or `blend` where nothing is refitted."""
     data: str
     """A data set directory that jobs.prepare made."""
@@ -186,11 +186,10 @@ class _Auto:
             raise InputError(f"{self.config.out}: {self.config.minutes:g} minutes are too few for a model; give more")
         # one member per method, and one for trees with and without a search, which differ little: fewer candidates
         # make a lucky choice less likely
-        said = {TREES} if TUNED in rankers else set()
         members = {
             name: url
             for name, url in rankers.items()
-            if f"{name}_mean" not in rankers and name.removesuffix("_mean") not in said
+            if f"{name}_mean" not in rankers and not (TUNED in rankers and name.removesuffix("_mean") == TREES)
         }
         rankers["blend"] = self.blend("blend", members, "greedy")
         self.kept.keep()
@@ -250,12 +249,12 @@ class _Auto:
         forecast = self.forecast
         late = forecast.takes(name, plan) > forecast.left and name != TREES  # at least one must be tried
         if plan.settings is None or late:
-            why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
-            log.info("auto: no %s: %s", name, why)
-            return self.kept.note(Entry(method=name, says=why, state="left out"))
+            says = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.says
+            log.info("auto: no %s: %s", name, says)
+            return self.kept.note(Entry(method=name, says=says, state="left out"))
         if name != _HALF:
             self.kept.keep(methods={**self.record.methods, name: dict(plan.settings)})
-        return self.kept.note(Entry(method=name, says=plan.why, foretold=plan.minutes))
+        return self.kept.note(Entry(method=name, says=plan.says, foretold=plan.minutes))
 
     def next(self) -> Entry | None:
         """The next model: an unfinished one, the student, or one more of the method with the fewest models."""
@@ -322,6 +321,7 @@ class _Auto:
         return round(documents / max(time.monotonic() - began, 1e-9), 1)
 
     def model(self, entry: Entry) -> str:
+        """Train a model with the recorded settings of its method; returns its bundle."""
         adapter: TypeAdapter[Method] = TypeAdapter(Method)
         methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
@@ -358,6 +358,7 @@ class _Auto:
         return out
 
     def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
+        """Evaluate all rankers on test."""
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
         models = {name: (url,) for name, url in rankers.items()}
         settings = self.config.evaluate.replace(baseline=baseline).model_dump()
@@ -395,14 +396,13 @@ class _Auto:
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
         """Commit the leaderboard, and print its opening."""
-        half = [self.validated(entry.url) for entry in self.record.done(_HALF)[:1]]
         weights = dict(bundle.load(rankers["blend"]).blended)
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
             weights=weights,
             metric=self.config.evaluate.primary,
             left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
-            half=next(iter(half), None),
+            half=next((self.validated(entry.url) for entry in self.record.done(_HALF)), None),
             final=final or rankers["blend"],
             refitted=final is not None,
             budget=self.config.minutes,
@@ -412,6 +412,7 @@ class _Auto:
         commit_report(join(self.config.out, _BOARD), board, page, made_by={"stage": "auto"})
 
     def row(self, name: str, url: str) -> BoardRow:
+        """A ranker's row of the leaderboard; a mean has the minutes of its models, and the blend those of the run."""
         entries = self.record.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"

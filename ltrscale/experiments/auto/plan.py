@@ -99,7 +99,7 @@ class Planned(NamedTuple):
 
     settings: Mapping[str, Any] | None
     minutes: float
-    why: str
+    says: str
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Room:
 
     @cached_property
     def first(self) -> FirstSizes:
-        return first_sizes(self.sizes.log, cores=self.sizes.cores, models=1)
+        return first_sizes(self.sizes.log, cores=self.sizes.cores, networks=1)
 
     @cached_property
     def methods(self) -> dict[str, dict[str, Any]]:

@@ -165,8 +165,7 @@ _REFIT = 1.2
 
 def _chosen_at(cutoff: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a method, with NDCG at a cut-off to choose trees, epochs and trials."""
-    metric = {"validation_metric": f"ndcg@{cutoff}"}
-    by: dict[str, dict[str, Any]] = {"gbdt": {"stop_on": cutoff}, "finetune": metric, "student": metric}
+    by: dict[str, dict[str, Any]] = {"gbdt": {"stop_on": cutoff}, "finetune": {"validation_metric": f"ndcg@{cutoff}"}}
     return {key: {**value, **by[key]} if key in by else value for key, value in settings.items()}
 
 

@@ -23,6 +23,7 @@ from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import line_blocks
 from ltrscale.ingest.profile import LogColumn, batches_of, columns_of, named_schema
 from ltrscale.ingest.structure import table_structure
+from ltrscale.ingest.tables import usual_delimiter
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")
@@ -269,7 +270,7 @@ class _Texts:
             options = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
             yield f"      - {{path: {flow(self.judged.url)}, key: [{query}, {item}], {options}}}"
         yield "    columns:"
-        if ".tsv" in self.pairs:
+        if usual_delimiter(self.pairs) == "\t":
             yield "      quotes: false # a quote is a part of the text"
         yield f"      query: {query}"
         yield f"      item: {item}"
@@ -329,7 +330,7 @@ class _TextTable:
     @classmethod
     def read(cls, url: str) -> "_TextTable":
         """Read the first rows of a table; tab-separated texts may contain quotes."""
-        dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
+        dialect = Dialect("\t", quotes=False) if usual_delimiter(url) == "\t" else Dialect()
         schema = named_schema(url, dialect)
         rows = pa.Table.from_batches(islice(batches_of(url, schema.names, dialect), 1))
         columns = columns_of(rows, schema, dialect) if len(rows) else []

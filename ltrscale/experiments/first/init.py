@@ -40,6 +40,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
+from ltrscale.ingest.tables import file_form
 from ltrscale.progress import called, log, progress
 from ltrscale.ranking.single_feature import SingleFeature, single_features
 from ltrscale.yaml_text import MOST_BYTES
@@ -77,7 +78,7 @@ class InitJob(Config):
             InputError: no log is named, or it cannot be read; no column looks like the query's; configs already exist,
                 or `out` is in the log's directory.
         """
-        if self.file is None:
+        if not self.file:
             raise InputError("file: name the log to look at")
         out = _place(self.file, self.out)
         for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
@@ -92,7 +93,7 @@ class InitJob(Config):
             )
             _say_next("prepare", out)
             return
-        dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], self.header)
+        dialect = dialect_of(urls[0], self.header) if file_form(urls[0]) == "csv" else Dialect()
         files = files_of(urls, dialect)
         urls, columns = [*files], first_columns(files, dialect, self.rows)
         _refuse_without_values(columns, roles, urls[0])

@@ -85,18 +85,18 @@ class FirstSizes(NamedTuple):
         return sum(self.minutes.values()) + _OTHER
 
 
-def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSizes:
+def first_sizes(size: LogSize, *, cores: int = 2, networks: int = 2, boosted: int = 1) -> FirstSizes:
     """The settings that keep a first pipeline short, at most those of the news study.
 
-    Trees use all cores. Networks are assumed to use one, because small batches have little work for more. `models` is
-    the number of networks to finetune; half as many models of trees are grown.
+    Trees use all cores. Networks are assumed to use one, because small batches have little work for more. `networks` is
+    the number of networks to finetune, and `boosted` that of models of trees to grow.
     """
     batch = 256 if size.informative < SMALL else 1024
     large = 1024 if size.documents < SMALL else 4096
     each = {  # minutes of one tree or one epoch of all models
-        "trees": models / 2 * size.informative * size.features / (BOOSTED * cores) / 60,
+        "trees": boosted * size.informative * size.features / (BOOSTED * cores) / 60,
         "pretraining": epoch_minutes(size.documents, PRETRAINED[large], size.features),
-        "finetuning": models * epoch_minutes(size.informative, FINETUNED[batch], size.features),
+        "finetuning": networks * epoch_minutes(size.informative, FINETUNED[batch], size.features),
     }
     n = {
         stage: min(STUDIED[stage], max(_AT_LEAST[stage], int(_SHARES[stage] / (one or 1e-9))))
@@ -149,11 +149,12 @@ def first_runs(
     """
     train, validation, test = divided(periods)
     all_periods, n = train, len(periods)
-    models = 2 if score is None else 6  # a stack also trains its members for each of five folds
-    sizes = first_sizes(size.part(len(train) / n), models=models)
+    # a stack also trains its members for each of five folds, on 80% of the lists, and trees of its own
+    networks, boosted = (2, 1) if score is None else (6, 6)
+    sizes = first_sizes(size.part(len(train) / n), networks=networks, boosted=boosted)
     if sizes.share < 1:
         train = train[-max(1, int(sizes.share * len(train))) :]
-        sizes = first_sizes(size.part(len(train) / n), models=models)
+        sizes = first_sizes(size.part(len(train) / n), networks=networks, boosted=boosted)
     common = {
         "data": plain_yaml(storage.join(out, "data")),
         "unit": unit,
@@ -202,7 +203,7 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 
 def methods_text(sizes: FirstSizes, others: str = "") -> str:
-    """Trees, a network, and the same network pretrained, with comments on their sizes."""
+    """Trees, a network, and the same network pretrained, with comments on their sizes; jobs.auto reads it back, too."""
     faster, larger = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
     notes = {
         "batches": f"256 for less than {SMALL:,} documents to learn from; 1024 is {faster:.0f} times as fast",

@@ -37,7 +37,7 @@ class NetworkStudent(Config):
     epochs: int = Field(20, ge=1)
     """Maximum number of epochs; 20 as for the network that `jobs.distill` trains."""
     patience: int = Field(5, ge=1)
-    """Stop after this many epochs without a better validation metric, which is of the true labels."""
+    """Stop after this many epochs without a better validation metric: that of the method, on the true labels."""
     minutes: float | None = Field(None, gt=0)
     """Also end after the epoch that ends later than this; empty for no limit."""
     stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
@@ -49,7 +49,8 @@ class NetworkStudent(Config):
 
     def finetuning(self, method: FinetuneConfig) -> FinetuneConfig:
         """The settings that train a method's network on scores: all layers at once, because there are many scores."""
-        alike = {*TrainingConfig.model_fields, "network", "head", "context", "projector_layers", "noise"}
+        network = {"network", "head", "context", "projector_layers", "noise"}
+        alike = {*TrainingConfig.model_fields, *network, "validation_metric"}
         own = self.model_dump(exclude={"kind"})
         return FinetuneConfig.model_validate({**method.model_dump(include=alike), **own, "head_epochs": 0})
 
@@ -93,8 +94,8 @@ class AnyMethod(Config):
     def check_differs(self, where: str) -> None:
         """Raise a ValueError, starting with `where`, unless other seeds give other models."""
 
-    def check_features(self, splits: Splits) -> None:
-        """Raise an `InputError` unless the features that it names exist."""
+    def check_inputs(self, splits: Splits) -> None:
+        """Raise an `InputError` unless the features and bundles that it names exist and fit the splits."""
 
     def streams(self) -> Sequence[StreamConfig]:
         """The streams of data that its stages read."""
@@ -176,7 +177,7 @@ class ReadingMethod(AnyMethod):
     def labels_from(self) -> str | None:
         return self.learns_from
 
-    def check_features(self, splits: Splits) -> None:
+    def check_inputs(self, splits: Splits) -> None:
         if self.leave_out:
             select(splits.leaving_out(self.leave_out).train, labelled=True)
 

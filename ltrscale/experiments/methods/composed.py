@@ -8,7 +8,7 @@ from pydantic import Field
 from ltrscale.config import kind_of
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, with_periods_named
+from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import MethodTraits
@@ -119,7 +119,8 @@ class EnsembleMethod(AnyMethod):
         method = run.methods[self.of]
         if self.over == "folds":
             bundles = [run.without(fold).model(self.of) for fold in self.folds_in(run)]
-        elif self.over == "trials" and isinstance(method, TunedMethod):
+        elif self.over == "trials":
+            assert isinstance(method, TunedMethod)
             bundles = method.train_best(run, self.of, self.runs)
         else:
             bundles = run.repeated(self.of, self.runs)
@@ -290,6 +291,10 @@ class StackMethod(AnyMethod):
                     "stack.features"
                 )
 
+    def check_inputs(self, splits: Splits) -> None:
+        for ready, url in self.bundles.items():
+            check_ready(ready, url, splits)
+
     def with_threads(self, threads: int) -> Self:
         return self.replace(stack=self.stack.replace(gbdt=limited(self.stack.gbdt, threads)))
 
@@ -297,8 +302,6 @@ class StackMethod(AnyMethod):
         return MethodTraits(family="mixed")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        for ready, url in self.bundles.items():  # before any member is trained
-            check_ready(ready, url, run.splits)
         settings = self.stack.replace(seed=run.seed, gbdt=self.stack.gbdt.replace(seed=run.seed))
         folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]
         members = {

@@ -138,7 +138,7 @@ class FeatureMethod(FeatureOrder, AnyMethod):
     can_teach: ClassVar = False
     can_be_member: ClassVar = False
 
-    def check_features(self, splits: Splits) -> None:
+    def check_inputs(self, splits: Splits) -> None:
         self.among(select(splits.train, labelled=True).features)
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
-from ltrscale.evaluation.verdict import importances_of
 from ltrscale.experiments.report.groups import META, Read, chosen_groups, labels_in, read_groups_scored, values
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.experiments.report.titles import titles_of
@@ -63,7 +62,7 @@ def _most_important(sources: Sources) -> list[str]:
     """The features to show: the most important of the first trees, or else the first of the data."""
     names = [feature.name for feature in sources.test.features]
     for _, url in sources.bundles():
-        if important := importances_of(sources.opened(url)):
+        if important := sources.opened(url).importances():
             return [name for name in important if name in names][:_FEATURES_SHOWN]
     return names[:_FEATURES_SHOWN]
 

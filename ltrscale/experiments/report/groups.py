@@ -57,11 +57,9 @@ class Read:
 
 def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     """The groups with these numbers, in the reading order of an evaluation."""
-    kept = np.zeros(test.n_labelled, np.bool_)
-    labelled = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
-    kept[labelled[numbers_M]] = True
-    some = replace(test, kept_labelled=kept)
-    return some.only(test.row_groups.take(some.served_groups_R > 0))
+    chosen_Q = np.zeros(test.n_groups, np.bool_)
+    chosen_Q[numbers_M] = True
+    return test.taking(chosen_Q)
 
 
 def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
@@ -275,8 +273,8 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
         return
     whole = select(sources.evaluated.splits.validation, labelled=False)
     sample = spread(whole, documents=documents)
-    ruled = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
-    places = {[f.name for f in sample.features].index(name): name for name in ruled}
+    ruled = {i: f.name for i, f in enumerate(sample.features) if f.name in detector.rules and f.kind == "numeric"}
+    places = dict(itertools.islice(ruled.items(), _HISTOGRAMS))
     counted = histograms(lambda: iterate(sample, docs_per_batch=_COUNTED_AT_ONCE), list(places))
     shown = []
     for column, name in places.items():
@@ -292,7 +290,7 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
             shown.append(Chart(spec, f"{name}: documents by value; outliers are red", small=True))
     yield from shown
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
-    limit = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
+    limit = f", the first {_HISTOGRAMS} features with a rule" if len(ruled) > _HISTOGRAMS else ""
     yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")
 
 

@@ -3,11 +3,11 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Operational
@@ -67,16 +67,6 @@ class ReportJob(Stage):
     """Documents of the embedding pictures: about 1,000 in HOU24, figures 4, 6 and 7."""
     seed: int = 0
     """Of the samples of groups, and of t-SNE."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_drift(cls, values: Any) -> Any:
-        """Refuse the directory that jobs.drift made; earlier configs may hold an empty one."""
-        if not isinstance(values, Mapping):
-            return values
-        if values.get("drift") is not None:
-            raise ValueError("drift: leave it out; an evaluation with evaluate.by_period=true has it")
-        return {name: value for name, value in values.items() if name != "drift"}
 
     def run(self, *, show: bool = True) -> bool:
         """Make the report, and print its path if `show` is set."""
@@ -191,7 +181,9 @@ def _paragraphs(sources: Sources, *, gate: str | None = None) -> list[Text | Com
         texts.append(drifted(sources.evaluation.by_period))
     step, command = _next_step(sources.evaluation, verdict, [*open_questions])
     with suppress(InputError):
-        if names := ", ".join(sources.memorised):
+        if memorised := [*sources.memorised]:
+            more = len(memorised) - _FEATURES_ASKED
+            names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
             texts.append(f"Probably memorised, for alone they rank like chance: {names} (see section Features).")
     texts += [f"Before this is believed: {question}" for question in [*open_questions.values()][:_FEATURES_ASKED]]
     return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]

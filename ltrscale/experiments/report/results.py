@@ -13,7 +13,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
 from ltrscale.evaluation.studies.study_page import document as studied
-from ltrscale.evaluation.verdict import Verdict, importances_of, verdict_blocks
+from ltrscale.evaluation.verdict import Verdict, verdict_blocks
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
@@ -151,7 +151,7 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
     of_methods: dict[str, dict[str, float]] = {}
     for name, url in sources.bundles():
         try:
-            importances = importances_of(sources.opened(url))
+            importances = sources.opened(url).importances()
             of_methods |= {} if importances is None else {name: importances}
         except InputError as error:
             yield LeftOut(f"{name}: {error}")

@@ -21,7 +21,6 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.verdict import importances_of, leaning
 from ltrscale.ingest.leaks import category_names, examine_features, questions
 from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
@@ -105,7 +104,7 @@ class Sources:
         if not by_feature or self.evaluated.scores:  # the features behind committed scores are unknown
             return by_feature
         try:
-            used = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
+            used = {name for _, url in self.bundles() for name in self.opened(url).leans_on()}
         except InputError:
             return by_feature
         return {name: question for name, question in by_feature.items() if name in used}
@@ -135,7 +134,7 @@ class Sources:
         found = {}
         for method, url in self.bundles():
             with suppress(InputError):
-                found[method] = importances_of(self.opened(url))
+                found[method] = self.opened(url).importances()
         return {method: of for method, of in found.items() if of is not None}
 
     @cached_property

@@ -63,7 +63,7 @@ def slow(metric: Metric, scores: list[float], own: list[float], judged: list[flo
             return oracle.err(scores, own, k, 4)
         case "rbp":
             return oracle.rbp(scores, own, k, 0.8)
-    raise AssertionError(metric.kind)
+    raise AssertionError(f"{metric.kind}: state here its value where a query's judgements count")
 
 
 def random_groups(seed: int, *, outside: bool) -> tuple[QueryGroups, list[list[float]], list[list[float]], Judged]:

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
+from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.init import InitJob, _asked_of
 from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.results import feature_blocks
@@ -202,7 +202,7 @@ def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_ha
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
     blocks = list(feature_blocks(Sources.open(str(shop["folder"] / "evaluation"))))
     (question,) = [block.text for block in blocks if isinstance(block, Text) and "is it known" in block.text]
-    share = (importances_of(load(shop["leaky"])) or {})[LEAK]
+    share = (load(shop["leaky"]).importances() or {})[LEAK]
     assert share > 0.8
     assert question.endswith(f"is it known when the list is shown? It has {share:.0%} of the importance to leaky.")
     (table,) = [block for block in blocks if isinstance(block, Table) and "alone" in block.header[1]]
@@ -241,12 +241,12 @@ def test_an_expected_feature_that_is_not_there_is_named(shop: Mapping[str, Any])
 
 
 def test_what_a_ranker_leans_on(shop: Mapping[str, Any]) -> None:
-    assert LEAK in leaning(load(shop["leaky"]))
-    assert LEAK not in leaning(load(shop["honest"]))
+    assert LEAK in load(shop["leaky"]).leans_on()
+    assert LEAK not in load(shop["honest"]).leans_on()
     order = str(shop["folder"] / "order")
     job = {"out": order, "splits": shop["splits"], "order": FeatureOrder(feature="text_match").model_dump()}
     validate(FeatureJob, job, "test").run()
-    assert dict(leaning(load(order))) == {"text_match": None}
+    assert dict(load(order).leans_on()) == {"text_match": None}
 
 
 @pytest.mark.slow

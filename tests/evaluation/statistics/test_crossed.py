@@ -218,6 +218,15 @@ def test_a_promise_is_kept_as_often_as_it_says(n_draws: int, groups: float, rest
     assert (crossed_means(again + promised_M).p() < 0.05).mean() == pytest.approx(0.8, abs=0.02)
 
 
+def test_promises_are_those_of_a_bisection_to_1e_6() -> None:
+    """At every sixth of the points between which promises are interpolated."""
+    inverse_G = np.linspace(0, 1.5, 97)[::6]
+    df_G = 1 / np.maximum(inverse_G, 1e-6)
+    with np.errstate(divide="ignore"):
+        promised_G = _errors_to_promise(1 / inverse_G) / (1 + 0.175 * inverse_G)
+    np.testing.assert_allclose(promised_G, [slow.promise(df) for df in df_G], rtol=1e-6)
+
+
 def test_promises_grow_below_one_degree_of_freedom() -> None:
     errors_M = _errors_to_promise(np.array([0.67, 0.8, 1.0, 4.0, np.inf, np.nan]))
     assert (np.diff(errors_M[:5]) < 0).all()

@@ -311,9 +311,6 @@ def crossings(found: Study, other: str) -> dict[str, list[str]]:
     return cells(section(page(found), f"Against {other}"))[2]
 
 
-NOWHERE = ["no crossover", "-", "-", "-"]
-
-
 def test_a_crossover_is_interpolated_and_its_interval_are_the_numbers_that_the_oracle_does_not_reject(
     found: Study,
 ) -> None:
@@ -336,8 +333,8 @@ def test_crossovers_of_all_kinds(found: Study) -> None:
     of_gbdt, between = crossings(found, "gbdt"), f"{math.sqrt(10 * 100):.0f}"
     assert of_gbdt["gbdt_pca"][:2] == ["falls behind", between]
     assert of_gbdt["probed"] == ["overtakes", between, "-", "-"]
-    assert of_gbdt["zeroing"] == NOWHERE
-    assert crossings(found, "scratch_heads") == {"heads": NOWHERE}
+    assert of_gbdt["zeroing"] == ["ahead throughout", "-", "-", "-"]
+    assert crossings(found, "scratch_heads") == {"heads": ["behind throughout", "-", "-", "-"]}
 
 
 def test_the_page_says_what_would_decide_each_open_difference(found: Study) -> None:
@@ -358,7 +355,7 @@ def test_the_page_says_what_would_decide_each_open_difference(found: Study) -> N
 
 def test_what_is_measured_at_one_number_is_judged_there(measured: Path) -> None:
     one = study(measured, **CASES["measured at one number"])
-    assert crossings(one, "scratch") == {"simclr": NOWHERE}
+    assert crossings(one, "scratch") == {"simclr": ["measured at 100 only", "-", "-", "-"]}
     assert cells(page(one))[0]["simclr"] == ["-", cell("simclr", "100"), "-"]
 
 

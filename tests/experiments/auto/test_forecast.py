@@ -1,12 +1,15 @@
 """What fits into the minutes that are left: all that is done and all that it still takes counts, and nothing twice."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from ltrscale.experiments.auto.plan import KNOWN_METHODS, AutoSizes
 from ltrscale.experiments.auto.record import MOST_MODELS, AutoRecord, Entry, Forecast
 from ltrscale.experiments.first.pipeline import LogSize
+from ltrscale.experiments.methods.choices import Method
 
 LOG = LogSize(550_000, 195_000, 13)
 SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1)
@@ -80,3 +83,11 @@ def test_a_first_model_takes_what_is_left_of_its_share() -> None:
     assert late.minutes < early.minutes
     assert forecast(spent=45.0).takes("pretrained", late) <= forecast(spent=45.0).left + 0.1
     assert forecast(spent=54.0).first("pretrained").settings is None
+
+
+def test_ndcg_at_the_cutoff_chooses_in_every_method_and_in_a_student() -> None:
+    planned = {name: replace(forecast(), cutoff=10).first(name).settings for name in KNOWN_METHODS}
+    known: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Method])
+    methods = known.validate_python({name: settings for name, settings in planned.items() if settings})
+    scratch, student = methods["scratch"].finetune, methods["student"].student
+    assert scratch.validation_metric == student.finetuning(scratch).validation_metric == "ndcg@10"

@@ -36,7 +36,7 @@ LOGS = [sizes(9_630, 7_000, 46), sizes(550_000, 195_000, 13), sizes(36_000_000, 
 def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, log: AutoSizes) -> None:
     choices = [planned(name, log, budget, Speed()) for budget in BUDGETS]
     for choice, budget in zip(choices, BUDGETS, strict=True):
-        assert choice.why
+        assert choice.says
         assert choice.minutes <= KNOWN_METHODS[name].share * budget or name == "trees"
         assert (choice.settings is None) == (choice.minutes == 0.0)
     assert all(few.minutes <= many.minutes for few, many in itertools.pairwise(choices))
@@ -75,7 +75,7 @@ def test_workers_of_ray_take_longer_to_start() -> None:
     """So that a small budget has no room for what they would train."""
     alone, several = (planned("scratch", LOGS[0]._replace(workers=workers), 2.0, Speed()) for workers in (1, 2))
     assert alone.settings is not None
-    assert several == Planned(None, 0.0, several.why)
+    assert several == Planned(None, 0.0, several.says)
     assert planned("scratch", LOGS[0]._replace(workers=2), 60.0, Speed()).settings is not None
 
 
@@ -106,7 +106,7 @@ def test_what_does_not_fit_says_why() -> None:
     for name in ("trees_tuned", "scratch", "pretrained", "student"):
         left_out = planned(name, huge, 5.0, Speed())
         assert left_out.settings is None
-        assert "minutes" in left_out.why
+        assert "minutes" in left_out.says
 
 
 def test_examples_are_read_where_lists_are_few_and_scoring_is_short() -> None:
@@ -114,7 +114,7 @@ def test_examples_are_read_where_lists_are_few_and_scoring_is_short() -> None:
         return planned("in_context", LOGS[1]._replace(**others), 5.0, Speed())
 
     assert choice().settings == {"kind": "in_context"}
-    assert choice(lists=301).why == "of more than 300 lists training learns more"
-    assert "its scoring takes" in choice(tested=1_000_000).why
+    assert choice(lists=301).says == "of more than 300 lists training learns more"
+    assert "its scoring takes" in choice(tested=1_000_000).says
     assert choice(tested=1_000_000).settings is None
     assert choice(numbers=0) == Planned(None, 0.0, "no feature is a number")

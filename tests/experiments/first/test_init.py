@@ -156,7 +156,7 @@ def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("shop.csv", {"sep": ";", "decimal": ",", "encoding": "cp1252"}),
+        ("export.json.d/shop.csv", {"sep": ";", "decimal": ",", "encoding": "cp1252"}),
         ("shop.csv", {"sep": "|", "encoding": "utf-16"}),
         nightly("shop.tsv.gz", {"sep": "\t"}),
         nightly("shop.jsonl", None),
@@ -168,6 +168,7 @@ def test_the_guess_is_the_same_however_the_log_is_written(
 ) -> None:
     log = shopping_log()
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     if options is not None:
         log.to_csv(path, index=False, **options)  # type: ignore[call-overload]
     elif path.suffix == ".parquet":

@@ -11,6 +11,7 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.experiments.first.pipeline import (
+    BOOSTED,
     PRETRAINED,
     SMALL,
     STUDIED,
@@ -20,6 +21,7 @@ from ltrscale.experiments.first.pipeline import (
     first_sizes,
 )
 from ltrscale.experiments.first.prepare import informative_lists
+from ltrscale.experiments.methods.composed import StackMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineJob
@@ -45,10 +47,10 @@ def written(folder: Path, size: LogSize, score: str | None = None) -> tuple[Pipe
     )
 
 
-@pytest.mark.parametrize("models", [2, 6])
-def test_every_log_that_the_fewest_epochs_can_serve_ends_in_time(models: int) -> None:
+@pytest.mark.parametrize(("networks", "boosted"), [(2, 1), (6, 6)])
+def test_every_log_that_the_fewest_epochs_can_serve_ends_in_time(networks: int, boosted: int) -> None:
     for size in SIZES:
-        sizes = first_sizes(size, models=models)
+        sizes = first_sizes(size, networks=networks, boosted=boosted)
         assert (sizes.total <= MINUTES) or sizes.share < 1, size
         assert 1 <= sizes.pretraining_epochs <= STUDIED["pretraining"]
         assert 1 <= sizes.patience <= sizes.epochs <= STUDIED["finetuning"]
@@ -57,7 +59,9 @@ def test_every_log_that_the_fewest_epochs_can_serve_ends_in_time(models: int) ->
         epoch_s = size.documents / PRETRAINED[sizes.pretraining_docs_per_batch]
         assert sizes.minutes["pretraining"] == pytest.approx(sizes.pretraining_epochs * epoch_s / 60, rel=0.9)
         fits = size.part(sizes.share)
-        assert first_sizes(fits, models=models).total <= MINUTES + 0.1, "so large a part does end in time"
+        assert first_sizes(fits, networks=networks, boosted=boosted).total <= MINUTES + 0.1, (
+            "so large a part does end in time"
+        )
 
 
 def test_more_to_learn_from_never_takes_more_epochs_and_is_never_cut_without_need() -> None:
@@ -89,7 +93,9 @@ def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
     config, text, said = written(tmp_path, size, score)
     train = config.splits.train.periods
     first, last = (int(end[-2:]) for end in (train[0].split("..")[0], train[0].split("..")[-1]))
-    sizes = first_sizes(size.part((last - first + 1) / len(WEEKS)), models=2 if score is None else 6)
+    networks, boosted = (2, 1) if score is None else (6, 6)
+    part = size.part((last - first + 1) / len(WEEKS))
+    sizes = first_sizes(part, networks=networks, boosted=boosted)
     trees, scratch, pretrained = (config.methods[name] for name in ("trees", "scratch", "pretrained"))
     assert config.evaluate.baseline == ("trees" if score is None else "engine")
     assert isinstance(trees, GBDTMethod)
@@ -101,6 +107,10 @@ def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
     assert (scratch.finetune.patience, scratch.finetune.stream.docs_per_batch) == (sizes.patience, sizes.docs_per_batch)
     of_pretraining = (sizes.pretraining_epochs, sizes.pretraining_docs_per_batch)
     assert (pretrained.pretrain.epochs, pretrained.pretrain.stream.docs_per_batch) == of_pretraining
+    stacks = [method.stack.folds for method in config.methods.values() if isinstance(method, StackMethod)]
+    grown = 1 + sum(0.8 * folds for folds in stacks)  # of the lists; a fold leaves out a fifth
+    tree = part.informative * part.features / (2 * BOOSTED) / 60
+    assert grown * trees.gbdt.num_trees * tree <= sizes.minutes["trees"] * (1 + 1e-9)
     plural = "s" * (round(sizes.total) > 1)
     trees_took = f"(trees {sizes.minutes['trees']:.1f}, "
     assert said.startswith(f"About {sizes.total:.0f} minute{plural} on two cores {trees_took}")

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,6 +27,7 @@ from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.opening import best_of, headline, opening
+from ltrscale.evaluation.measure.outliers import OutlierRule
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
@@ -263,6 +265,16 @@ def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_
     (table,) = [block for block in blocks if isinstance(block, Table)]
     (row,) = [row for row in table.rows if row[0] == "colour"]
     assert row[-1].startswith("other than red for ")
+
+
+def test_charts_of_outliers_are_said_to_be_cut_only_where_they_are(places: Mapping[str, str]) -> None:
+    sources = Sources.open(places["evaluation"])
+    detector = sources.evaluation.detector
+    with_category = detector.replace(rules={**detector.rules, "colour": OutlierRule(at_least=1)})  # has no histogram
+    evaluation = sources.evaluation.replace(detector=with_category)
+    *_, last = groups.outliers(replace(sources, evaluation=evaluation), documents=1000)
+    assert isinstance(last, Text)
+    assert "the validation split. Rules were" in last.text
 
 
 @pytest.mark.nightly
@@ -511,8 +523,6 @@ def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> N
 def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:
     settings = {"evaluation": places["evaluation"], "documents": 60}
     assert not ReportJob(out=places["page"], **settings).run()
-    with pytest.raises(ValueError, match=r"an evaluation with evaluate\.by_period=true has it"):
-        ReportJob(out=places["page"], **settings, drift="runs/drift")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="compare: the evaluation has no method 'other'; it has gbdt, "):
         ReportJob(out=places["page"], **settings, compare=("gbdt", "other")).run()
     assert storage.read_manifest(places["page"]) is not None

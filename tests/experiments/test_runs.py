@@ -11,7 +11,7 @@ from rich.console import Console
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.experiments.listing import RunsJob, comparison, listing, read_run, runs_below
+from ltrscale.experiments.runs import RunsJob, comparison, listing, read_run, runs_below
 from ltrscale.stages.runs import recorded
 
 
