@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 
 def cores() -> int:
@@ -20,6 +20,32 @@ def memory() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     known = limit.exists() and (text := limit.read_text().strip()).isdecimal()
     return min(machine, int(text)) if known else machine
+
+
+class Busy(NamedTuple):
+    """Processor seconds so far: of this process with the children that have ended, and of all processes.
+
+    None where the system does not say.
+    """
+
+    own: float
+    all: float | None
+
+    @classmethod
+    def now(cls) -> Self:
+        """Both, as the system counts them."""
+        own, stat = sum(os.times()[:4]), Path("/proc/stat")
+        if not stat.exists():  # not Linux
+            return cls(own, None)
+        user, nice, system, _idle, _waiting, *others = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+        return cls(own, (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK"))
+
+    def others_since(self, before: Self, seconds: float) -> float | None:
+        """The share of this machine's processors that other processes used in the seconds between; None if unknown."""
+        if self.all is None or before.all is None or seconds <= 0:
+            return None
+        used = (self.all - before.all) - (self.own - before.own)
+        return min(1.0, max(0.0, used / (seconds * (os.cpu_count() or 1))))
 
 
 @contextmanager

@@ -206,10 +206,8 @@ class _Basis:
 
     @property
     def needs_every_list(self) -> bool:
-        """Whether a figure needs scores of lists without a label above 0: clicks, calibration, judgements, gains."""
-        config = self.config
-        other_labels = config.clicks or config.gains is not None or self.judged is not None
-        return other_labels or self.correction is not None or any(trial.logits for trial in self.trials)
+        """Whether a figure needs scores of lists without a label above 0; those of clicks and calibration do."""
+        return self.config.needs_every_list or self.config.clicks or any(trial.logits for trial in self.trials)
 
     def scopes(
         self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: int | None, together: int | None = None

@@ -85,6 +85,11 @@ class EvaluateSettings(Config):
     """Documents scored in one batch; the result does not depend on it."""
 
     @property
+    def needs_every_list(self) -> bool:
+        """Whether a figure needs the scores of lists without a label above 0: of judgements, gains or positions."""
+        return self.judged is not None or self.gains is not None or self.propensities is not None
+
+    @property
     def primary(self) -> str:
         """The metric of the comparison column and the picture."""
         return f"ndcg@{self.primary_cutoff}"

@@ -51,7 +51,7 @@ from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
-from ltrscale.processor import cores
+from ltrscale.processor import Busy, cores
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.findings import commit_report, print_report
@@ -160,11 +160,15 @@ class _Auto:
         of = ":".join([*data, str(config.seed), config.evaluate.primary])
         url = join(config.out, _RECORD)
         kept = RecordKeeper(url, AutoRecord.resumed(url, of, config.minutes), began)
+        tested = 0
+        if "test" in read:
+            every = config.evaluate.needs_every_list
+            tested = (read["test"] if every else only_relevant(read["test"])).n_documents
         sizes = AutoSizes(
             log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
             lists=labelled.n_groups,
             judged=judged.n_documents,
-            tested=read["test"].n_documents if "test" in read else 0,
+            tested=tested,
             numbers=sum(feature.kind == "numeric" for feature in everything.features),
             longest=max(selection.longest for selection in (everything, *read.values())),  # a refit reads all
             cores=cores(),
@@ -202,7 +206,8 @@ class _Auto:
             self.kept.keep(refitted=refitted is not None)
         if refitted is None:  # one left by a smaller budget would be taken for the ranker
             storage.withdraw(join(self.config.out, "final"))
-        self.kept.keep(ended=self.record.ended or self.kept.spent)
+        if self.record.ended is None:
+            self.kept.keep(ended=self.kept.spent, others=None if self.config.workers.most > 1 else self.kept.others)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]
 
@@ -286,8 +291,11 @@ class _Auto:
             return
 
         def noted(**outcome: Any) -> Entry:
-            spent = Spent.read(self.place(entry))
-            return self.kept.note(entry.replace(minutes=spent.seconds / 60 if spent else 0.0, **outcome))
+            spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
+            minutes = {"minutes": spent.seconds / 60 if spent else 0.0, "processor": entry.processor + used}
+            return self.kept.note(entry.replace(**minutes, **outcome))
+
+        busy = Busy.now()
 
         try:
             limit = time.monotonic() + max(0.0, self.forecast.left) * 60
@@ -327,7 +335,7 @@ class _Auto:
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
         with timed(self.place(entry), self.record.methods[_alike(entry.method)]):
             if entry.method == _HALF:
-                splits = run.splits.replace(train=_halved(run.splits.train))
+                splits = run.splits.replace(train=_part(run.splits.train, 0.5))
                 return replace(run, splits=splits, out=run.place("half")).model(TREES)
             return run.repeated(entry.method, entry.number + 1)[-1]
 
@@ -358,7 +366,12 @@ class _Auto:
         return out
 
     def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
-        """Evaluate all rankers on test."""
+        """Evaluate all rankers on test, or on a drawn part of it where the time is too short for all."""
+        if self.record.test_share is None:
+            self.kept.keep(test_share=round(self.forecast.test_share, 4))
+        if (share := self.record.test_share or 1.0) < 1:
+            log.info("auto: test is a drawn part, %.2g of its lists: scoring all takes longer than is left", share)
+            splits = splits.replace(test=_part(splits.test, share))
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
         models = {name: (url,) for name, url in rankers.items()}
         settings = self.config.evaluate.replace(baseline=baseline).model_dump()
@@ -407,6 +420,8 @@ class _Auto:
             refitted=final is not None,
             budget=self.config.minutes,
             minutes=round(self.record.ended or self.kept.spent, 2),
+            test_share=self.record.test_share,
+            others=self.record.others,
         )
         page = document(board, self.config.evaluation())
         commit_report(join(self.config.out, _BOARD), board, page, made_by={"stage": "auto"})
@@ -447,8 +462,8 @@ def _bundle_of(job: RefitJob) -> str:
     return job.out
 
 
-def _halved(split: Split) -> Split:
-    if not split.size:
-        return split.replace(labelled_fraction=0.5)
-    half = {key: value / 2 if isinstance(value, float) else max(1, value // 2) for key, value in split.size.items()}
-    return split.replace(**half)
+def _part(split: Split, share: float) -> Split:
+    """The split with a drawn share of its labels."""
+    sizes = split.size or {"labelled_fraction": 1.0}
+    part = {key: n * share if isinstance(n, float) else max(1, int(n * share)) for key, n in sizes.items()}
+    return split.replace(**part)

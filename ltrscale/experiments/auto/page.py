@@ -13,6 +13,9 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings
 
+_SHARED = 0.1
+"""The share of the processors from which on others' use is said."""
+
 
 class BoardRow(Strict):
     """A method of the leaderboard."""
@@ -49,6 +52,10 @@ class Board(Findings):
     """Minutes available."""
     minutes: float
     """Minutes spent before this page."""
+    test_share: float | None = None
+    """The share of the test lists that judged; None without test."""
+    others: float | None = None
+    """The share of the machine's processors that other programs used meanwhile, where it is known."""
 
     def validated(self, name: str) -> float | None:
         """The metric of a method on validation; None without the method."""
@@ -111,6 +118,13 @@ def _how_to_read(board: Board, evaluation: Evaluation | None) -> Iterator[str]:
     if evaluation is not None:
         judged = f"test, which chose nothing, judged once: {evaluation.test.groups:,} labelled groups"
     yield f"Validation chose settings, epochs and the weights of the blend, so its figures flatter; {judged}."
+    if board.test_share is not None and board.test_share < 1:
+        yield f"Test is a drawn part, {board.test_share:.2g} of its lists: scoring all would have taken too long."
+    if board.others is not None and board.others > _SHARED:
+        yield (
+            f"Other programs used {board.others:.0%} of this machine's processors meanwhile: on a quiet one more "
+            "models fit into the same minutes."
+        )
     yield "Minutes of a mean are those of all its models; a blend has all models of the run."
     for name, why in board.left_out.items():
         yield f"No {name}: {why}."

@@ -29,6 +29,7 @@ from ltrscale.experiments.auto.plan import (
 )
 from ltrscale.experiments.first.pipeline import SCORED
 from ltrscale.experiments.records import read_record, record_bytes
+from ltrscale.processor import Busy
 
 _BEAT_S = 5.0
 """Interval of saving the time; a killed process loses at most this."""
@@ -46,6 +47,8 @@ class Entry(Strict):
     """Planned minutes; 0 for a model with another seed."""
     minutes: float = 0.0
     """Minutes spent, over all processes."""
+    processor: float = 0.0
+    """Minutes of processors for it, of this process and the children that have ended."""
     scores: float | None = None
     """Documents that the model scored a second, with reading; None if it was not measured."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
@@ -68,10 +71,15 @@ class AutoRecord(Strict):
     """Spent so far, over all processes."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
+    test_share: float | None = None
+    """The share of the test lists that there was time to score; None until known."""
     refitted: bool | None = None
     """Whether there was time for a refit; None until known."""
     ended: float | None = None
     """Minutes spent when the ranker was complete."""
+    others: float | None = None
+    """The share of the machine's processors that other programs used until then, in the last process; None if unknown.
+    """
 
     @classmethod
     def resumed(cls, url: str, of: str, budget: float) -> Self:
@@ -90,7 +98,7 @@ class AutoRecord(Strict):
         if record.budget == budget:
             return record
         kept = tuple(entry for entry in record.entries if entry.state in ("begun", "done"))
-        return record.replace(budget=budget, entries=kept, refitted=None, ended=None)
+        return record.replace(budget=budget, entries=kept, test_share=None, refitted=None, ended=None)
 
     def done(self, method: str) -> list[Entry]:
         """The finished models of a method."""
@@ -115,7 +123,12 @@ class RecordKeeper:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self._before = self.record.minutes
+        self._before, self._busy = self.record.minutes, Busy.now()
+
+    @property
+    def others(self) -> float | None:
+        """The share of the machine's processors that others have used since this process began; None if unknown."""
+        return Busy.now().others_since(self._busy, time.monotonic() - self.began)
 
     @property
     def spent(self) -> float:
@@ -159,6 +172,8 @@ MOST_MODELS = 10
 """Maximum number of models of a method."""
 _RESERVED, _LEAST_RESERVED = 0.1, 0.1
 """Share of the budget for blend, test and leaderboard, and further minutes."""
+_MOST_TEST, _LEAST_TEST = 0.02, 0.01
+"""The largest share of the budget to test a model, and the least share of the test lists to judge on."""
 _REFIT = 1.2
 """Time of a refit relative to training, because it reads validation too."""
 
@@ -238,7 +253,11 @@ class Forecast:
         return max(others) if others else self._without_start(name, first, self.record.methods[name])
 
     def test_minutes(self, name: str) -> float:
-        """Minutes to score the test split with a model, once for all rankers that contain it."""
+        """Minutes to score the test split with a model, or the part of it that there is time for."""
+        return min(_MOST_TEST * self.record.budget, self._whole_test(name))
+
+    def _whole_test(self, name: str) -> float:
+        """Minutes to score the whole test split with a model, once for all rankers that contain it."""
         measured = [entry.scores for entry in self.record.done(name) if entry.scores]
         slower = KNOWN_METHODS[name].slower if name in KNOWN_METHODS else 1.0
         return self.sizes.tested / (measured[0] if measured else self.speed.scored / slower) / 60
@@ -257,6 +276,13 @@ class Forecast:
         networks = relative(SCRATCH, LINEAR)
         scored = (first[name].scores for name in (SCRATCH, LINEAR) if name in first)
         return Speed(relative(TREES), networks, next(filter(None, scored), SCORED * networks))
+
+    @property
+    def test_share(self) -> float:
+        """The share of the test lists that every model can score in the time left, or in half of it before a refit."""
+        needed = sum(len(self.record.done(name)) * self._whole_test(name) for name in KNOWN_METHODS)
+        left = self.record.budget - self.spent
+        return min(1.0, max(_LEAST_TEST, (left if not self.refits else left / 2) / max(needed, 1e-9)))
 
     def _planned(self, name: str, budget: float, teacher: str) -> Planned:
         """The plan of a method's first model for its share of a budget, on this machine."""

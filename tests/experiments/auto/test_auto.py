@@ -204,6 +204,28 @@ def test_streams_have_room_for_the_longest_group_of_all_splits(
     assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved(), 0.0).sizes.longest == 5
 
 
+@pytest.mark.slow
+def test_where_scoring_takes_too_long_a_drawn_part_of_test_judges(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record.Forecast, "test_share", 0.25)
+    config = auto(synthetic_dataset, tmp_path / "out", budget=0.2)
+    config.run()
+    test = config.resolved().test
+    assert test is not None
+    judged = Evaluation.read(str(tmp_path / "out" / "evaluation")).test.groups
+    assert judged == pytest.approx(select(test, labelled=True).n_groups / 4, abs=1)
+    assert "Test is a drawn part, 0.25 of its lists" in (tmp_path / "out" / "leaderboard" / "report.md").read_text()
+    monkeypatch.setattr(record.Forecast, "test_share", 1.0)
+    assert "evaluation" not in written_directories(config), "a later process judges on the same part"
+
+
+def test_the_page_says_that_others_used_the_machine() -> None:
+    board = Board(rows=(), weights={"linear": 1}, half=None, final="here", refitted=False, budget=5, minutes=4.0)
+    assert "Other programs used 48% of" in markdown(document(board.replace(others=0.484), None))
+    assert "Other programs" not in markdown(document(board.replace(others=0.05), None))
+
+
 def test_the_page_names_what_is_not_in_the_blend() -> None:
     board = Board(
         rows=(),

@@ -76,6 +76,16 @@ def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -
     assert epochs[0] > epochs[1], "validation after an epoch scores too"
 
 
+def test_as_much_is_tested_as_the_time_allows() -> None:
+    fast, slow = (done("scratch").replace(scores=scores) for scores in (50_000.0, 20.0))
+    assert forecast(fast, spent=50).test_share == 1
+    needed = 20_000 / 20 / 60
+    assert forecast(slow, spent=50).test_share == pytest.approx(10 / needed)
+    assert forecast(slow, spent=50, refits=True).test_share == pytest.approx(5 / needed)
+    assert forecast(slow, spent=60).test_share == 0.01, "some lists at least"
+    assert forecast(slow).test_minutes("scratch") == 0.02 * 60, "no model takes more to test than this"
+
+
 def test_a_first_model_takes_what_is_left_of_its_share() -> None:
     early, late = (forecast(spent=spent).first("pretrained") for spent in (0.0, 45.0))
     assert early.settings is not None
