@@ -256,7 +256,8 @@ class _Auto:
         if plan.settings is None or late:
             says = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.says
             log.info("auto: no %s: %s", name, says)
-            return self.kept.note(Entry(method=name, says=says, state="left out"))
+            state: Literal["late", "left out"] = "late" if late or plan.too_long else "left out"
+            return self.kept.note(Entry(method=name, says=says, state=state))
         if name != _HALF:
             self.kept.keep(methods={**self.record.methods, name: dict(plan.settings)})
         return self.kept.note(Entry(method=name, says=plan.says, foretold=plan.minutes))
@@ -415,6 +416,7 @@ class _Auto:
             weights=weights,
             metric=self.config.evaluate.primary,
             left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
+            late=tuple(e.method for e in self.record.entries if e.state == "late" and e.number == 0),
             half=next((self.validated(entry.url) for entry in self.record.done(_HALF)), None),
             final=final or rankers["blend"],
             refitted=final is not None,

@@ -9,6 +9,7 @@ from ltrscale.config import Strict
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings
@@ -43,6 +44,8 @@ class Board(Findings):
     """The metric that chose on validation."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Why methods have no model, by name."""
+    late: tuple[str, ...] = ()
+    """Those for which the time was too short."""
     half: float | None
     """Validation metric of trees trained on half of the labels."""
     final: str
@@ -96,7 +99,9 @@ def _leaderboard(board: Board, evaluation: Evaluation | None) -> Table:
 
 
 def advised(board: Board) -> str:
-    """The sentence on what would help: more labels, or more pretraining."""
+    """The sentence on what would help: more minutes if methods had none, else more labels or more pretraining."""
+    if board.late:
+        return f"What to do next: more minutes; there were too few for {', '.join(board.late)}."
     parts, gains = [], {}
     trees, scratch, pretrained = map(board.validated, ("trees", "scratch", "pretrained"))
     if board.half is not None and trees is not None:
@@ -118,6 +123,11 @@ def _how_to_read(board: Board, evaluation: Evaluation | None) -> Iterator[str]:
     if evaluation is not None:
         judged = f"test, which chose nothing, judged once: {evaluation.test.groups:,} labelled groups"
     yield f"Validation chose settings, epochs and the weights of the blend, so its figures flatter; {judged}."
+    if evaluation is not None:
+        yield (
+            "Its intervals hold for other queries. What other labels or another seed would change can be as large, and "
+            f"needs {FEWEST_DRAWS} draws of labels or more, each with its own run."
+        )
     if board.test_share is not None and board.test_share < 1:
         yield f"Test is a drawn part, {board.test_share:.2g} of its lists: scoring all would have taken too long."
     if board.others is not None and board.others > _SHARED:

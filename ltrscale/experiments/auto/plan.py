@@ -100,6 +100,8 @@ class Planned(NamedTuple):
     settings: Mapping[str, Any] | None
     minutes: float
     says: str
+    too_long: bool = False
+    """Whether it is left out because it takes too long."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _tuned(room: _Room) -> Planned:
     trial = STUDIED["trees"] * room.tree + _START_MINUTES
     trials = min(MOST_TRIALS, int(room.share / trial))
     if trials < _FEWEST_TRIALS:
-        return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
+        return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search", too_long=True)
     settings = {"kind": "tuned", "of": TREES, "trials": trials, "minutes": room.end, "space": _SPACE}
     return Planned(settings, trials * trial, f"{trials} trials")
 
@@ -184,7 +186,12 @@ def _pretrained(room: _Room) -> Planned:
     pretraining = epoch_minutes(log.documents, rate, log.features)
     epochs = min(MOST_EPOCHS, int((room.share - finetuned.minutes - start) / pretraining))
     if epochs < 1:
-        return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
+        return Planned(
+            None,
+            0.0,
+            f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not",
+            too_long=True,
+        )
     pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": room.end * 2 / 3}
     pretrained = {**finetuned.settings, "pretrain": pretrain}
     minutes = epochs * pretraining + finetuned.minutes + start
@@ -202,7 +209,7 @@ def _in_context(room: _Room) -> Planned:
     values = (2 * sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
     minutes = _START_MINUTES + values / (_READ * room.speed.networks) / 60
     if minutes > room.share:
-        return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
+        return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not", too_long=True)
     return Planned({"kind": "in_context"}, minutes, f"{sizes.lists} lists to read")
 
 
@@ -216,7 +223,7 @@ def _student(room: _Room) -> Planned:
         taught + STUDIED["finetuning"] * room.epoch + TEACHERS * documents / room.speed.scored / 60 + 2 * sizes.start
     )
     if minutes > room.share:
-        return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
+        return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not", too_long=True)
     settings = {
         "kind": "self_trained",
         "of": room.teacher,
@@ -270,7 +277,9 @@ def _network(room: _Room, settings: Mapping[str, Any], *, slower: float = 1.0) -
     epochs = min(STUDIED["finetuning"], int((room.share - start) / epoch))
     if epochs < 2:
         takes = start + 2 * epoch
-        return Planned(None, 0.0, f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
+        return Planned(
+            None, 0.0, f"two epochs take {takes:.1f} minutes with their start, which the budget has not", too_long=True
+        )
     finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": room.end}
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
 

@@ -52,6 +52,7 @@ class Entry(Strict):
     scores: float | None = None
     """Documents that the model scored a second, with reading; None if it was not measured."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
+    """`late`: the time is too short for it; `left out`: the data do not fit it."""
     url: str = ""
 
     @property

@@ -246,3 +246,5 @@ def test_the_next_step_is_what_brought_more() -> None:
     assert advised(board) == (
         "What to do next: label more lists. On validation from half of the labels to all, trees gained +0.0200."
     )
+    late = board.replace(late=("tabm", "pretrained"))
+    assert advised(late) == "What to do next: more minutes; there were too few for tabm, pretrained."

@@ -75,7 +75,7 @@ def test_workers_of_ray_take_longer_to_start() -> None:
     """So that a small budget has no room for what they would train."""
     alone, several = (planned("scratch", LOGS[0]._replace(workers=workers), 2.0, Speed()) for workers in (1, 2))
     assert alone.settings is not None
-    assert several == Planned(None, 0.0, several.says)
+    assert several == Planned(None, 0.0, several.says, too_long=True)
     assert planned("scratch", LOGS[0]._replace(workers=2), 60.0, Speed()).settings is not None
 
 
