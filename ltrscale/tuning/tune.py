@@ -226,10 +226,10 @@ class Search:
             Stopped: the search was asked to stop; the same call resumes it.
             InputError: all trials have failed.
         """
-        end_s = self._end_s(self.config.concurrent)
-        if len(ended(self.history.trials())) < self.config.trials and time.monotonic() < end_s:
+        left_s = self._left_s(self.config.concurrent)
+        if len(ended(self.history.trials())) < self.config.trials and left_s > 0:
             with ray_cluster(cluster_cpus):
-                self._run_under_tune(report, stopping, end_s)
+                self._run_under_tune(report, stopping, left_s)
             if stopping():
                 raise Stopped("asked to stop; the same command resumes the trials that have not ended")
         self.check_any_complete()
@@ -241,7 +241,7 @@ class Search:
             InputError: all trials have failed.
             Stopped: a trial was asked to stop; the same call resumes it.
         """
-        end_s = self._end_s(1)
+        end_s = time.monotonic() + self._left_s(1)
         _set_up_tune()
         from ltrscale.tuning.under_tune import Proposals
 
@@ -262,12 +262,11 @@ class Search:
         self.check_any_complete()
         return self.history.trials()
 
-    def _end_s(self, at_once: int) -> float:
-        """When the minutes are up, by `time.monotonic()`: less than all are left to a search that goes on."""
+    def _left_s(self, at_once: int) -> float:
+        """The time left for trials, of which the ended ones have taken some, this many at once."""
         if self.config.minutes is None:
             return math.inf
-        spent_s = sum(trial.result.seconds for trial in ended(self.history.trials())) / at_once
-        return time.monotonic() + 60 * self.config.minutes - spent_s
+        return 60 * self.config.minutes - sum(trial.result.seconds for trial in ended(self.history.trials())) / at_once
 
     def _attempt(self, params: Params, folder: str, end_s: float) -> Result:
         """Run a trial in this process, until the minutes are up at the latest."""
@@ -290,20 +289,18 @@ class Search:
                 f"{self.history.url}: all {len(results)} trials failed, {reasons.count(common)} of them with: {common}"
             )
 
-    def _run_under_tune(self, report: Report, stopping: Callable[[], bool], end_s: float) -> None:
+    def _run_under_tune(self, report: Report, stopping: Callable[[], bool], left_s: float) -> None:
         _set_up_tune()
         ray_internals.keep_keys_out_of_trials()
         from ray import tune  # after the environment is set, and only in processes that search
 
         from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
 
-        def late() -> bool:
-            return time.monotonic() >= end_s
-
         config, history, past = self.config, self.history, self.history.trials()
         remaining = config.trials - len(ended(past))
         proposals = Proposals(config, history, past, given=self.given, same=self.same)
         with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
+            scribe = Scribe(history, config, past, report=report, advance=advance, stopping=stopping, left_s=left_s)
             tuner = tune.Tuner(
                 tune.with_resources(_trainable(config, self.trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
                 tune_config=tune.TuneConfig(
@@ -318,14 +315,13 @@ class Search:
                     storage_path=str(scratch),
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=_RESTARTS),
-                    callbacks=[
-                        Scribe(history, config, past, report=report, advance=advance, stopping=stopping, late=late)
-                    ],
-                    stop=EndsOnRequest(lambda: stopping() or late()),
+                    callbacks=[scribe],
+                    stop=EndsOnRequest(lambda: stopping() or scribe.is_late()),
                 ),
             )
             tuner.fit()
-        if late():
+        if scribe.is_late() and not stopping():
+            scribe.record_late()
             log.info("tune: its %g minutes are up; the same command with more continues", config.minutes)
         elif proposals.exhausted:
             log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)

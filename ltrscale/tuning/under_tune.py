@@ -1,6 +1,7 @@
 """Implementations of Ray Tune's interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -172,13 +173,24 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         report: Report,
         advance: Advance,
         stopping: Callable[[], bool],
-        late: Callable[[], bool],
+        left_s: float,
     ) -> None:
         self._history, self._config = history, config
-        self._report, self._advance, self._stopping, self._late = report, advance, stopping, late
+        self._report, self._advance, self._stopping, self._left_s = report, advance, stopping, left_s
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
         self._trials = {trial.number: trial for trial in ended(past)}
+
+    def is_late(self) -> bool:
+        """Whether the time left for trials is up, counted from the start of the first."""
+        return time.monotonic() >= min(self._began.values(), default=math.inf) + self._left_s
+
+    def record_late(self) -> None:
+        """Record the trials that ran when the time was up; Ray Tune has ended them without a word."""
+        for trial in self._history.trials():
+            if trial.result.state == "running":
+                seconds = self._seconds(trial.number)
+                self._history.end(trial.number, Result(state="stopped", seconds=seconds, reason=LATE))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         self._began[trial.config["number"]] = time.monotonic()
@@ -196,19 +208,18 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
             points.append((result[STEP], result[VALUE]))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Log the result of a trial that finished; record and log that of one stopped by ASHA or the minutes."""
+        """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
         if (recorded := self._history.result(number)) is not None:
             self._announce(trial, recorded)
-        elif not self._stopping():  # a trial that the end of the search interrupted runs again next time
-            value, reason = curve[-1][1] if curve else None, LATE if self._late() else None
-            seconds = self._seconds(number)
-            self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=seconds, reason=reason))
+        elif not self._stopping() and not self.is_late():  # otherwise it runs again next time, or is late
+            value = curve[-1][1] if curve else None
+            self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Record the failure of a trial whose process has died too often."""
-        if self._stopping() or self._late():
+        if self._stopping() or self.is_late():
             return
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
