@@ -116,7 +116,7 @@ def gpus(declared: float = 0) -> CheckResult:
                 "error", f"GPU {i} cannot compute ({reason})", "see nvidia-smi; restart the node if it is faulty"
             )
     name, n_bytes = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
-    description = f"{n_visible} x {name} ({_gb(n_bytes)}), CUDA {torch.version.cuda}"
+    description = f"{n_visible} x {name} ({n_bytes / 1e9:.0f} GB), CUDA {torch.version.cuda}"
     if not torch.distributed.is_nccl_available():
         return CheckResult(
             "error", f"{description}, no NCCL: workers cannot train together", "install a torch build with NCCL"

@@ -72,6 +72,8 @@ NEED_OTHERS = {
     "ProblemsConfig.documents",
     "ProblemsConfig.examples",
     "ProblemsConfig.features",
+    "Registry.name",
+    "Registry.store",
     "SetRankConfig.feature",
 }
 """Keys that fit only together with another change; the law cannot try them."""

@@ -97,10 +97,14 @@ STEMS = TEXTS.map(lambda text: text.translate(dict.fromkeys(map(ord, "/\x00*?[]\
 
 @cache
 def harmless_keys() -> dict[str, set[tuple[str, ...]]]:
-    """The keys of the configs of the same log with names that say what the columns are."""
+    """The keys of the configs of the same log with names that say what the columns are.
+
+    `unjudged` comes with labels of which only some are numbers.
+    """
     with TemporaryDirectory() as folder:
         rows = pa.Table.from_pandas(shopping_log(60), preserve_index=False)
-        return {name: {*keys(config)} for name, config in written(Path(folder), rows, "log", **ROLES).items()}
+        found = {name: {*keys(config)} for name, config in written(Path(folder), rows, "log", **ROLES).items()}
+    return {**found, "prepare": found["prepare"] | {("prepare", "source", "columns", "unjudged")}}
 
 
 ROLES = {"query": "search_id", "item": "product_id", "label": "event", "time": "searched_at"}
