@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,10 +134,9 @@ class Training:
                     while not (ended or late):
                         kept, clock = self._begin(phase, steps, spent), _Clock(trainer)
                         try:
-                            with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
+                            with closing(self._steps(phase, steps, trainer)) as results:
                                 for result in results:
                                     advance(result.documents)
-                                    self._report(phase, steps, trainer, result)
                                     checkpoints.after(result, trainer, kept)
                         except Stopped:
                             if not (self._has_result(phase) and self.context.late()):
@@ -156,6 +155,13 @@ class Training:
         if self.best is not None:
             self._warn_of_last(self.best, phases)
         return loss
+
+    def _steps(self, phase: Phase, steps_before: int, trainer: Trainer) -> Generator[StepResult]:
+        """The reported steps of an epoch."""
+        with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
+            for result in results:
+                self._report(phase, steps_before, trainer, result)
+                yield result
 
     def _has_result(self, phase: Phase) -> bool:
         """Whether a phase can end here: epochs known beforehand are all needed."""

@@ -212,11 +212,9 @@ class Measuring:
         scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
-            own, judging_M = slice(*window.offsets_Q1[[first, last]]), None if self.every_list else _judging(groups)
+            own, judging = slice(*window.offsets_Q1[[first, last]]), None if self.every_list else _judging(groups)
             scores_T = [
-                scored.finite(
-                    committed[url][own] if url in committed else _scores(scorers[url], groups, judging_M), url
-                )
+                scored.finite(committed[url][own] if url in committed else _scores(scorers[url], groups, judging), url)
                 for url in self.models
             ]
             values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
@@ -244,19 +242,22 @@ class Measuring:
         return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
 
 
-def _judging(groups: QueryGroups) -> Tensor | None:
-    """The numbers of the groups with a label above 0; None if all have one."""
+def _judging(groups: QueryGroups) -> tuple[QueryGroups, Tensor] | None:
+    """The groups with a label above 0, and the places of their documents; None if all have one."""
     assert groups.labels_N is not None
     has_label_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1) > 0
-    return None if has_label_Q.all() else has_label_Q.nonzero()[:, 0]
+    if has_label_Q.all():
+        return None
+    judging_M = has_label_Q.nonzero()[:, 0]
+    return groups.select(judging_M), rows_of(groups.offsets_Q1, judging_M)[0]
 
 
-def _scores(scorer: Scorer, groups: QueryGroups, judging_M: Tensor | None) -> Tensor:
-    """Scores of the groups' documents; 0 for those of groups other than these."""
-    if judging_M is None:
+def _scores(scorer: Scorer, groups: QueryGroups, judging: tuple[QueryGroups, Tensor] | None) -> Tensor:
+    """Scores of the groups' documents; 0 for those of groups other than `judging`."""
+    if judging is None:
         return scorer(groups)
-    own = scorer(groups.select(judging_M)) if len(judging_M) else torch.zeros(0)
-    rows, _ = rows_of(groups.offsets_Q1, judging_M)
+    part, rows = judging
+    own = scorer(part) if part.n_groups else torch.zeros(0)
     return torch.zeros(groups.n_documents, dtype=own.dtype).index_copy_(0, rows, own)
 
 

@@ -291,12 +291,12 @@ class _Auto:
         if entry.state != "begun":
             return
 
+        busy = Busy.now()
+
         def noted(**outcome: Any) -> Entry:
             spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
             minutes = {"minutes": spent.seconds / 60 if spent else 0.0, "processor": entry.processor + used}
             return self.kept.note(entry.replace(**minutes, **outcome))
-
-        busy = Busy.now()
 
         try:
             limit = time.monotonic() + max(0.0, self.forecast.left) * 60

@@ -154,6 +154,10 @@ def planned(
     return known.plan(_Room(sizes, known.share * budget, left, speed, teacher))
 
 
+def _too_long(says: str) -> Planned:
+    return Planned(None, 0.0, says, too_long=True)
+
+
 def _trees(room: _Room) -> Planned:
     """Trees with samples of rows and features, so that other seeds give other models."""
     tree = room.tree
@@ -168,7 +172,7 @@ def _tuned(room: _Room) -> Planned:
     trial = STUDIED["trees"] * room.tree + _START_MINUTES
     trials = min(MOST_TRIALS, int(room.share / trial))
     if trials < _FEWEST_TRIALS:
-        return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search", too_long=True)
+        return _too_long(f"a trial takes {trial:.1f} minutes: too few for a search")
     settings = {"kind": "tuned", "of": TREES, "trials": trials, "minutes": room.end, "space": _SPACE}
     return Planned(settings, trials * trial, f"{trials} trials")
 
@@ -186,12 +190,7 @@ def _pretrained(room: _Room) -> Planned:
     pretraining = epoch_minutes(log.documents, rate, log.features)
     epochs = min(MOST_EPOCHS, int((room.share - finetuned.minutes - start) / pretraining))
     if epochs < 1:
-        return Planned(
-            None,
-            0.0,
-            f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not",
-            too_long=True,
-        )
+        return _too_long(f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
     pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": room.end * 2 / 3}
     pretrained = {**finetuned.settings, "pretrain": pretrain}
     minutes = epochs * pretraining + finetuned.minutes + start
@@ -209,7 +208,7 @@ def _in_context(room: _Room) -> Planned:
     values = (2 * sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
     minutes = _START_MINUTES + values / (_READ * room.speed.networks) / 60
     if minutes > room.share:
-        return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not", too_long=True)
+        return _too_long(f"its scoring takes {minutes:.1f} minutes, which the budget has not")
     return Planned({"kind": "in_context"}, minutes, f"{sizes.lists} lists to read")
 
 
@@ -223,7 +222,7 @@ def _student(room: _Room) -> Planned:
         taught + STUDIED["finetuning"] * room.epoch + TEACHERS * documents / room.speed.scored / 60 + 2 * sizes.start
     )
     if minutes > room.share:
-        return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not", too_long=True)
+        return _too_long(f"a student takes {minutes:.1f} minutes, which the budget has not")
     settings = {
         "kind": "self_trained",
         "of": room.teacher,
@@ -277,9 +276,7 @@ def _network(room: _Room, settings: Mapping[str, Any], *, slower: float = 1.0) -
     epochs = min(STUDIED["finetuning"], int((room.share - start) / epoch))
     if epochs < 2:
         takes = start + 2 * epoch
-        return Planned(
-            None, 0.0, f"two epochs take {takes:.1f} minutes with their start, which the budget has not", too_long=True
-        )
+        return _too_long(f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
     finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": room.end}
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
 
