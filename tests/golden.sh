@@ -22,7 +22,7 @@ job train_gbdt out=runs/shared-trees splits="$SPLITS" gbdt="{$TREES}" workers="{
 job train_gbdt out=runs/xgboost splits="$SPLITS" gbdt="{kind: xgboost, num_trees: 20, max_leaves: 8, num_threads: 1}"
 job train_gbdt out=runs/catboost splits="$SPLITS" gbdt="{kind: catboost, num_trees: 20, num_threads: 1}"
 job train_gbdt out=runs/mean splits="$SPLITS" ensemble="{candidates: 3, most: 2}" gbdt="{$TREES, feature_fraction: 0.5}"
-job pipeline out=runs/stack splits="$SPLITS" evaluate.baseline=trees methods="{trees: {kind: gbdt, gbdt: {$TREES}}, network: {kind: neural, finetune: {$NETWORK}}, stack: {kind: stack, members: [trees, network], stack: {folds: 2, gbdt: {$TREES}}}}"
+job pipeline out=runs/stack data=runs/demo/data splits="$SPLITS" evaluate.baseline=trees methods="{trees: {kind: gbdt, gbdt: {$TREES}}, network: {kind: neural, finetune: {$NETWORK}}, stack: {kind: stack, members: [trees, network], stack: {folds: 2, gbdt: {$TREES}}}}"
 job tune out=runs/search trials=3 space="{gbdt.num_leaves: {low: 4, high: 64, integer: true}}" job="{kind: gbdt, gbdt: {$TREES}, splits: $SPLITS}"
 job finetune out=runs/mlp splits="$SPLITS" finetune="{$NETWORK}"
 job refit out=runs/final bundle=runs/trees also="{data: runs/demo/data, periods: 2026-W07}"

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 
 import ltrscale
 from ltrscale import storage
-from ltrscale.config import Config, check_keys, dump, load, validate
+from ltrscale.config import FIXED, Config, check_keys, dump, load, validate
 from ltrscale.errors import InputError
-from ltrscale.fixed_keys import FIXED
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.origin import digest, is_current, made_by
 

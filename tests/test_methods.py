@@ -8,13 +8,13 @@ import pytest
 from pydantic import BaseModel
 
 from ltrscale.derive.relabel import RelabelStepConfig
-from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import Method
 from ltrscale.ingest.inputs import SourceConfig
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NumbersConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
-from ltrscale.serving.choices import AnyFormat
+from ltrscale.serving.export import AnyFormat
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.settings import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig

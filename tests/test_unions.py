@@ -16,14 +16,14 @@ AGREED = {
     "ltrscale/evaluation/measure/explain.py": "an encoder ranks nothing, so that another question is answered of it",
     "ltrscale/experiments/methods/trees.py": "a preset reads settings before they are validated; HOU24's grid is one",
     "ltrscale/experiments/methods/neural.py": "a network has students of its own settings, trees have others",
-    "ltrscale/experiments/report/titles.py": "only a log with one item a row names a column of the item",
+    "ltrscale/experiments/report/differences.py": "only a log with one item a row names a column of the item",
     "ltrscale/experiments/report/make.py": "a report that lacks a part says so in a section of its own",
     "ltrscale/runtime/under_ray.py": "messages are data that cross processes, and the driver alone acts on them",
     "ltrscale/ranking/libraries.py": "rules of other programs are known for a few metrics, and differ between these",
     "ltrscale/reports/findings.py": "blocks are data; one function writes them as Markdown and for the terminal",
     "ltrscale/serving/parity.py": "only rows of a log with one item a row are read again by an export",
     "ltrscale/serving/raw.py": "the same",
-    "ltrscale/training/combine.py": "rankers that are combined already have no single architecture",
+    "ltrscale/training/blend.py": "rankers that are combined already have no single architecture",
     "ltrscale/training/network.py": "models read no files, so what the encoder of text needs of them is found here",
 }
 """Why a file may ask for members of a union of other files."""

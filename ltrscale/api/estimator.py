@@ -22,9 +22,17 @@ from sklearn.base import BaseEstimator
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.api import frames
-from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
-from ltrscale.api.explained import explained
-from ltrscale.api.saved import SavedRanker, bundle_files
+from ltrscale.api.conventions import (
+    AUTO,
+    Arguments,
+    NotFitted,
+    SavedRanker,
+    as_value_errors,
+    bundle_files,
+    explained,
+    inner_values,
+    new_values,
+)
 from ltrscale.bundle.explanations import Explanation
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_splits

@@ -28,6 +28,7 @@ from ltrscale.bundle.contents import (
     FeatureOrder,
     Held,
     InContext,
+    Reference,
     TreesArchitecture,
     check_members,
     hash_of,
@@ -37,7 +38,6 @@ from ltrscale.bundle.contents import (
 )
 from ltrscale.bundle.networks import CombinedBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import BlendBundle, Bundle, InContextBundle, OrderBundle, TreesBundle, fitting
-from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.views import Projection
 from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection

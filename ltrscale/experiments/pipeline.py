@@ -9,13 +9,14 @@ over the test groups of all folds.
 """
 
 import re
+import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import bundle
+from ltrscale import bundle, storage
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
@@ -28,12 +29,11 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
-from ltrscale.experiments.methods.choices import Method, with_preset
-from ltrscale.experiments.next_commands import command, predict_command, rank_command, weekly_command
+from ltrscale.experiments.methods.composed import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import Report, log
+from ltrscale.progress import Report, called, log
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
@@ -41,7 +41,48 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, OutputUrl, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.training.presets import Preset
+from ltrscale.training.settings import Preset
+
+
+def command(job: str, **settings: str) -> str:
+    """A command line that sets some keys.
+
+    Example:
+        >>> command("refit", out="runs/final", bundle="runs/the trees")
+        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
+    """
+    return f"{called(job)}{_set(settings)}"
+
+
+def predict_command(bundle: str, data: str, out: str) -> str:
+    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
+
+    It accepts the same share of bad rows as the data set.
+    """
+    made_by = open_dataset(data).manifest.made_by
+    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
+    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
+    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
+    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
+    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
+    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
+
+
+def rank_command(bundle: str, data: str, out: str) -> str | None:
+    """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
+    if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
+        return None
+    return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")
+
+
+def weekly_command(config: str) -> str | None:
+    """The command for the next period; None if its config does not exist."""
+    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
+
+
+def _set(settings: Mapping[str, str]) -> str:
+    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())
+
 
 FOLD = "{fold}"
 """Placeholder for the fold's name in a pipeline's texts."""

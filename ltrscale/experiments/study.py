@@ -40,7 +40,7 @@ from ltrscale.experiments.methods.base import (
     is_pretrained,
     with_foundations,
 )
-from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.study_models import (

@@ -11,8 +11,7 @@ from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
-from ltrscale.evaluation.studies.study import Design, Model, study_of
+from ltrscale.evaluation.studies.study import Design, Model, describe_test, measure_groups, study_of
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report

@@ -32,8 +32,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.next_commands import predict_command, weekly_command
-from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
@@ -53,8 +52,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.origin import digest, result_of
 from ltrscale.progress import log
 from ltrscale.runtime.launch import cluster_for
-from ltrscale.serving.choices import FormatName
-from ltrscale.serving.export import ExportJob
+from ltrscale.serving.export import ExportJob, FormatName
 from ltrscale.serving.register import Registry, put_alias
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join

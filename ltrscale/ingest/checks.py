@@ -1,9 +1,17 @@
-"""What `prepare` checks and reports about the data set that it makes."""
+"""What `prepare` checks and reports about the data set that it makes, and its numbers for missing values.
+
+These are constants, and medians of the first rows, which stay with a data set for later rows.
+
+Shapes: N rows, F features.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ltrscale import storage
+from ltrscale.arrays import Floats
 from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
 from ltrscale.data.dataset.selection import nothing_to_learn, select
@@ -11,7 +19,9 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import Expected, PrepareConfig, UnitSettings
+from ltrscale.ingest.assembly import in_periods
+from ltrscale.ingest.inputs import Expected, PrepareConfig, Unit, UnitSettings
+from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.progress import Report, log
@@ -159,3 +169,75 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
             out,
             subject,
         )
+
+
+_MOST_VALUES = 1 << 20
+
+
+def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
+    """The fill value of each filled feature; from the data set that is added to, if there is one.
+
+    Raises:
+        InputError: no numeric feature has the name; a feature has no values for a median; the existing data set fills
+            other features, or uses other numbers.
+    """
+    mapping = work.config.source.mapping
+    fills = mapping.fills_of(work.features) if mapping else {}
+    if before is not None:
+        _check_same(before, fills)
+        return before.manifest.fills
+    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
+    return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
+
+
+def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
+    old_fills = dataset.manifest.fills
+    for name in sorted(new_fills.keys() | old_fills.keys()):
+        new, old = new_fills.get(name), old_fills.get(name)
+        same = new == "median" or (new is not None and float(np.float32(new)) == old)
+        if (new is None) != (old is None) or not same:
+            state = "stay missing" if old is None else f"are {old:g}"
+            raise InputError(
+                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
+                "directory"
+            )
+
+
+def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
+    """The medians of some features over rows of the configured periods, by default over all rows."""
+    if not names:
+        return {}
+    source = work.config.source
+    assert source.mapping is not None
+    periods = source.mapping.fill_periods
+    places = [[feature.name for feature in work.features].index(name) for name in names]
+    values = [_Values() for _ in names]
+    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
+    for unit in units:
+        for file in unit.files:
+            for block in read(file):
+                rows_NF = block.features_NF[in_periods(block, unit, work.config.period, periods)]
+                for place, each in zip(places, values, strict=True):
+                    each.add(rows_NF[:, place])
+    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
+        where = f" in {', '.join(periods)}" if periods else ""
+        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
+    return {name: each.median() for name, each in zip(names, values, strict=True)}
+
+
+class _Values:
+    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
+
+    def __init__(self) -> None:
+        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
+
+    def add(self, values_N: Floats) -> None:
+        """Add the finite ones."""
+        values_n = values_N[np.isfinite(values_N)]
+        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
+        self.seen += len(values_n)
+        while sum(map(len, self._kept)) > _MOST_VALUES:
+            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
+
+    def median(self) -> float:
+        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))

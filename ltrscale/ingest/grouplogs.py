@@ -16,12 +16,11 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined
+from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.mapping import ListColumns
-from ltrscale.ingest.parquet import parquet_schema, read_parquet
 from ltrscale.ingest.rows import Raw, RowBlock
-from ltrscale.ingest.schemas import check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
+from ltrscale.ingest.tables import parquet_schema, read_parquet
 from ltrscale.ingest.texts import Encoding, TextColumn, TokenReader
 
 _GROUPS = 256

@@ -16,10 +16,9 @@ from ltrscale import storage
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.errors import InputError
-from ltrscale.ingest.examined import ItemBlocks
+from ltrscale.ingest.examined import ItemBlocks, check_same_features, missing, resolve_features, with_optional
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts
-from ltrscale.ingest.schemas import check_same_features, missing, resolve_features, with_optional
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import (
     Form,

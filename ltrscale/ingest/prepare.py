@@ -37,13 +37,13 @@ from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_te
 from ltrscale.ingest.checks import (
     check_expected,
     check_rows,
+    find_fills,
     log_shortcuts,
     report_counts,
     warn_of_copies,
     warn_of_labels,
     warn_of_places,
 )
-from ltrscale.ingest.fills import find_fills
 from ltrscale.ingest.inputs import (
     PrepareConfig,
     Unit,
@@ -55,9 +55,9 @@ from ltrscale.ingest.inputs import (
 )
 from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.parallel import UnitsOnRay
-from ltrscale.ingest.parquet import parquet_schema
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.source import File
+from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.progress import Report, log, progress

@@ -6,12 +6,19 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig, SetRankConfig
+from ltrscale.models.context import DLCMConfig, GSFConfig
 from ltrscale.models.cross_encoder import CrossEncoderConfig
-from ltrscale.models.encoders import IdentityConfig, IndustrialMLPConfig, MLPConfig, ResNetConfig, TabMConfig
+from ltrscale.models.encoders import (
+    DCNv2Config,
+    DeepFMConfig,
+    IdentityConfig,
+    IndustrialMLPConfig,
+    MLPConfig,
+    ResNetConfig,
+    TabMConfig,
+)
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.interactions import DCNv2Config, DeepFMConfig
 from ltrscale.models.layers import Encoder
-from ltrscale.models.listwise import DLCMConfig, GSFConfig
 from ltrscale.models.numbers import InFront, PlainConfig, PLEConfig, PLRConfig
 
 FeatureEncoderConfig = Annotated[

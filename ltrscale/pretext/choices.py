@@ -9,9 +9,8 @@ from pydantic import Field
 
 from ltrscale.pretext.contrast import DaclConfig, ScarfConfig, SimCLRConfig, SimCLRRankConfig, SimCLRSampleConfig
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
-from ltrscale.pretext.reconstruct import VimeConfig
+from ltrscale.pretext.reconstruct import SubTabConfig, VimeConfig
 from ltrscale.pretext.siamese import SimSiamConfig
-from ltrscale.pretext.subtab import SubTabConfig
 
 FeatureMethodConfig = Annotated[
     SimCLRRankConfig

@@ -23,8 +23,7 @@ from ltrscale.batch import (
     sum_by_group,
 )
 from ltrscale.layout import Chunk
-from ltrscale.ranking.lists import RankedLists, most, over_ideal, over_lists, row_blocks
-from ltrscale.ranking.loss import Loss, Scored, has_pairs
+from ltrscale.ranking.loss import Loss, RankedLists, Scored, has_pairs, most, over_ideal, over_lists, row_blocks
 from ltrscale.ranking.metrics import exponential_gain
 
 SORTED_PER_CHUNK = 1 << 16

@@ -15,8 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, sum_by_group
-from ltrscale.ranking.lists import RankedLists, most, over_ideal, over_lists, row_blocks
-from ltrscale.ranking.loss import Loss, has_pairs
+from ltrscale.ranking.loss import Loss, RankedLists, has_pairs, most, over_ideal, over_lists, row_blocks
 from ltrscale.ranking.metrics import exponential_gain
 
 _FAR_BELOW = -1e18

@@ -2,7 +2,7 @@
 
 A bundle can also go, as it is, into MLflow's model registry (`register`).
 
-model.*          the model; the files depend on the format (`choices`)
+model.*          the model; the files depend on the format
 raw_rows.*       the transformer from raw rows to the model's features (`raw`)
 features.json    the columns that the model reads: order, names, kinds, missing values, numbers of categories
 parity.json      number of compared documents, and the largest difference of scores
@@ -20,17 +20,31 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
-from ltrscale.config import Operational
+from ltrscale.config import Operational, by_kind
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.serving.choices import FORMATS
+from ltrscale.serving.engines import ElasticsearchFormat, OpenSearchFormat, VespaFormat
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
+from ltrscale.serving.onnx_graph import OnnxFormat
 from ltrscale.serving.parity import Parity, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
 from ltrscale.serving.register import Registry, register_bundle
+from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
 from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
+
+AnyFormat = (
+    LightGBMFormat | XGBoostFormat | OnnxFormat | ElasticsearchFormat | OpenSearchFormat | VespaFormat | TreeliteFormat
+)
+
+FORMATS: dict[str, Format] = {kind: format_class() for kind, format_class in by_kind(AnyFormat).items()}
+"""All formats by their names."""
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(FORMATS)]
+
 
 _QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"

@@ -27,8 +27,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.stages.metrics import MetricsFile
-from ltrscale.stages.trackers import Tracked
+from ltrscale.stages.trackers import MetricsFile, Tracked
 from ltrscale.stages.tracking import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")

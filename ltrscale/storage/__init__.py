@@ -28,7 +28,7 @@ from ltrscale.storage.committed import (
     withdraw,
     withdraw_below,
 )
-from ltrscale.storage.conditions import clock_ahead_s
+from ltrscale.storage.conditions import arrow_filesystem, clock_ahead_s, delta_options, filesystem
 from ltrscale.storage.conditions import heeded as heeds_conditions
 from ltrscale.storage.faults import is_disk_full, is_fault, named_errors
 from ltrscale.storage.files import (
@@ -49,7 +49,6 @@ from ltrscale.storage.files import (
     swap,
     write_bytes,
 )
-from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
 from ltrscale.storage.listing import are_hashes, listed_in, read_manifest_part, sizes_in
 from ltrscale.storage.names import (

@@ -17,8 +17,8 @@ import fsspec
 
 from ltrscale.errors import InputError
 from ltrscale.storage import conditions, writers
+from ltrscale.storage.conditions import filesystem
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.names import is_local, join, local_path
 
 _BLOCK = 1 << 20

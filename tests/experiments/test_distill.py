@@ -23,8 +23,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.studies.distillation import Distillation
-from ltrscale.experiments.distill import DistillJob
+from ltrscale.experiments.distill import Distillation, DistillJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.trees import LightGBMFormat

@@ -15,8 +15,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.methods.base import SeedRun, check_methods
-from ltrscale.experiments.methods.choices import Method
-from ltrscale.experiments.methods.composed import EnsembleMethod, TunedMethod
+from ltrscale.experiments.methods.composed import EnsembleMethod, Method, TunedMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.ranking.choices import metric_named

@@ -11,7 +11,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun, check_methods
-from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import Method
 from ltrscale.runtime.workers import ONE
 
 SMALL: dict[str, dict[str, Any]] = {

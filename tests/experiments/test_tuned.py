@@ -9,8 +9,7 @@ from ltrscale import bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.experiments.methods.base import SeedRun, check_methods
-from ltrscale.experiments.methods.choices import Method
-from ltrscale.experiments.methods.composed import TunedMethod
+from ltrscale.experiments.methods.composed import Method, TunedMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.runtime.workers import ONE

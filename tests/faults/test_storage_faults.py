@@ -36,7 +36,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parquet import read_parquet
+from ltrscale.ingest.tables import read_parquet
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage.patience import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3

@@ -29,8 +29,8 @@ from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.parquet import read_parquet
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.tables import read_parquet
 
 SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))
 

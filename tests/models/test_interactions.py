@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from reference import encoders as reference
 from torch import Tensor, nn
 
-from ltrscale.models.interactions import DCNv2, DCNv2Config, DeepFM, DeepFMConfig, _CrossLayer, _factorization
+from ltrscale.models.encoders import DCNv2, DCNv2Config, DeepFM, DeepFMConfig, _CrossLayer, _factorization
 
 NUMERIC_F = torch.tensor([True, False, True, True, False])
 CARDINALITIES = [4, 3]

@@ -19,13 +19,15 @@ from ltrscale.pretext.reconstruct import (
     MAX_CLASSES,
     DecoderConfig,
     FeatureDecoder,
+    Noise,
+    SubTabConfig,
     _reconstruction_classes,
     _vime_corrupt,
     _VimeDecoder,
     feature_errors,
+    subtab,
     vime,
 )
-from ltrscale.pretext.subtab import Noise, SubTabConfig, subtab
 
 DECODER_NUMERIC_F = torch.tensor([True, True, False, True])
 DECODER_CARDINALITIES = [4]

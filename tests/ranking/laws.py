@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import sum_by_group, to_offsets
-from ltrscale.ranking import lists as engine
-from ltrscale.ranking import losses, neuralsort
+from ltrscale.ranking import loss as engine
+from ltrscale.ranking import losses, sorting
 from ltrscale.ranking.loss import Loss as RankingLoss
 from ltrscale.ranking.loss import Scored
 
@@ -254,7 +254,7 @@ def blocks_of(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "PAIRS_PER_BLOCK", size)
         patch.setattr(losses, "SORTED_PER_CHUNK", size)
-        patch.setattr(neuralsort, "CHOICES_PER_BLOCK", size)
+        patch.setattr(sorting, "CHOICES_PER_BLOCK", size)
         yield
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from ltrscale.ranking.calibration import calibration, tally
+from ltrscale.ranking.metrics import calibration, tally
 
 
 def slow_error(scores: list[float], clicks: list[float], bins: int) -> float:

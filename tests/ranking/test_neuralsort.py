@@ -5,7 +5,7 @@ import torch
 from reference import sorting as reference
 from torch import Tensor
 
-from ltrscale.ranking.neuralsort import sort_entries
+from ltrscale.ranking.sorting import sort_entries
 
 
 def matrix(scores_N: Tensor, offsets_Q1: Tensor, k: int | None) -> Tensor:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ltrscale.batch import to_offsets
 from ltrscale.ranking import pairwise
-from ltrscale.ranking.lists import over_lists
-from ltrscale.ranking.loss import has_pairs
+from ltrscale.ranking.loss import has_pairs, over_lists
 from ltrscale.ranking.pairwise import hinge, lambdarank, ranknet, softmax_negatives
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -13,11 +13,10 @@ from reference import sorting as reference
 from torch import Tensor
 
 from ltrscale.batch import to_offsets
-from ltrscale.ranking import neuralsort
+from ltrscale.ranking import sorting
 from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.ranking.neuralsort import Mode
-from ltrscale.ranking.sorting import pirank
+from ltrscale.ranking.sorting import Mode, pirank
 
 MODES: list[Mode] = ["soft", "hard", "straight_through"]
 RELAXED: list[Mode] = ["soft", "straight_through"]
@@ -110,7 +109,7 @@ def test_neither_the_batch_nor_the_size_of_blocks_matters(
         return value_and_gradient(scores_N[a:b], labels_N[a:b], offsets_Q1, k=k, depth=depth, mode=mode)
 
     alone = [compute(a, b, torch.tensor([0, b - a])) for a, b in pairwise(offsets_Q1.tolist())]
-    monkeypatch.setattr(neuralsort, "CHOICES_PER_BLOCK", choices)
+    monkeypatch.setattr(sorting, "CHOICES_PER_BLOCK", choices)
     loss_Q, grad_N = compute(0, len(scores_N), offsets_Q1)
     torch.testing.assert_close(loss_Q, torch.cat([loss for loss, _ in alone]), rtol=1e-10, atol=1e-10)
     expected_N = torch.cat([(q + 1) * grad for q, (_, grad) in enumerate(alone)])
@@ -122,7 +121,7 @@ def test_no_temporary_grows_with_the_square_of_lengths(
     k: int | None, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(14, [100] * 20 + [400])  # 360,000 pairs
-    monkeypatch.setattr(neuralsort, "CHOICES_PER_BLOCK", 5000)
+    monkeypatch.setattr(sorting, "CHOICES_PER_BLOCK", 5000)
     with LargestTensor() as largest:
         value_and_gradient(scores_N, labels_N, offsets_Q1, k=k, depth=depth)
     assert largest.numel <= 10_000  # 2,400 documents, 8,400 slots where all are padded

@@ -9,8 +9,7 @@ from headless import opened
 
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Section
-from ltrscale.reports.drawing import pictures
-from ltrscale.reports.findings import html
+from ltrscale.reports.findings import draw, html
 
 BAD = "</script><!--`|'\"\\ datum.x] }"
 
@@ -20,12 +19,12 @@ def test_each_follows_the_schema_and_is_drawn() -> None:
     specs = every_kind(BAD)
     for spec in specs.values():
         altair.Chart.from_dict({**spec, "config": charts.theme(dark=True)})
-    found = pictures([*specs.values()])
+    found = draw([*specs.values()])
     for picture in found:
         assert isinstance(picture, bytes), picture
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 2000
-    assert found == pictures([*specs.values()])
+    assert found == draw([*specs.values()])
 
 
 def crowded() -> dict[str, charts.Spec]:

@@ -10,10 +10,9 @@ from chart_kinds import every_kind
 from nightly import nightly
 
 from ltrscale.markdown import escape
-from ltrscale.reports import charts, drawing
+from ltrscale.reports import charts, findings
 from ltrscale.reports.document import Chart, Document, Section, Text
-from ltrscale.reports.drawing import drawable, pictures
-from ltrscale.reports.findings import REPORT, files
+from ltrscale.reports.findings import REPORT, draw, drawable, files
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x202E, 0x2028, 0xD800, 0xFEFF, 0xFFFE)]
 GOOD = charts.bars([{"name": "a", "value": 0.5, "series": "s"}], title="share")
@@ -32,7 +31,7 @@ def no_chart_is_left_out() -> Iterator[None]:
 def sizes(name: str) -> dict[str, int]:
     """The bytes of the picture of each kind of chart with this name."""
     specs = every_kind(name)
-    found = dict(zip(specs, pictures([drawable(spec) for spec in specs.values()]), strict=True))
+    found = dict(zip(specs, draw([drawable(spec) for spec in specs.values()]), strict=True))
     assert [why for why in found.values() if isinstance(why, str)] == []
     return {kind: len(picture) for kind, picture in found.items()}
 
@@ -40,7 +39,10 @@ def sizes(name: str) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [*("constructor", "__proto__"), *(nightly(n) for n in drawing._OWN_NAMES if n not in ("constructor", "__proto__"))],
+    [
+        *("constructor", "__proto__"),
+        *(nightly(n) for n in findings._OWN_NAMES if n not in ("constructor", "__proto__")),
+    ],
 )
 def test_a_name_that_javascript_knows_is_drawn_as_any_other(name: str) -> None:
     """A picture in which Vega has drawn nothing is far smaller."""
@@ -50,7 +52,7 @@ def test_a_name_that_javascript_knows_is_drawn_as_any_other(name: str) -> None:
 
 def test_a_name_that_javascript_knows_is_not_drawn_as_it_is() -> None:
     """If it is one day, the space behind it can go."""
-    [left_out] = pictures([every_kind("constructor")["bars"]])
+    [left_out] = draw([every_kind("constructor")["bars"]])
     assert "Operator not defined" in str(left_out)
 
 
@@ -62,7 +64,7 @@ def test_control_characters_are_drawn(name: str) -> None:
 
 
 def test_what_ends_the_drawing_costs_its_own_picture_only() -> None:
-    found = pictures([GOOD, TALL, NO_DATA, {"mark": "nothing"}, GOOD])
+    found = draw([GOOD, TALL, NO_DATA, {"mark": "nothing"}, GOOD])
     assert [isinstance(picture, bytes) for picture in found] == [True, False, False, False, True]
     assert found[0] == found[-1]
     assert all(isinstance(why, bytes) or (0 < len(why) < 300 and "\n" not in why) for why in found)
@@ -79,16 +81,16 @@ def test_what_ends_the_drawing_costs_its_own_picture_only() -> None:
 def test_a_program_that_does_not_draw_leaves_all_charts_out(
     program: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "_PROGRAM", program)
-    monkeypatch.setattr(drawing, "_WAIT_S", 1.0 if "sleep" in program else 60.0)
-    found = pictures([GOOD, GOOD])
+    monkeypatch.setattr(findings, "_PROGRAM", program)
+    monkeypatch.setattr(findings, "_WAIT_S", 1.0 if "sleep" in program else 60.0)
+    found = draw([GOOD, GOOD])
     assert len(found) == 2
     assert all(isinstance(each, str) and why in each for each in found)
 
 
 def test_an_interpreter_that_is_gone_leaves_all_charts_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing.sys, "executable", "/none/python")
-    assert all("did not start" in str(each) for each in pictures([GOOD]))
+    monkeypatch.setattr(findings.sys, "executable", "/none/python")
+    assert all("did not start" in str(each) for each in draw([GOOD]))
 
 
 @pytest.mark.slow
@@ -96,10 +98,10 @@ def test_a_short_address_space_ends_only_the_drawing() -> None:
     """As under `ulimit -v` on shared machines: the library that draws reserves many gigabytes of addresses."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30)); "
-        "from ltrscale.reports import charts, drawing; "
-        "print(drawing.pictures([charts.bars([dict(name='a', value=1, series='s')], title='t')]))"
+        "from ltrscale.reports import charts, findings; "
+        "print(findings.draw([charts.bars([dict(name='a', value=1, series='s')], title='t')]))"
     )
-    done = subprocess.run([drawing.sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([findings.sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "drawing ended with status" in done.stdout
 
 

@@ -33,7 +33,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.scoring import files
+from ltrscale.scoring import score
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import dataset_hashes
 from ltrscale.stages.unseen import scored_by
@@ -75,9 +75,9 @@ def write_data(url: str, sizes: Sizes = SIZES) -> str:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     url = write_data(str(tmp_path_factory.mktemp("data") / "set"))
-    files = open_dataset(url).manifest.files
-    assert all(sum(file.period == period for file in files) > 1 for period in PERIODS)
-    assert all(len(file.row_groups) > 1 for file in files)
+    score = open_dataset(url).manifest.files
+    assert all(sum(file.period == period for file in score) > 1 for period in PERIODS)
+    assert all(len(file.row_groups) > 1 for file in score)
     return url
 
 
@@ -148,11 +148,11 @@ def read(data: str, out: str) -> dict[int, list[float]]:
     for period in manifest.periods:
         there = read_period(out, period)
         assert there is not None
-        files = manifest.files.by_period[period]
-        assert there.is_of(files.sha256)
-        counts = np.sum([row_group for file in files for row_group in file.row_groups], axis=0).tolist()
+        score = manifest.files.by_period[period]
+        assert there.is_of(score.sha256)
+        counts = np.sum([row_group for file in score for row_group in file.row_groups], axis=0).tolist()
         assert [there.groups, there.documents] == counts[:2]
-        for file, of_data in zip(there.files, files, strict=True):
+        for file, of_data in zip(there.files, score, strict=True):
             url = storage.join(period_url(out, period), file.path)
             with storage.open_input(url) as stream, storage.open_input(storage.join(data, of_data.path)) as other:
                 ours, theirs = pq.ParquetFile(stream), pq.ParquetFile(other)
@@ -305,7 +305,7 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
         if point == "before a commit":
             patch.setattr(storage.Commit, "finish", before_finish)
         if point == "in a period":
-            patch.setattr(files, "write_file", _stopping(files.write_file, stop_after(3 * n)))
+            patch.setattr(score, "write_file", _stopping(score.write_file, stop_after(3 * n)))
         with pytest.raises(Killed):
             job(settings, tmp_path).work({}, report)
     done = [period for period in PERIODS if read_period(str(tmp_path), period)]
@@ -449,11 +449,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
-    monkeypatch.setattr(files, "_ACTOR_RETRIES", 1)
-    monkeypatch.setattr(files, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(score, "_ACTOR_RETRIES", 1)
+    monkeypatch.setattr(score, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(files, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(score, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")

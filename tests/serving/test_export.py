@@ -31,8 +31,7 @@ from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import parity as check
-from ltrscale.serving.choices import FORMATS, FormatName
-from ltrscale.serving.export import ExportJob
+from ltrscale.serving.export import FORMATS, ExportJob, FormatName
 from ltrscale.serving.format import ExportedFeatures, Files, Observed
 from ltrscale.serving.parity import Parity, check_parity
 from ltrscale.serving.register import Registry

@@ -8,8 +8,7 @@ from exported_models import full, network, saved, trees
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.serving.choices import FORMATS
-from ltrscale.serving.export import ExportJob
+from ltrscale.serving.export import FORMATS, ExportJob
 
 DESCRIBED = {"README.md", "features.json", "manifest.json", "parity.json"}
 

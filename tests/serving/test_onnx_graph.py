@@ -19,8 +19,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import combine_rankers
 from ltrscale.serving import onnx_graph, parity
-from ltrscale.serving.choices import FORMATS
-from ltrscale.serving.export import ExportJob
+from ltrscale.serving.export import FORMATS, ExportJob
 from ltrscale.serving.format import Observed
 from ltrscale.serving.parity import check_parity
 

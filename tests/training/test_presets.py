@@ -8,9 +8,8 @@ from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.siamese import SimSiamConfig
-from ltrscale.training.presets import preset
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.settings import ConstantConfig, StepDecayConfig
+from ltrscale.training.settings import ConstantConfig, StepDecayConfig, preset
 
 METHODS = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 SMALL_BATCH = {

@@ -19,9 +19,8 @@ from ltrscale.pretext.augment import ComposeConfig, Draw, GaussianConfig, Margin
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import scarf, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.reconstruct import _vime_corrupt, vime
+from ltrscale.pretext.reconstruct import SubTabConfig, _vime_corrupt, subtab, vime
 from ltrscale.pretext.siamese import simsiam
-from ltrscale.pretext.subtab import SubTabConfig, subtab
 from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])

@@ -1,23 +1,30 @@
-"""In-memory scores of all documents of a selection: eight bytes per document, computed now or committed by jobs.score.
+"""Groups with what stands beside features: scores of all documents, or columns that name groups and documents.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M groups of a batch, M1 = M + 1 offsets.
+Scores take eight bytes a document in memory, and are computed now or were committed by jobs.score.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M groups of a batch or chosen ones, M1 = M + 1 offsets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from ltrscale.arrays import Ints
 from ltrscale.batch import QueryGroups, rows_of, to_offsets
+from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.decoder import Decoder
 from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.progress import progress
 
@@ -113,3 +120,38 @@ def scores_from_tables(tables: Sequence[pa.Table]) -> DocumentScores:
     lengths_Q = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists])
     scores_N = np.concatenate([chunk.flatten().to_numpy() for chunk in lists])
     return DocumentScores(torch.from_numpy(ids_Q), to_offsets(torch.from_numpy(lengths_Q)), torch.from_numpy(scores_N))
+
+
+_IDS = ("query_id", "doc_ids")
+
+
+class NamedGroups(NamedTuple):
+    """The stored groups of one row group."""
+
+    row_group: RowGroup
+    groups: QueryGroups
+    ids: pa.Table
+    """`query_id`, `doc_ids` if present, and other requested columns: a row for each group."""
+
+
+def read_named(
+    selection: Selection, also: Sequence[str] = (), *, chosen_M: Ints | None = None
+) -> Iterator[NamedGroups]:
+    """The groups of a selection, a row group at a time in its order, with the columns `also` where a file has them.
+
+    `chosen_M` are the sorted numbers of the groups to read, counted in this order; all if it is left out.
+    """
+    decoder, first = Decoder(selection), 0
+    for row_group, served in zip(selection.row_groups, selection.served_groups_R.tolist(), strict=True):
+        wanted_M = np.arange(served)
+        if chosen_M is not None:
+            wanted_M = chosen_M[slice(*np.searchsorted(chosen_M, [first, first + served]))] - first
+        first += served
+        if chosen_M is not None and not len(wanted_M):
+            continue
+        (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS, *also])))
+        rows_M = decoder.served_rows([row_group], [table])[wanted_M]
+        window = decoder.decode([row_group], [table], rows_M)
+        groups = assemble([Cut(window, 0, len(rows_M))], len(selection.features))
+        names = [name for name in (*_IDS, *also) if name in table.column_names]
+        yield NamedGroups(row_group, groups, table.select(names).take(pa.array(rows_M)))

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Run, run_here
+from ltrscale.data.stream.plan import Run, run_here
 from ltrscale.evaluation.measure.corrected import Correction, Gathered, summarised
 from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
@@ -44,7 +44,7 @@ from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
-from ltrscale.ranking.calibration import Calibration, calibration
+from ltrscale.ranking.metrics import Calibration, calibration
 from ltrscale.reports.document import Document
 from ltrscale.reports.findings import write_report
 from ltrscale.runtime.engine import ray_cluster

@@ -18,8 +18,8 @@ from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Periods, Split
-from ltrscale.data.stream.named import NamedGroups, read_named
 from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.scored import NamedGroups, read_named
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import contrast

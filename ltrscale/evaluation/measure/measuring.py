@@ -29,16 +29,15 @@ from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.decoder import Decoder
-from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
+from ltrscale.data.stream.plan import Part, Run, parts_of, run_here
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.conditions import Truths
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
 from ltrscale.evaluation.measure.settings import POSITIONS
-from ltrscale.evaluation.measure.slices import Slicer
+from ltrscale.evaluation.measure.slices import Slicer, Truths
 from ltrscale.progress import progress
-from ltrscale.ranking.calibration import tally
+from ltrscale.ranking.metrics import tally
 
 _VALUES = 1 << 20
 """Feature values of a part, over all trials."""

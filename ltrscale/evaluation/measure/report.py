@@ -31,8 +31,8 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateCo
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
-from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.loss import SigmoidConfig
+from ltrscale.ranking.metrics import Calibration
 from ltrscale.reports.document import span
 
 GROUPS = "groups.parquet"

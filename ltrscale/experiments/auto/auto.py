@@ -33,7 +33,6 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.page import Board, BoardRow, document
 from ltrscale.experiments.auto.plan import (
     KNOWN_METHODS,
     PRETRAINED_NETWORK,
@@ -45,10 +44,10 @@ from ltrscale.experiments.auto.plan import (
     AutoSizes,
     Planned,
 )
-from ltrscale.experiments.auto.record import AutoRecord, Entry, Forecast, RecordKeeper
+from ltrscale.experiments.auto.record import AutoRecord, Board, BoardRow, Entry, Forecast, RecordKeeper, document
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.processor import Busy, cores

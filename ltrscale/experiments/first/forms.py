@@ -16,8 +16,7 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.prepare import first_lines
-from ltrscale.experiments.first.quoting import flow, plain_yaml
+from ltrscale.experiments.first.prepare import first_lines, flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import line_blocks

@@ -25,11 +25,12 @@ from ltrscale.experiments.first.prepare import (
     LogCounts,
     clicks_text,
     count_lists,
+    escaped,
     prepare_lines,
     row_labels,
     summary,
+    yaml_text,
 )
-from ltrscale.experiments.first.quoting import escaped, yaml_text
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob

@@ -15,7 +15,7 @@ import yaml
 from ltrscale import storage
 from ltrscale.data.times import PeriodUnit
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
+from ltrscale.experiments.first.prepare import escaped, flow, plain_yaml
 from ltrscale.progress import called
 
 FINETUNED = {256: 24_000, 1024: 47_000}

@@ -20,8 +20,7 @@ from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.presets import Preset
-from ltrscale.training.settings import OptimizerConfig, TrainingConfig
+from ltrscale.training.settings import OptimizerConfig, Preset, TrainingConfig
 from ltrscale.trees.gbdt import TreesStudent
 from ltrscale.tuning.searched import Searched
 

@@ -1,11 +1,11 @@
-"""Methods made of others: searches, means of runs, blends, combined networks, students, stacks."""
+"""Methods made of others: searches, means of runs, blends, combined networks, students, stacks; the union of all."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ltrscale.config import kind_of
+from ltrscale.config import by_kind, kind_of
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits, with_periods_named
@@ -13,11 +13,11 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, NetworkStudent, SeedRun, Student
-from ltrscale.experiments.methods.neural import network
-from ltrscale.experiments.methods.trees import limited
+from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
+from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.training.blend import BlendConfig, BlendJob
-from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.blend import BlendConfig, BlendJob, CombineConfig, CombineJob
+from ltrscale.training.settings import Preset
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember, check_ready
 from ltrscale.tuning.searched import Searched
 from ltrscale.tuning.space import SamplerConfig, Space
@@ -318,3 +318,30 @@ class StackMethod(AnyMethod):
 def _what_is(name: str, methods: Mapping[str, AnyMethod]) -> str:
     """The name of a method that cannot be built on, and its kind."""
     return f"{name!r} is {f'of kind {kind_of(type(methods[name]))}' if name in methods else 'unknown'}"
+
+
+Method = Annotated[
+    GBDTMethod
+    | SemiMethod
+    | NeuralMethod
+    | InContextMethod
+    | TunedMethod
+    | CombinedMethod
+    | EnsembleMethod
+    | BlendMethod
+    | SelfTrainedMethod
+    | StackMethod
+    | FeatureMethod,
+    Field(discriminator="kind"),
+]
+
+
+def with_preset(preset: Preset, methods: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods, as in a config, with this preset for those that name none and have presets."""
+    kinds = by_kind(Method)
+
+    def filled(settings: Any) -> Any:
+        kind = kinds.get(str(settings.get("kind"))) if isinstance(settings, Mapping) else None
+        return settings if kind is None else kind.with_preset(preset, settings, methods)
+
+    return {name: filled(given) for name, given in methods.items()}

@@ -29,7 +29,7 @@ from ltrscale.evaluation.measure.report import Evaluation, debiased
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.reports.document import cell
-from ltrscale.training.combine import FeatureJob
+from ltrscale.training.blend import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 

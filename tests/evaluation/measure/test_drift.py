@@ -17,9 +17,19 @@ from scipy.stats import spearmanr
 from weekly_log import Row, write_log
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.evaluation.measure.drift import ByPeriod, DriftCorrelation, FeatureDrift, PeriodDrift, measure_drift
+from ltrscale.evaluation.measure.drift import (
+    _CELLS,
+    BinCounts,
+    BinnedValues,
+    ByPeriod,
+    DriftCorrelation,
+    FeatureDrift,
+    PeriodDrift,
+    chance_psi,
+    measure_drift,
+    psi,
+)
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.histograms import _CELLS, BinCounts, BinnedValues, chance_psi, psi
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_until, by_period
 from ltrscale.evaluation.measure.report import Evaluation

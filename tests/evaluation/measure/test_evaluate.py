@@ -679,7 +679,7 @@ class TestWithoutCharts:
     def test_the_figures_are_committed(
         self, config: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("ltrscale.reports.drawing._PROGRAM", "raise SystemExit(3)")
+        monkeypatch.setattr("ltrscale.reports.findings._PROGRAM", "raise SystemExit(3)")
         out = tmp_path / "out"
         found = evaluate(config, str(out), made_by={"stage": "evaluate"})
         assert Evaluation.read(str(out)) == found

@@ -14,7 +14,7 @@ from ltrscale import bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.named import read_named
+from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.explain import TABLE, Explained, ExplainJob
 from ltrscale.ingest.inputs import PrepareConfig

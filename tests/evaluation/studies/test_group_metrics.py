@@ -15,8 +15,8 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.studies import group_metrics as module
-from ltrscale.evaluation.studies.group_metrics import (
+from ltrscale.evaluation.studies import study as module
+from ltrscale.evaluation.studies.study import (
     Measured,
     TestedOn,
     describe_test,

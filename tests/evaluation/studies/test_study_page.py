@@ -15,8 +15,18 @@ from reference.crossed import interval, mean
 from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn
-from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, _Models, study_of
+from ltrscale.evaluation.studies.study import (
+    Cost,
+    Design,
+    Family,
+    Measured,
+    MethodTraits,
+    Model,
+    Study,
+    TestedOn,
+    _Models,
+    study_of,
+)
 from ltrscale.evaluation.studies.study_page import (
     _deciding,
     _sentences,

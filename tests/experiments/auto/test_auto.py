@@ -20,8 +20,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto import record
 from ltrscale.experiments.auto.auto import AutoJob, _Auto
-from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
-from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.auto.record import AutoRecord, Board, BoardRow, Entry, advised, document
 from ltrscale.reports.findings import markdown
 from ltrscale.runtime.workers import WorkersConfig
 

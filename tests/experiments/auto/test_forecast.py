@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from ltrscale.experiments.auto.plan import KNOWN_METHODS, AutoSizes
 from ltrscale.experiments.auto.record import MOST_MODELS, AutoRecord, Entry, Forecast
 from ltrscale.experiments.first.pipeline import LogSize
-from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import Method
 
 LOG = LogSize(550_000, 195_000, 13)
 SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1)

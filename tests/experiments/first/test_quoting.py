@@ -21,7 +21,7 @@ from shopping_log import shopping_log
 from ltrscale.config import load
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitJob
-from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
+from ltrscale.experiments.first.prepare import escaped, flow, plain_yaml
 from ltrscale.ingest.names import is_unnamed, label_points
 from ltrscale.ingest.prepare import PrepareJob
 
