@@ -197,10 +197,12 @@ def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = (), m
 
     `leaks` are the checks of the features it leans on, see `check_leaks`; `moving` are the names of those that may
     drift, see `Bounds.find_moving`.
+
+    Raises:
+        InputError: drift could not be measured.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
-    primary, periods = evaluation.primary, evaluation.by_period
-    assert periods is not None
+    primary, periods = evaluation.primary, evaluation.drift()
     compared = {
         name: (scope.comparisons.get(primary), scope.summaries[primary].groups)
         for name, scope in candidate.slices.items()

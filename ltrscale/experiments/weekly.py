@@ -339,8 +339,7 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     settings = job.evaluate.replace(slice_by=(), slices={}, by_period=True)
     config = EvaluateConfig(**settings.model_dump(), models={PRODUCTION: (week.production,)}, splits=splits)
     EvaluateJob(out=out, evaluate=config, ray=job.ray).run(show=False)
-    drift = Evaluation.read(out).by_period
-    assert drift is not None
+    drift = Evaluation.read(out).drift()
     return [check.reason for check in drift_checks(drift, job.bounds, moving, PRODUCTION) if not check.holds]
 
 

@@ -21,14 +21,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.arrays import Doubles, Ints
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
 from ltrscale.evaluation.pages import with_interval
-from ltrscale.evaluation.statistics.blocks import Blocks, Tally
-from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
+from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
 from ltrscale.reports.document import Figure, Points, Table, TableRow
@@ -103,6 +103,11 @@ class Correction:
         values = [np.nan if figure.mean is None or figure.mean <= 0 else figure.mean for figure in figures]
         return cls(config, np.array(values), tuple(cutoffs))
 
+    @property
+    def figures(self) -> list[str]:
+        """The names of the M figures."""
+        return [f"{kind} {k}" for kind in ("corrected", "plain") for k in self.cutoffs]
+
     def sums(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> CorrectedSums:
         """The sums of some groups, for the scores of each trial."""
         assert groups.labels_N is not None
@@ -137,20 +142,6 @@ class Correction:
         return table[torch.where(whole_N, positions_N - 1, last).long()]
 
 
-class Gathered:
-    """Adds up the sums of groups that arrive in parts."""
-
-    def __init__(self) -> None:
-        self.tally: Tally | None = None
-        self.counts = WeightCounts()
-
-    def add(self, blocks_Q: Ints, sums: CorrectedSums) -> None:
-        """Add groups with these blocks."""
-        self.tally = self.tally or Tally(*sums.blocks.sums_BTM.shape[1:])
-        self.tally.add_sums(blocks_Q, sums.blocks)
-        self.counts = self.counts.plus(sums.counts)
-
-
 class _CorrectedMethod(Strict):
     """The figures of one method by cut-off."""
 
@@ -179,37 +170,13 @@ class Corrected(Strict):
     methods: tuple[_CorrectedMethod, ...]
 
 
-def summarised(
-    correction: Correction | None,
-    gathered: Gathered,
-    methods: Mapping[str, Sequence[str | None]],
-    *,
-    baseline: str | None,
-    samples: int,
-    seed: int,
-) -> Corrected | None:
-    """The figures of all methods, with intervals as for any metric; None without a correction or a measured group.
-
-    `methods` are names, with the identity of the labels of each trial.
-    """
-    if correction is None or gathered.tally is None:
-        return None
-    counts, blocks = gathered.counts, gathered.tally.blocks()
+def summarised(correction: Correction, counts: WeightCounts, methods: Mapping[str, Scope]) -> Corrected:
+    """The corrected metrics, from the summaries and comparisons of each method in `Correction.figures`."""
 
     def figures(scope: Scope, kind: str) -> dict[int, Figure]:
-        of_cutoffs = {k: scope.summaries[f"{kind} {k}"] for k in ks}
+        of_cutoffs = {k: scope.summaries[f"{kind} {k}"] for k in correction.cutoffs}
         return {k: Figure(mean=s.mean, low=s.low, high=s.high) for k, s in of_cutoffs.items()}
 
-    names, ks = list(methods), correction.cutoffs
-    ends = np.cumsum([len(labels) for labels in methods.values()])[:-1]
-    (scopes_K,) = scopes(
-        [[Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]],
-        [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
-        baseline=None if baseline is None else names.index(baseline),
-        samples=samples,
-        seed=seed,
-        labels_K=list(methods.values()),
-    )
     return Corrected(
         source=correction.config,
         propensities=tuple(None if np.isnan(value) else float(value) for value in correction.propensities_P),
@@ -222,9 +189,11 @@ def summarised(
                 name=name,
                 corrected=figures(scope, "corrected"),
                 plain=figures(scope, "plain"),
-                comparisons={k: c for k in ks if (c := scope.comparisons.get(f"corrected {k}")) is not None},
+                comparisons={
+                    k: c for k in correction.cutoffs if (c := scope.comparisons.get(f"corrected {k}")) is not None
+                },
             )
-            for name, scope in zip(names, scopes_K, strict=True)
+            for name, scope in methods.items()
         ),
     )
 

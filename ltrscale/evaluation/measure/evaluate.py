@@ -22,7 +22,9 @@ from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.plan import Run, run_here
-from ltrscale.evaluation.measure.corrected import Correction, Gathered, summarised
+from ltrscale.errors import InputError, UnavailableError
+from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised
+from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
@@ -43,7 +45,7 @@ from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
 from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
-from ltrscale.progress import Report
+from ltrscale.progress import Report, log
 from ltrscale.ranking.metrics import Calibration, calibration
 from ltrscale.reports.document import Document
 from ltrscale.reports.findings import write_report
@@ -175,11 +177,6 @@ class _Basis:
         """The trials of all methods, one method after the other."""
         return list(itertools.chain(*self.methods.values()))
 
-    @property
-    def labels_K(self) -> list[list[str | None]]:
-        """The identity of the labels of each trial, by method."""
-        return [[trial.labels for trial in trials] for trials in self.methods.values()]
-
     def measuring(self, threads: int) -> Measuring:
         """The measuring of each part of the test split, here or in another process."""
         config, test, trials = self.config, self.test, self.trials
@@ -210,22 +207,23 @@ class _Basis:
         return self.config.needs_every_list or self.config.clicks or any(trial.logits for trial in self.trials)
 
     def scopes(
-        self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: int | None, together: int | None = None
-    ) -> list[list[Scope]]:
-        """Summaries and comparisons of each method on each slice, from the sums of all trials."""
-        ends = np.cumsum([len(trials) for trials in self.methods.values()])[:-1]
-        return scopes(
+        self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: str | None, together: int | None = None
+    ) -> list[dict[str, Scope]]:
+        """By slice, the summaries and comparisons of each method, from the sums of all trials."""
+        names, ends = list(self.methods), np.cumsum([len(trials) for trials in self.methods.values()])[:-1]
+        found = scopes(
             [
                 [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]
                 for blocks in slices
             ],
             metrics,
-            baseline=baseline,
+            baseline=None if baseline is None else names.index(baseline),
             samples=self.config.resamples,
             seed=self.config.seed,
-            labels_K=self.labels_K,
+            labels_K=[[trial.labels for trial in trials] for trials in self.methods.values()],
             together=together,
         )
+        return [dict(zip(names, scopes_K, strict=True)) for scopes_K in found]
 
 
 def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
@@ -245,8 +243,10 @@ class Tallies:
     documents: int = 0
     unshown: int = 0
     """Documents without a position."""
-    corrected: Gathered = field(default_factory=Gathered)
-    """Sums for the metrics corrected for positions."""
+    corrected: Tally | None = None
+    """Sums for the metrics corrected for positions, if these are measured."""
+    weights: WeightCounts = field(default_factory=WeightCounts)
+    """What the corrections weighted."""
 
     def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
         """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""
@@ -260,8 +260,10 @@ class Tallies:
             self.clicks[t] = self.clicks.get(t, 0) + tally_CB
         self.documents += int(values.documents_Q.sum())
         self.unshown += values.unshown
-        if values.corrected is not None:
-            self.corrected.add(blocks_Q, values.corrected)
+        if (sums := values.corrected) is not None:
+            self.corrected = self.corrected or Tally(*sums.blocks.sums_BTM.shape[1:])
+            self.corrected.add_sums(blocks_Q, sums.blocks)
+            self.weights = self.weights.plus(sums.counts)
 
     def calibration(self, t: int) -> Calibration | None:
         """The calibration of a trial; None if its scores are not logits, or if some labels are not clicks."""
@@ -299,6 +301,7 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
         )
         for k, (name, trials) in enumerate(basis.methods.items())
     )
+    drift, drift_failed = _drift(config, results)
     return Evaluation(
         methods=results,
         baseline=config.baseline,
@@ -319,32 +322,46 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
             unshown=tallies.unshown,
         ),
         conditions=config.slices,
-        corrected=summarised(
-            basis.correction,
-            tallies.corrected,
-            dict(zip(basis.methods, basis.labels_K, strict=True)),
-            baseline=config.baseline,
-            samples=config.resamples,
-            seed=config.seed,
-        ),
+        corrected=_corrected(tallies, basis),
         detector=basis.detector,
-        by_period=measure_periods(config, results) if config.by_period else None,
+        by_period=drift,
+        drift_failed=drift_failed,
     )
+
+
+def _corrected(tallies: Tallies, basis: _Basis) -> Corrected | None:
+    if (correction := basis.correction) is None or tallies.corrected is None:
+        return None
+    (of_methods,) = basis.scopes([tallies.corrected.blocks()], correction.figures, baseline=basis.config.baseline)
+    return summarised(correction, tallies.weights, of_methods)
+
+
+def _drift(config: EvaluateConfig, results: Sequence[MethodResult]) -> tuple[ByPeriod | None, str | None]:
+    """The drift of the test periods, if requested, or why it cannot be measured: this costs no other figure."""
+    if not config.by_period:
+        return None, None
+    try:
+        return measure_periods(config, results), None
+    except UnavailableError:  # the same command may succeed later
+        raise
+    except InputError as error:
+        log.warning("evaluate: drift is not measured: %s", error)
+        return None, str(error)
 
 
 def _by_slice(tallies: Tallies, basis: _Basis) -> dict[str, list[Scope]]:
     """Summaries and comparisons of each method, by slice: all groups alone, and the other slices as one family."""
-    config, methods = basis.config, list(basis.methods)
+    config = basis.config
     with_names = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.sliced_by]
     names = [*with_names, *itertools.chain(*by_value)]
     slices = basis.scopes(
         [tallies.slices[name].blocks() for name in names],
         list(all_metrics(config)),
-        baseline=None if config.baseline is None else methods.index(config.baseline),
-        together=(len(methods) - 1) * max(1, len(names) - 1),
+        baseline=config.baseline,
+        together=(len(basis.methods) - 1) * max(1, len(names) - 1),
     )
-    by_slice = dict(zip(names, slices, strict=True))
+    by_slice = {name: list(of_methods.values()) for name, of_methods in zip(names, slices, strict=True)}
     return {ALL: by_slice.pop(ALL), **judged_together(by_slice)}
 
 
@@ -354,11 +371,6 @@ def _leads_of_best(tallies: Tallies, results: Sequence[MethodResult], basis: _Ba
     means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
     if not 1 < len(means) == len(results):
         return {}  # there is no other method, or no group defines the metric
-    best, column = results.index(by_mean(results, primary)[0]), list(all_metrics(basis.config)).index(primary)
-    blocks = tallies.slices[ALL].blocks().for_metric(column)
-    (scopes_K,) = basis.scopes([blocks], [primary], baseline=best)
-    return {
-        method.name: scope.comparisons[primary]
-        for method, scope in zip(results, scopes_K, strict=True)
-        if scope.comparisons
-    }
+    best, column = by_mean(results, primary)[0].name, list(all_metrics(basis.config)).index(primary)
+    (of_methods,) = basis.scopes([tallies.slices[ALL].blocks().for_metric(column)], [primary], baseline=best)
+    return {name: scope.comparisons[primary] for name, scope in of_methods.items() if scope.comparisons}

@@ -247,7 +247,7 @@ def document(evaluation: Evaluation, out: str) -> Document:
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table.from_rows(rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
         sections.append(Section("Slices", list(slices(evaluation))))
-    if evaluation.by_period is not None:
+    if evaluation.by_period is not None or evaluation.drift_failed is not None:
         sections.append(Section("Periods", list(period_blocks(evaluation))))
     sections += [
         Section("Outliers", list(outlier_rules(evaluation.detector))),

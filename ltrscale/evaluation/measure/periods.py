@@ -31,7 +31,7 @@ from ltrscale.evaluation.pages import columns_against, with_error
 from ltrscale.evaluation.statistics.summarise import Scope, Summary
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Points, Table, TableRow, Text, cell
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 
 _Z = 1.96
 _FEWEST_PERIODS = 5
@@ -128,6 +128,8 @@ def period_blocks(evaluation: Evaluation) -> Iterator[Block]:
             yield _drift_chart(found)
         yield Points(_HOW_TO_READ, caption="How to read drift", folded=True)
         yield from _foretold_blocks(found, label)
+    elif evaluation.drift_failed is not None:
+        yield LeftOut(f"drift: {evaluation.drift_failed}")
 
 
 def _fallen(means: Sequence[Summary]) -> tuple[float, float] | None:

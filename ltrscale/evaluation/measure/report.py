@@ -23,6 +23,7 @@ from ltrscale.bundle import load
 from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.measuring import GroupValues, has_positions
@@ -160,12 +161,21 @@ class Evaluation(ComparedMethods):
     detector: OutlierDetector
     by_period: ByPeriod | None = None
     """The drift of the test periods, if requested."""
+    drift_failed: str | None = Field(default=None, exclude_if=lambda why: why is None)
+    """Why drift was requested and not measured."""
 
     @model_validator(mode="after")
     def _from_the_best(self) -> Self:
         if (best := self.ranked[0].name) in self.leads:
             raise ValueError(f"its leads are not those of {best}, as an older version had them")
         return self
+
+    def drift(self) -> ByPeriod:
+        """The drift of the test periods; InputError says why it is missing."""
+        if self.by_period is None:
+            why = self.drift_failed or "not measured; run jobs.evaluate with evaluate.by_period=true"
+            raise InputError(f"drift: {why}")
+        return self.by_period
 
     @property
     def ranked(self) -> list[MethodResult]:

@@ -38,7 +38,7 @@ def judged_periods(evaluation: Evaluation) -> Iterator[Block]:
     if not by_period(evaluation.methods[0]):
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.by_period=true")
     yield from period_blocks(evaluation)
-    if evaluation.by_period is None:
+    if evaluation.by_period is None and evaluation.drift_failed is None:
         yield LeftOut("the evaluation has not measured drift; run jobs.evaluate with evaluate.by_period=true")
 
 

@@ -16,18 +16,13 @@ from small_trainers import grow_trees
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
-from ltrscale.evaluation.measure.corrected import (
-    Correction,
-    Gathered,
-    PropensitiesConfig,
-    WeightCounts,
-    summarised,
-)
+from ltrscale.evaluation.measure.corrected import Correction, PropensitiesConfig, WeightCounts, summarised
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
 from ltrscale.evaluation.measure.report import Evaluation, debiased
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.statistics.blocks import Tally
+from ltrscale.evaluation.statistics.summarise import scopes
 from ltrscale.reports.document import cell
 from ltrscale.training.blend import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
@@ -102,11 +97,10 @@ def test_the_sums_are_those_of_a_loop_over_documents() -> None:
 
 def figures(correction: Correction, groups: QueryGroups, scores_T: list[torch.Tensor]) -> list[tuple[float, float]]:
     """The corrected and the plain share at the first cut-off, of each trial."""
-    gathered = Gathered()
-    gathered.add(np.arange(groups.n_groups), correction.sums(scores_T, groups))
-    methods = {f"m{t}": [None] for t in range(len(scores_T))}
-    found = summarised(correction, gathered, methods, baseline="m0", samples=200, seed=0)
-    assert found is not None
+    sums = correction.sums(scores_T, groups)
+    of_trials = [replace(sums.blocks, sums_BTM=sums.blocks.sums_BTM[:, [t]]) for t in range(len(scores_T))]
+    (scopes_T,) = scopes([of_trials], correction.figures, baseline=0, samples=200, seed=0)
+    found = summarised(correction, sums.counts, {f"m{t}": scope for t, scope in enumerate(scopes_T)})
     k = correction.cutoffs[0]
     return [(m.corrected[k].mean or 0.0, m.plain[k].mean or 0.0) for m in found.methods]
 
@@ -125,16 +119,16 @@ def test_parts_of_any_size_have_the_same_sums() -> None:
     groups, scores_T = random_groups(2)
     correction = Correction(CLICKS, PROPENSITIES, (1, 3))
     whole = correction.sums(scores_T, groups)
-    gathered = Gathered()
+    tally, counts = Tally(len(scores_T), len(correction.figures)), WeightCounts()
     for first in range(0, groups.n_groups, 7):
         some = torch.arange(first, min(first + 7, groups.n_groups))
         rows = torch.cat([torch.arange(groups.offsets_Q1[q], groups.offsets_Q1[q + 1]) for q in some.tolist()])
         part = correction.sums([scores_N[rows] for scores_N in scores_T], groups.select(some))
-        gathered.add(some.numpy(), part)
-    assert gathered.counts[:3] == whole.counts[:3]
-    assert isinstance(gathered.tally, Tally)
-    np.testing.assert_array_equal(gathered.tally.blocks().sums_BTM, whole.blocks.sums_BTM)
-    np.testing.assert_array_equal(gathered.tally.blocks().defined_BM, whole.blocks.defined_BM)
+        tally.add_sums(some.numpy(), part.blocks)
+        counts = counts.plus(part.counts)
+    assert counts[:3] == whole.counts[:3]
+    np.testing.assert_array_equal(tally.blocks().sums_BTM, whole.blocks.sums_BTM)
+    np.testing.assert_array_equal(tally.blocks().defined_BM, whole.blocks.defined_BM)
 
 
 def test_groups_of_data_without_positions_add_nothing_but_their_count() -> None:

@@ -17,6 +17,7 @@ from scipy.stats import spearmanr
 from weekly_log import Row, write_log
 
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.drift import (
     _CELLS,
     BinCounts,
@@ -366,6 +367,21 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: Path, measure
     shown = [block for block in section.blocks if isinstance(block, Table)]
     assert [table(block.header, block.rows) in text for block in shown] == [True, True, True]
     assert (report / "decay.png").stat().st_size > 1000
+
+
+def test_drift_that_cannot_be_measured_costs_no_other_figure(
+    rows: list[Row], config: EvaluateConfig, report: Path, tmp_path: Path
+) -> None:
+    of_x = [Row(row.period, [document[:1] for document in row.documents], row.labels) for row in rows]
+    train = {"data": write_log(str(tmp_path / "x"), of_x, FEATURES[:1], row_group=4), "periods": list(TRAIN)}
+    there = config.replace(by_period=True, splits={**config.splits.model_dump(), "train": train})
+    EvaluateJob(out=str(tmp_path / "out"), evaluate=there).run(show=False)
+    found = Evaluation.read(str(tmp_path / "out"))
+    assert found.methods == Evaluation.read(str(report)).methods
+    with pytest.raises(InputError, match=r"drift: .*features are not in"):
+        found.drift()
+    assert "*Left out: drift: " in (tmp_path / "out" / "report.md").read_text().partition("## Periods")[2]
+    assert "drift_failed" not in (report / "metrics.json").read_text()
 
 
 def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tmp_path: Path) -> None:
