@@ -4,7 +4,6 @@ Shapes: S sessions, P positions, D pairs of query and document, Q queries.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ import torch
 from pydantic import Field
 
 from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.batch import to_offsets
 from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
     Cells,
@@ -212,18 +212,18 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         "SDBN": partial(DynamicBayesian.simplified, smoothing=_SMOOTHING),
         "DBN": partial(DynamicBayesian.fit, smoothing=_SMOOTHING),
     }
-    judge = _Judge.from_log(read, fitted, job.ndcg_at) if read.labels else None
+    judge = _judge(read, fitted, job.ndcg_at) if read.labels else None
     results = []
     if judge:
         cells = count(fitted)
         shown_D = sums(cells.pair_M, cells.shown_M, fitted.pairs)
         position_D = sums(cells.pair_M, cells.shown_M * cells.place_M, fitted.pairs) / np.maximum(shown_D, 1)
-        results.append(ModelResult(name="as shown", ndcg=judge.ndcg(-position_D)))
+        results.append(ModelResult(name="as shown", ndcg=judge(-position_D)))
     for name, fit in fits.items():
         log.info("clicks: fitting %s", name)
         model = fit(fitted)
         order_D1 = model.relevance_D1
-        ndcg = None if judge is None or order_D1 is None else judge.ndcg(order_D1[:-1])
+        ndcg = None if judge is None or order_D1 is None else judge(order_D1[:-1])
         result = ModelResult(name=name, ndcg=ndcg)
         if len(held_out):
             alone, given = (perplexity(model.probabilities(held_out, conditional=c), held_out) for c in (False, True))
@@ -233,29 +233,16 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
     return tuple(results)
 
 
-@dataclass(frozen=True, eq=False)
-class _Judge:
-    """The labelled pairs that models were fitted on, query by query."""
-
-    pairs_N: Ints
-    labels_N: torch.Tensor
-    offsets_Q1: torch.Tensor
-    at: int
-
-    @staticmethod
-    def from_log(read: ClickLog, fitted: Sessions, at: int) -> "_Judge":
-        query_D = np.full(fitted.pairs, -1)
-        rows, columns = np.nonzero(fitted.shown_SP)
-        query_D[fitted.pairs_SP[rows, columns]] = fitted.queries_S[rows]
-        known_N = np.flatnonzero((query_D >= 0) & ~np.isnan(read.labels_D))
-        pairs_N = known_N[np.argsort(query_D[known_N], kind="stable")]
-        lengths_Q = np.unique(query_D[pairs_N], return_counts=True)[1]
-        offsets_Q1 = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths_Q)]))
-        return _Judge(pairs_N, torch.from_numpy(read.labels_D[pairs_N]), offsets_Q1, at)
-
-    def ndcg(self, order_D: Doubles) -> Difference:
-        """NDCG of the expert labels in this order, over the queries that have a relevant document."""
-        scores_N = torch.from_numpy(order_D[self.pairs_N])
-        return Difference.from_values(
-            metric_named(f"ndcg@{self.at}").values(scores_N, self.labels_N, self.offsets_Q1).numpy()
-        )
+def _judge(read: ClickLog, fitted: Sessions, at: int) -> Callable[[Doubles], Difference]:
+    """The NDCG of the expert labels in an order of the fitted pairs, over queries with a relevant document."""
+    query_D = np.full(fitted.pairs, -1)
+    rows, columns = np.nonzero(fitted.shown_SP)
+    query_D[fitted.pairs_SP[rows, columns]] = fitted.queries_S[rows]
+    known_N = np.flatnonzero((query_D >= 0) & ~np.isnan(read.labels_D))
+    pairs_N = known_N[np.argsort(query_D[known_N], kind="stable")]
+    lengths_Q = np.unique(query_D[pairs_N], return_counts=True)[1]
+    labels_N, offsets_Q1 = torch.from_numpy(read.labels_D[pairs_N]), to_offsets(torch.from_numpy(lengths_Q))
+    metric = metric_named(f"ndcg@{at}")
+    return lambda order_D: Difference.from_values(
+        metric.values(torch.from_numpy(order_D[pairs_N]), labels_N, offsets_Q1).numpy()
+    )

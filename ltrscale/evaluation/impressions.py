@@ -131,13 +131,11 @@ class RankedGroups(NamedTuple):
 
 
 class _Credits(NamedTuple):
-    """Impressions of each group; by pair and method, their sums of both credits and of a square.
-
-    The square is the squared difference in credit; for `separate` it is the sum of both squares.
-    """
+    """The impressions of each group, and what they add up to by pair and method."""
 
     impressions_Q: Ints
     sums_QPM3: Doubles
+    """Both credits, and the square of their difference; for `separate` the sum of both squares."""
 
 
 def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> _Credits:
@@ -153,7 +151,7 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> _C
     sums_QPM3 = np.zeros((len(n_Q), len(pairs), len(METHODS), 3))
     for groups in _fitting(n_Q * np.diff(lists.offsets_Q1)):
         if n_Q[groups].any():
-            impressions = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
+            impressions = _Impressions(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
             for p, pair in enumerate(pairs):
                 sums_QPM3[groups, p] = impressions.sums(pair)
     return _Credits(n_Q, sums_QPM3)
@@ -168,7 +166,9 @@ def _fitting(documents_Q: Ints) -> Iterator[slice]:
         first = last
 
 
-class _Seen:
+class _Impressions:
+    """The impressions of some groups: their users' draws are the same for every pair of rankers."""
+
     def __init__(
         self, lists: RankedGroups, ranks_RN: Ints, places_N: Ints, groups: slice, n_Q: Ints, traffic: Traffic
     ) -> None:

@@ -28,7 +28,6 @@ from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest, with_relative_named
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
@@ -364,7 +363,7 @@ def _summarise(study: StudyJob, done: set[str], failed: Mapping[str, str]) -> No
         validation_share=study.validation_share,
         validation_size=study.splits.validation.size,
         primary=f"ndcg@{study.evaluate.primary_cutoff}",
-        policies={name: metric.policy for name, metric in metrics_of(study.evaluate).items()},
+        policies={name: metric.policy for name, metric in study.evaluate.measured.items()},
         leave_out_constant=study.evaluate.leave_out_constant,
         planned=len(cells),
         failed=dict(failed),

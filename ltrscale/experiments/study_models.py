@@ -8,7 +8,6 @@ from pydantic import Field
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.split import SplitsWithTest
-from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Design, Model, describe_test, measure_groups, study_of
@@ -114,7 +113,7 @@ class Measurement(Stage):
     def identity(self) -> Settings:
         """The metrics, and the test periods."""
         metrics = {
-            "metrics": [*metrics_of(self.evaluate)],
+            "metrics": [*self.evaluate.measured],
             **self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"}),
         }
         return with_splits(metrics, self.splits.test)

@@ -26,7 +26,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_shown
-from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
+from ltrscale.evaluation.measure.metrics import Judged, judged_split, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import measure_periods
@@ -112,7 +112,7 @@ def evaluate(
     measuring = basis.measuring(threads)
     basis = replace(basis, test=measuring.open(basis.test))
     with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), basis.methods) as file:
+        with commit.file(GROUPS) as path, GroupFile(path, basis.metrics, basis.methods) as file:
             tallies = _tallied(measuring, basis, file, run)
         evaluation = _computed(tallies, basis)
         write_report(commit, evaluation, document(evaluation, out))
@@ -173,6 +173,11 @@ class _Basis:
         )
 
     @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics, those of clicks last."""
+        return [*self.config.measured, *self.config.measured_on_clicks]
+
+    @property
     def trials(self) -> list[MethodTrial]:
         """The trials of all methods, one method after the other."""
         return list(itertools.chain(*self.methods.values()))
@@ -191,12 +196,12 @@ class _Basis:
                 relevant_from=config.relevant_from,
                 training=partial(_seen_in_training, config, test),
             ),
-            metrics=partial(values_of, metrics=metrics_of(config), settings=config, judged=self.judged),
+            metrics=partial(values_of, metrics=config.measured, settings=config, judged=self.judged),
             features=test.features,
             docs_per_batch=config.docs_per_batch,
             threads=threads,
             logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
-            on_clicks=partial(values_of, metrics=clicks_metrics(config), settings=config) if config.clicks else None,
+            on_clicks=partial(values_of, metrics=config.measured_on_clicks, settings=config) if config.clicks else None,
             correction=self.correction,
             every_list=self.needs_every_list,
         )
@@ -275,7 +280,7 @@ class Tallies:
 
 def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> Tallies:
     """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
-    shape = len(measuring.models), len(all_metrics(basis.config))
+    shape = len(measuring.models), len(basis.metrics)
     tallies = Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
     without_list = [] if basis.judged is None else basis.judged.without_list()
     unlisted = [measuring.without_list(*each, shape) for each in without_list]
@@ -289,9 +294,9 @@ def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> 
 def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
     config, judged = basis.config, basis.judged
     policies = {
-        name: metric.policy if judged is None else Judged.policy(metric) for name, metric in metrics_of(config).items()
+        name: metric.policy if judged is None else Judged.policy(metric) for name, metric in config.measured.items()
     }
-    policies |= {name: metric.policy for name, metric in clicks_metrics(config).items()}
+    policies |= {name: metric.policy for name, metric in config.measured_on_clicks.items()}
     by_slice, numbers = _by_slice(tallies, basis), itertools.count()
     results = tuple(
         MethodResult(
@@ -357,7 +362,7 @@ def _by_slice(tallies: Tallies, basis: _Basis) -> dict[str, list[Scope]]:
     names = [*with_names, *itertools.chain(*by_value)]
     slices = basis.scopes(
         [tallies.slices[name].blocks() for name in names],
-        list(all_metrics(config)),
+        basis.metrics,
         baseline=config.baseline,
         together=(len(basis.methods) - 1) * max(1, len(names) - 1),
     )
@@ -371,6 +376,6 @@ def _leads_of_best(tallies: Tallies, results: Sequence[MethodResult], basis: _Ba
     means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
     if not 1 < len(means) == len(results):
         return {}  # there is no other method, or no group defines the metric
-    best, column = by_mean(results, primary)[0].name, list(all_metrics(basis.config)).index(primary)
+    best, column = by_mean(results, primary)[0].name, basis.metrics.index(primary)
     (of_methods,) = basis.scopes([tallies.slices[ALL].blocks().for_metric(column)], [primary], baseline=best)
     return {name: scope.comparisons[primary] for name, scope in of_methods.items() if scope.comparisons}

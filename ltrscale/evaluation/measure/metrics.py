@@ -1,4 +1,4 @@
-"""The metrics of an evaluation, and their values for each group, by its own list or by the judgements of its query.
+"""The metrics of each group, by its own list or by the judgements of its query.
 
 A list of candidates lacks the relevant documents that the earlier search did not find. Measured by the list's own
 ideal, its order looks better than it is; here the judgements of the whole query count, as in `trec_eval -c`.
@@ -9,49 +9,19 @@ without.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of
-from ltrscale.config import members
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, with_periods_named
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, metric_named
-from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.ranking.metric import Metric
-
-
-def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
-    """Every metric of the chosen policies and those added by `metrics`, by name."""
-    classes: list[type[Metric]] = [*members(MetricConfig)]
-    if config.policy == "letor4":
-        classes += members(LetorMetricConfig)
-    keys: dict[str, Any] = {"threshold": config.relevant_from, "grades": config.grades}
-    metrics: list[Metric] = []
-    for cls in classes:
-        cutoffs = config.precision_at if cls.cut_as_precision else config.ndcg_at
-        metrics += [cls.made(k=k, **keys) for k in (cutoffs if cls.needs_cutoff() else (None,))]
-    metrics += [metric_named(name, **keys) for name in config.metrics]
-    if config.gains is not None:
-        metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
-    return {metric.name: metric for metric in metrics}
-
-
-def clicks_metrics(config: EvaluateConfig) -> dict[str, Metric]:
-    """The metrics of clicks, by name."""
-    metrics = [ClickNDCGConfig(k=k) for k in config.ndcg_at] if config.clicks else []
-    return {metric.name: metric for metric in metrics}
-
-
-def all_metrics(config: EvaluateConfig) -> dict[str, Metric]:
-    """Every metric, those of clicks last, by name."""
-    return metrics_of(config) | clicks_metrics(config)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,10 +64,10 @@ def headline(evaluation: Evaluation) -> str:
     if best is None:
         return f"No group defines {metric}"
     if (found := _standing(evaluation)) is None:
-        return f"{best.name}, with nothing beside it: {metric} {cell(_overall(evaluation, best))}"
+        return f"{best.name}, with nothing beside it: {metric} {cell(_primary(evaluation, best))}"
     ours, serving, lead = found
     (served,) = (method for method in evaluation.methods if method.name == serving)
-    name, base = _as_served(evaluation, served), _overall(evaluation, served).mean
+    name, base = _as_served(evaluation, served), _primary(evaluation, served).mean
     percent = f" ({lead.difference / base:+.1%})" if base else ""
     figure = f"{metric} {cell(lead.figure, '+.4f')}{percent}"
     if lead.p_holm is None:
@@ -132,12 +132,12 @@ def best_of(evaluation: Evaluation) -> MethodResult | None:
     None if no group defines the metric.
     """
     best = evaluation.ranked[0]
-    return None if _overall(evaluation, best).mean is None else best
+    return None if _primary(evaluation, best).mean is None else best
 
 
-def _overall(evaluation: Evaluation, method: MethodResult) -> Summary:
-    """The primary metric of a method over all groups."""
-    return method.slices[ALL].summaries[evaluation.primary]
+def _primary(evaluation: Evaluation, method: MethodResult, slice_: str = ALL) -> Summary:
+    """The primary metric of a method over all groups, or those of a slice."""
+    return method.slices[slice_].summaries[evaluation.primary]
 
 
 def competitor_of(evaluation: Evaluation) -> str | None:
@@ -156,7 +156,7 @@ def is_shown(comparison: Comparison) -> bool:
 
 
 def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
-    summary = _overall(evaluation, best)
+    summary = _primary(evaluation, best)
     basis = f"over {summary.groups:,} query groups of {span(evaluation.test.periods)}"
     figure = f"{metric_label(evaluation.primary)} {cell(summary)} {basis}"
     if len(evaluation.methods) == 1:
@@ -279,24 +279,19 @@ def _calibrations(evaluation: Evaluation) -> list[TableRow]:
 
 
 def _charts(evaluation: Evaluation) -> Iterator[Chart]:
-    """The primary metric of each method with its 95% interval; on outlier groups too, if there are any."""
+    """The primary metric of each method and a line at the baseline; of outlier groups too, if there are any."""
     label, first = metric_label(evaluation.primary), evaluation.methods[0]
     groups = {name: first.slices[name].summaries[evaluation.primary].groups for name in (ALL, OUTLIERS)}
     for title, name, file in ((label, ALL, "ndcg"), (f"Outlier-{label}", OUTLIERS, "ndcg-outliers")):
         if groups[name] or name == ALL:
-            shows = f"{title} of each method with its 95% interval, {groups[name]:,} groups"
-            yield Chart(_leaders_chart(evaluation, name), shows, file)
-
-
-def _leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
-    """The primary metric of each method with its 95% interval on a slice, and a line at the baseline."""
-    rows = []
-    for method in evaluation.ranked:
-        kind = "reference" if method.name == AS_SHOWN else "method"
-        kind = "baseline" if method.name == evaluation.baseline else kind
-        rows.append(charts.interval_row(method.name, method.slices[slice_].summaries[evaluation.primary], series=kind))
-    base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
-    return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
+            rows = []
+            for method in evaluation.ranked:
+                kind = "reference" if method.name == AS_SHOWN else "method"
+                kind = "baseline" if method.name == evaluation.baseline else kind
+                rows.append(charts.interval_row(method.name, _primary(evaluation, method, name), series=kind))
+            base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
+            spec = charts.interval_chart(rows, title=f"{label} and its 95% interval", at=base)
+            yield Chart(spec, f"{title} of each method with its 95% interval, {groups[name]:,} groups", file)
 
 
 def _test_data(test: EvaluatedData) -> Iterator[str]:
@@ -325,7 +320,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
         row |= {metric_label(name): _mean(scope.summaries[name]) for name in names}
         if n_outliers:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
-            row[label] = _mean(method.slices[OUTLIERS].summaries[primary])
+            row[label] = _mean(_primary(evaluation, method, OUTLIERS))
         row |= columns_against(primary, evaluation.baseline, scope)
         if evaluation.leads and evaluation.baseline != best:
             row[f"{metric_label(primary)} - {best} [95%]"] = with_interval(evaluation.leads.get(method.name))
@@ -344,7 +339,7 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         yield Points(lines)
     if evaluation.corrected is not None:
         k = int(primary.rpartition("@")[2])
-        raw = {method.name: _mean(method.slices[ALL].summaries[primary]) for method in evaluation.methods}
+        raw = {method.name: _mean(_primary(evaluation, method)) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
 
 

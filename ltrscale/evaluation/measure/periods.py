@@ -133,12 +133,7 @@ def period_blocks(evaluation: Evaluation) -> Iterator[Block]:
 
 
 def _fallen(means: Sequence[Summary]) -> tuple[float, float] | None:
-    """How far a metric fell from the first period to the last, and the half of that fall's 95% interval, its noise.
-
-    The fall is along the straight line through the means of periods, weighted by their intervals; with two periods it
-    is their difference. If several spread around the line by more than their intervals say, the noise is scaled up
-    accordingly. None for fewer than two periods with an interval.
-    """
+    """The fall of a metric along a line through all periods, and its noise: the half of its 95% interval."""
     known = [
         (x, s.mean, (s.high - s.low) / (2 * _Z))
         for x, s in enumerate(means)
@@ -152,16 +147,14 @@ def _fallen(means: Sequence[Summary]) -> tuple[float, float] | None:
     spread = float(weight_P @ centred_P**2)
     slope = float(weight_P @ (centred_P * mean_P)) / spread
     rest_P = mean_P - np.average(mean_P, weights=weight_P) - slope * centred_P
+    # the noise is larger where the means spread around the line by more than their intervals say
     more = float(weight_P @ rest_P**2) / max(1, len(known) - 2)
     span = float(x_P[-1] - x_P[0])
     return -slope * span, _Z * span * math.sqrt(max(1.0, more) / spread)
 
 
 def _falls_said(curves: Mapping[str, Mapping[str, Summary]], metric: str) -> Iterator[str]:
-    """One sentence on methods with a fall of the metric below its noise, and one on the other falls.
-
-    `curves` are the metric's summaries by method and period, in the order of the periods.
-    """
+    """One sentence on methods with a fall of the metric beyond its noise, and one on the other falls."""
     found = {name: fall for name, points in curves.items() if (fall := _fallen([*points.values()])) is not None}
     if not found:
         return

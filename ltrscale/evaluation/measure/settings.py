@@ -1,18 +1,19 @@
 """The settings of an evaluation: what is evaluated, and how."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, validate
+from ltrscale.config import Config, Operational, members, validate
 from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import PropensitiesConfig
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.slices import ConditionText, SliceName
-from ltrscale.ranking.choices import MetricName
-from ltrscale.ranking.graded import Gains
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, MetricName, metric_named
+from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig, Gains
+from ltrscale.ranking.metric import Metric
 from ltrscale.stages.stage import BundleUrls
 
 AS_SHOWN = "as_shown"
@@ -20,7 +21,7 @@ AS_SHOWN = "as_shown"
 PRODUCTION, CANDIDATE = "production", "candidate"
 """The methods that a gate compares: the bundle in service, and its possible replacement."""
 POSITIONS = "positions"
-"""The column it ranks by, given where other methods have a bundle or scores."""
+"""The column by which `as_shown` ranks; it stands where other methods have a bundle or scores."""
 CutOff = Annotated[int, Field(ge=1)]
 
 
@@ -85,6 +86,22 @@ class EvaluateSettings(Config):
     """Documents scored in one batch; the result does not depend on it."""
 
     @property
+    def measured(self) -> dict[str, Metric]:
+        """Every metric, by name: of the chosen policies, and those that `metrics` and `gains` add."""
+        classes: list[type[Metric]] = [*members(MetricConfig)]
+        if self.policy == "letor4":
+            classes += members(LetorMetricConfig)
+        keys: dict[str, Any] = {"threshold": self.relevant_from, "grades": self.grades}
+        metrics: list[Metric] = []
+        for cls in classes:
+            cutoffs = self.precision_at if cls.cut_as_precision else self.ndcg_at
+            metrics += [cls.made(k=k, **keys) for k in (cutoffs if cls.needs_cutoff() else (None,))]
+        metrics += [metric_named(name, **keys) for name in self.metrics]
+        if self.gains is not None:
+            metrics += [GainNDCGConfig(k=k, gains=self.gains) for k in self.ndcg_at]
+        return {metric.name: metric for metric in metrics}
+
+    @property
     def needs_every_list(self) -> bool:
         """Whether a figure needs the scores of lists without a label above 0: of judgements, gains or positions."""
         return self.judged is not None or self.gains is not None or self.propensities is not None
@@ -143,6 +160,12 @@ class EvaluateConfig(EvaluateSettings):
         if empty := [name for name, urls in self.models.items() if not urls]:
             raise ValueError(f"models.{empty[0]} has no bundle; name one")
         return self
+
+    @property
+    def measured_on_clicks(self) -> dict[str, Metric]:
+        """The metrics of clicks, by name."""
+        metrics = [ClickNDCGConfig(k=k) for k in self.ndcg_at] if self.clicks else []
+        return {metric.name: metric for metric in metrics}
 
     @classmethod
     def recorded(cls, url: str) -> Self:

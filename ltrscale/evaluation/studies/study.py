@@ -32,7 +32,7 @@ from ltrscale.data.stream.scored import finite
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
 from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import metrics_of, values_of
+from ltrscale.evaluation.measure.metrics import values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
@@ -121,7 +121,7 @@ def measure_groups(
         InputError: the bundle was made for other features, gives scores that are not finite, or no test group defines
             a metric.
     """
-    metrics, bundle = metrics_of(settings), load(url)
+    metrics, bundle = settings.measured, load(url)
     test = with_tokens_of(select(test_split, labelled=True), [bundle])
     score = bundle.scorer(features=test.features, threads=threads)
     values, gids, documents, seconds = [], [], 0, 0.0
