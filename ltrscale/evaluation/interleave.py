@@ -255,7 +255,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     pairs = []
     for p, (one, other, _) in enumerate(job.pairs):
         methods = {
-            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, _POWER, separate=method == "separate")
+            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, separate=method == "separate")
             for m, method in enumerate(METHODS)
         }
         metric = Difference.from_values(measured.metric_QR[:, one] - measured.metric_QR[:, other])
@@ -283,7 +283,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     )
 
 
-def _compared_by(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> _InterleavedPair:
+def _compared_by(sums_3Q: Doubles, impressions: int, *, separate: bool) -> _InterleavedPair:
     """The figures of one method, from both credits and the squares of each group."""
     credit_2, square = sums_3Q[:2].sum(axis=1) / max(impressions, 1), sums_3Q[2].sum() / max(impressions, 1)
     difference = float(credit_2[0] - credit_2[1])
@@ -292,7 +292,7 @@ def _compared_by(sums_3Q: Doubles, impressions: int, power: float, *, separate: 
     return _InterleavedPair(
         credit=(float(credit_2[0]), float(credit_2[1])),
         lift=lift(sums_3Q[:2]),
-        needed=impressions_needed(difference, float(variance), power=power),
+        needed=impressions_needed(difference, float(variance), power=_POWER),
     )
 
 

@@ -184,7 +184,10 @@ def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
         [
             {
                 "method": method.name,
-                **{metric_label(metric): _mean(method.folds[metric]) for metric in cutoffs(method.folds)},
+                **{
+                    metric_label(metric): with_error(method.folds[metric].mean, method.folds[metric].std_error)
+                    for metric in cutoffs(method.folds)
+                },
                 **columns_against(crossval.primary, crossval.baseline, method.pooled),
             }
             for method in crossval.methods
@@ -214,7 +217,3 @@ def _how_to_read(crossval: Crossval) -> list[str]:
         "training queries, which nothing here accounts for.",
         *how_to_read(crossval, (method.pooled for method in crossval.methods)),
     ]
-
-
-def _mean(means: _FoldMeans) -> str:
-    return with_error(means.mean, means.std_error)

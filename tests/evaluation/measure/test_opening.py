@@ -8,7 +8,7 @@ import pytest
 
 from ltrscale.evaluation.measure.drift import ByPeriod, FeatureDrift, PeriodDrift
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.page import _leaders_chart, headline, leaderboard, opening
+from ltrscale.evaluation.measure.page import _charts, headline, leaderboard, opening
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
@@ -163,7 +163,7 @@ def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
     means = {"as_shown": 0.56, "gbdt": 0.53, "none": None, "net": 0.55}
     found = evaluation(means, {}, baseline="gbdt")
     assert [row[0] for row in leaderboard(found).rows] == ["net", "gbdt", "none", "as_shown"]
-    chart = _leaders_chart(found, ALL)["data"]["values"]
+    chart = next(_charts(found)).spec["data"]["values"]
     series = ["method", "baseline", "method", "reference"]
     assert [row["series"] for row in chart] == series
     without = evaluation(means, {}, baseline="gbdt", slices={OUTLIERS: (0, {})})
