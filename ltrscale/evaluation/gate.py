@@ -1,4 +1,4 @@
-"""The gate in front of production: evaluate both bundles by period, judge by the bounds.
+"""The job of the gate in front of production: evaluate both bundles by period, and judge them by the bounds.
 
 out/evaluation      production and candidate on the test split, its periods and its slices; skipped if up to date
 out/report.md       the verdict, with verdict.json

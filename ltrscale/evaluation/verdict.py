@@ -1,4 +1,4 @@
-"""The gate: may a candidate replace the bundle in production, by an evaluation of both by period?
+"""The verdict of a gate: may a candidate replace the bundle in production, by an evaluation of both by period?
 
 A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest.leaks` finds such features and asks
 about them; `bounds.expected` has the answer.

@@ -248,10 +248,10 @@ class Tallies:
     documents: int = 0
     unshown: int = 0
     """Documents without a position."""
-    corrected: Tally | None = None
-    """Sums for the metrics corrected for positions, if these are measured."""
     weights: WeightCounts = field(default_factory=WeightCounts)
-    """What the corrections weighted."""
+    """Relevant documents, and the sums of their weights, of the metrics corrected for positions."""
+    corrected: Tally | None = None
+    """Sums of these metrics; None if they are not measured."""
 
     def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
         """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""

@@ -1,14 +1,13 @@
 """Slices: query groups that an evaluation judges separately, in addition to all groups together.
 
-The groups with outliers are a slice. Others are conditions, or the values of a column. A group may
-be in several. Columns of a group are those of its data set, `query_id` and `meta_*`, and those of `_COMPUTED`; columns
-of documents are `label` and the features by their names. docs/methods.md explains all.
+The groups with outliers are a slice. Others are the groups that meet a condition, or that have one value of a column.
+A group may be in several. Columns of a group are `query_id` and `meta_*` of its data set, and those of `_COMPUTED`;
+columns of documents are `label` and the features by their names. docs/methods.md explains all.
 
 Conditions, such as `n_documents > 50 and meta_device == 'mobile'`, are read by Python's parser, and nothing in them is
-executed. Any word that the grammar lacks, and `ANY NAME` in
-backquotes, is a column of the query group, or inside `any(...)` and `all(...)` of each document. A comparison with a
-missing value is false, whatever the operator; so is `in`, and `not in` is its opposite. `all` holds for a group without
-documents.
+executed. A word that the grammar lacks, or any name in backquotes, is a column: of the query group, or inside
+`any(...)` and `all(...)` of each document. A comparison with a missing value is false, whatever the operator; so is
+`in`, and `not in` is its opposite. `all` holds for a group without documents.
 
 Numbers compare as they were typed: a constant beside a float32 is rounded to the nearest float32 too, so that a price
 of 0.1 equals 0.1. Whole numbers compare as whole numbers, even beyond 2^53; beside a fraction they are float64.

@@ -131,13 +131,6 @@ def test_bad_settings_are_named() -> None:
         OutlierRule()
 
 
-def test_detector_survives_json() -> None:
-    values_N = np.concatenate([np.random.default_rng(1).normal(size=999), [1e30]]).astype(np.float32)
-    detector = fit_outliers(lambda: [groups_of(values_N[:, None], [1000])], numeric(1), OutlierConfig(gap=7), data="ab")
-    assert detector.rules
-    assert OutlierDetector.model_validate_json(detector.model_dump_json()) == detector
-
-
 COLUMNS = [Feature(name="x"), Feature(name="code", kind="categorical"), Feature(name="unknown")]
 
 
