@@ -28,7 +28,7 @@ from ltrscale.evaluation.measure.drift import (
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import POSITIONS, EvaluateConfig
 from ltrscale.evaluation.pages import columns_against, with_error
-from ltrscale.evaluation.statistics.summarise import Scope, Summary
+from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
@@ -58,12 +58,6 @@ def measure_periods(config: EvaluateConfig, methods: Sequence[MethodResult]) -> 
     return drift.model_copy(update={"trained_until": ends, "since": since, "foretold": foretold})
 
 
-def by_period(method: MethodResult) -> dict[str, Scope]:
-    """The figures of a method on each period with labels; empty if the evaluation has no slices by period."""
-    prefix = "period="
-    return {name.removeprefix(prefix): scope for name, scope in method.slices.items() if name.startswith(prefix)}
-
-
 def _trained_until(url: str, config: EvaluateConfig) -> str:
     """The last period that a bundle was trained on; the training split's if the bundle does not state it."""
     made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
@@ -75,7 +69,7 @@ def _trained_until(url: str, config: EvaluateConfig) -> str:
 def _correlations(methods: Sequence[MethodResult], drift: ByPeriod, primary: str) -> Iterator[DriftCorrelation]:
     """The correlation of each measure of drift with each method's metric."""
     for method in methods:
-        means = {period: scope.summaries[primary].mean for period, scope in by_period(method).items()}
+        means = {period: scope.summaries[primary].mean for period, scope in method.periods.items()}
         with_metric = [(drift.periods[period], mean) for period, mean in means.items() if mean is not None]
         loss_P = np.array([-mean for _, mean in with_metric])
         of_measures = {"features": [period.median_psi for period, _ in with_metric]}
@@ -111,7 +105,7 @@ def period_blocks(evaluation: Evaluation) -> Iterator[Block]:
     """The metric by period, and drift if it was measured, of an evaluation with slices by period."""
     primary, label = evaluation.primary, metric_label(evaluation.primary)
     curves = {
-        method.name: {period: scope.summaries[primary] for period, scope in by_period(method).items()}
+        method.name: {period: scope.summaries[primary] for period, scope in method.periods.items()}
         for method in evaluation.methods
     }
     several = any(len(curve) > 1 for curve in curves.values())
@@ -188,7 +182,7 @@ def _metric_table(evaluation: Evaluation) -> Table:
                 **columns_against(primary, evaluation.baseline, scope),
             }
             for method in evaluation.methods
-            for period, scope in by_period(method).items()
+            for period, scope in method.periods.items()
         ]
     )
 

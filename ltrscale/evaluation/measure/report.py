@@ -105,6 +105,12 @@ class MethodResult(Strict):
         """The kinds of its trials."""
         return {trial.kind for trial in self.trials}
 
+    @property
+    def periods(self) -> dict[str, Scope]:
+        """Its results on each period with labels; empty if the evaluation has no slices by period."""
+        prefix = "period="
+        return {name.removeprefix(prefix): scope for name, scope in self.slices.items() if name.startswith(prefix)}
+
 
 def by_mean(methods: Sequence[MethodResult], primary: str) -> list[MethodResult]:
     """The methods by their mean over all groups; the order that was shown, a reference, is last.

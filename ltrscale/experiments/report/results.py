@@ -8,7 +8,7 @@ from typing import Any
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.page import how_to_read_it, results
-from ltrscale.evaluation.measure.periods import by_period, period_blocks
+from ltrscale.evaluation.measure.periods import period_blocks
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
@@ -35,7 +35,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
 
 def judged_periods(evaluation: Evaluation) -> Iterator[Block]:
     """The metric by period, and drift if the evaluation measured it."""
-    if not by_period(evaluation.methods[0]):
+    if not evaluation.methods[0].periods:
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.by_period=true")
     yield from period_blocks(evaluation)
     if evaluation.by_period is None and evaluation.drift_failed is None:

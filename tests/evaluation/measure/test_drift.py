@@ -32,7 +32,7 @@ from ltrscale.evaluation.measure.drift import (
 )
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.page import document
-from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_until, by_period
+from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_until
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.reports.document import Table
@@ -354,7 +354,7 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: Path, measure
     assert found.trained_until == {"linear": "b"}, "that of the split, as the bundle states none"
     assert found.since == {"linear": dict(zip(TEST, range(2, 7), strict=True))}
     assert (found.train, found.periods) == (measured.train, measured.periods)
-    losses = [-(scope.summaries["ndcg@5"].mean or 0) for scope in by_period(method).values()]
+    losses = [-(scope.summaries["ndcg@5"].mean or 0) for scope in method.periods.values()]
     for one, drifts in zip(found.foretold, ("features", "scores"), strict=True):
         values = [p.median_psi if drifts == "features" else p.spreads["linear"].psi for p in measured.periods.values()]
         correlation, p = _rank_correlation(np.array(values), np.array(losses))
