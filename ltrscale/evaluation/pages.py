@@ -13,9 +13,6 @@ from ltrscale.reports.document import Document, Table, TableRow, cell
 from ltrscale.reports.findings import Findings, print_report
 from ltrscale.stages.stage import Stage
 
-_Scopes = Mapping[str, Mapping[str, Scope]]
-"""Results by the name of the groups and the name of the method."""
-
 
 class ComparedMethods(Findings):
     """Findings that compare methods by the same metrics."""
@@ -158,8 +155,11 @@ def _how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def metric_table(scopes: _Scopes, baseline: str | None) -> Table:
-    """A row for each metric of each method: mean, counts, undefined groups as 0 and as 1, and the comparison."""
+def metric_table(scopes: Mapping[str, Mapping[str, Scope]], baseline: str | None) -> Table:
+    """A row for each metric of each method: mean, counts, undefined groups as 0 and as 1, and the comparison.
+
+    `scopes` are results by the name of the groups and the name of the method.
+    """
     rows: list[TableRow] = []
     for groups, of_methods in scopes.items():
         for metric in next(iter(of_methods.values())).summaries:

@@ -42,9 +42,6 @@ _CELLS = 1 << 14
 """Cells of a feature, at most: 200 kB. This is enough for the sign, exponent and five bits of the mantissa of every
 float32, so a cell is never wider than a 32nd of its values."""
 
-BinCounts = Ints
-_FloatBits = NDArray[np.uint32]
-
 
 class BinnedValues:
     """Counts of a feature's values by bin; those of later periods are counted in the bins of training.
@@ -80,14 +77,14 @@ class BinnedValues:
             self._width *= np.uint32(2)
         self._cells_C, self._counts_C = merged_counts(cells - cells % self._width, counts)
 
-    def _starts(self) -> _FloatBits:
+    def _starts(self) -> NDArray[np.uint32]:
         """The first number of each bin: cells at which a tenth of the numbers is reached, between two open ends."""
         tenths_C = _BINS * (self._counts_C.cumsum() - self._counts_C) // max(1, self._counts_C.sum())
         starts = self._cells_C[np.diff(tenths_C, prepend=-1) > 0]
         above = self._cells_C[-1:] + self._width
         return np.concatenate([np.zeros(1, np.uint32), starts, above])
 
-    def counts_B(self) -> BinCounts:
+    def counts_B(self) -> Ints:
         """Counts by bin, shape [B]."""
         train, cells_C = self._train, self._cells_C
         if self.kind == "numeric":
@@ -101,14 +98,14 @@ class BinnedValues:
         return np.append(np.bincount(bin_C, self._counts_C, bins).astype(np.int64), self._missing)
 
 
-def _rising_bits(values_N: NDArray[np.float32]) -> _FloatBits:
+def _rising_bits(values_N: NDArray[np.float32]) -> NDArray[np.uint32]:
     """The bits of each number, mapped so that they rise with the number."""
     bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     # the bits of floats rise with the value once those of negative ones are inverted
     return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
 
 
-def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
+def psi(reference_B: Ints, other_B: Ints) -> float:
     """The population stability index of two histograms (Siddiqi 2006).
 
     `sum over bins of (p - q) ln(p / q)`, which is the symmetric divergence of Jeffreys (1946): 0 for equal shares, and
@@ -126,7 +123,7 @@ def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
     return float(((p_B - q_B) * np.log(p_B / q_B)).sum())
 
 
-def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int, int]) -> float:
+def chance_psi(reference_B: Ints, other_B: Ints, *, values: tuple[int, int]) -> float:
     """What `psi` is without drift: `(B - 1) (1 / n + 1 / m)` over B filled bins, for n and m independent values."""
     bins = int(((reference_B > 0) | (other_B > 0)).sum())
     return (bins - 1) * sum(1 / n for n in values)

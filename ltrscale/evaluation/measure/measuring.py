@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.arrays import Doubles, Ints
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.data.columns import is_per_document, spread_over_documents
@@ -35,7 +35,7 @@ from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
 from ltrscale.evaluation.measure.settings import POSITIONS
-from ltrscale.evaluation.measure.slices import Slicer, Truths
+from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import tally
 
@@ -56,7 +56,7 @@ class GroupValues:
     gids_Q: Ints
     documents_Q: Ints
     values_TMQ: Doubles
-    slices: Mapping[str, Truths]
+    slices: Mapping[str, Bools]
     unshown: int = 0
     """Documents without a position, if the order shown is measured."""
     corrected: CorrectedSums | None = None

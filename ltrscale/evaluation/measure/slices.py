@@ -40,7 +40,6 @@ from ltrscale.ingest.categories import encode
 
 _ValueKind = Literal["number", "text", "truth"]
 """What a column holds."""
-Truths = Bools
 
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: pc.equal,
@@ -125,7 +124,7 @@ class GroupColumns:
     categories: Collection[str] = ()
     """Columns of documents that hold codes of texts."""
 
-    def where(self, condition: str) -> Truths:
+    def where(self, condition: str) -> Bools:
         """Whether a condition holds for each group, shape [Q]; what is wrong with it is found without groups too.
 
         Raises:
@@ -141,7 +140,7 @@ class GroupColumns:
         """
         return self._where(parse(condition), inside=False)
 
-    def _where(self, node: ast.expr, *, inside: bool) -> Truths:
+    def _where(self, node: ast.expr, *, inside: bool) -> Bools:
         """Whether part of a condition holds for each group, or inside `any` and `all` for each document."""
         match node:
             case ast.BoolOp(op, parts):
@@ -162,7 +161,7 @@ class GroupColumns:
                 return _truths(column)
         raise ValueError(f"{ast.unparse(node)} is no condition; {_EXAMPLE}")
 
-    def _compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr, *, inside: bool) -> Truths:
+    def _compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr, *, inside: bool) -> Bools:
         match sign, right:
             case ast.IsNot(), _:
                 return ~self._compared(left, ast.Is(), right, inside=inside)
@@ -234,7 +233,7 @@ def _to_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tup
     return pc.cast(left, nearest_to, safe=False), pc.cast(right, nearest_to, safe=False)
 
 
-def _truths(column: pa.Array) -> Truths:
+def _truths(column: pa.Array) -> Bools:
     return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
 
 
@@ -351,7 +350,7 @@ class Slicer:
         """The slices that exist for any groups."""
         return (OUTLIERS, *self.conditions)
 
-    def find(self, groups: QueryGroups, period: str, stored: pa.Table) -> dict[str, Truths]:
+    def find(self, groups: QueryGroups, period: str, stored: pa.Table) -> dict[str, Bools]:
         """Whether each group is in each slice, by name, shape [Q]; slices by a column's values as they occur.
 
         Groups are labelled, with features if `needs_features`, and of one period; `stored` has their columns `stored`.
@@ -380,7 +379,7 @@ class Slicer:
             members |= dict(_by_value(name, _bands(name, values) if value_kind(values.type) == "number" else values))
         return members
 
-    def _computed(self, name: str, groups: QueryGroups, period: str, outlier_Q: Truths) -> pa.Array:
+    def _computed(self, name: str, groups: QueryGroups, period: str, outlier_Q: Bools) -> pa.Array:
         """A column that the data set lacks; the extreme label of a list without documents is null."""
         assert groups.labels_N is not None
         match name:
@@ -448,7 +447,7 @@ def _bands(name: str, column: pa.Array) -> pa.Array:
     return pa.array(_BANDS).take(pa.array(bands_Q, mask=missing_Q))
 
 
-def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
+def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Bools]]:
     """The slice of each value that occurs."""
     values = column.unique()
     if len(values) > _MOST_VALUES:

@@ -16,11 +16,11 @@ from reference import drift as oracle
 from scipy.stats import spearmanr
 from weekly_log import Row, write_log
 
+from ltrscale.arrays import Ints
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.drift import (
     _CELLS,
-    BinCounts,
     BinnedValues,
     ByPeriod,
     DriftCorrelation,
@@ -216,14 +216,14 @@ def counted(values_N: np.ndarray) -> BinnedValues:
     return numbers
 
 
-def later(train: BinnedValues, values_N: np.ndarray) -> BinCounts:
+def later(train: BinnedValues, values_N: np.ndarray) -> Ints:
     """Numbers of a later period, in the bins of training."""
     numbers = train.later()
     numbers.add(values_N.astype(np.float32))
     return numbers.counts_B()
 
 
-def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[BinCounts, BinCounts]:
+def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[Ints, Ints]:
     train = counted(before_N)
     return train.counts_B(), later(train, now_N)
 
