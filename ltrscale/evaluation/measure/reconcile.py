@@ -80,7 +80,7 @@ class ReconcileJob(ReportStage):
         with progress("reconcile", len(self.metrics)) as advance:
             for name in self.metrics:
                 metric = metric_named(name, threshold=self.relevant_from)
-                compared, values_of_groups = _compare_metric(metric, lists, self)
+                compared, values_of_groups = _compare_metric(metric, lists, self.programs or PROGRAMS)
                 metrics.append(compared)
                 columns |= values_of_groups
                 advance(1)
@@ -166,13 +166,13 @@ def _mean(values_Q: Tensor) -> float | None:
 
 
 def _compare_metric(
-    metric: Metric, lists: ScoredLists, job: ReconcileJob
+    metric: Metric, lists: ScoredLists, wanted: Sequence[str]
 ) -> tuple[_ReconciledMetric, dict[str, Tensor]]:
     """A metric by our rules and each program's, and the values of all groups by each."""
     ours_Q = lists.under(Rules(), metric)
     columns, programs = {metric.name: ours_Q}, []
     for policy in POLICIES:
-        if policy.kind == metric.kind and policy.program in (job.programs or PROGRAMS):
+        if policy.kind == metric.kind and policy.program in wanted:
             reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)

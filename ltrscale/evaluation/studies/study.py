@@ -386,6 +386,8 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
 
 @dataclass(frozen=True)
 class _Models:
+    """The metrics of all models, by number of labelled groups and method."""
+
     metrics: tuple[str, ...]
     primary: str
     values: Mapping[tuple[str, str], Mapping[int, Doubles]]
