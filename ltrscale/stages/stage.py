@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.config import Config, Operational, is_operational, models_in
+from ltrscale.config import Config, Operational, is_operational, members
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.selection import select
@@ -123,7 +123,7 @@ def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
         case Split():
             return (value,)
         # the declared type counts: splits of a training job may have a test split, which it does not read
-        case Splits(validation=validation, test=Split() as test) if SplitsWithTest in models_in(field.annotation):
+        case Splits(validation=validation, test=Split() as test) if SplitsWithTest in members(field.annotation):
             return validation, test
         case Splits(train=train, validation=validation):
             return train, validation
@@ -132,7 +132,7 @@ def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
 
 def _is_input(field: FieldInfo) -> bool:
     """Whether a field holds places of inputs or splits."""
-    of_splits = any(issubclass(model, Split | Splits) for model in models_in(field.annotation))
+    of_splits = any(issubclass(model, Split | Splits) for model in members(field.annotation))
     return of_splits or any(_marks(field.rebuild_annotation()))
 
 
