@@ -32,7 +32,6 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, serve, work_in_groups
-from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     Beat,
     Left,
@@ -43,11 +42,10 @@ from ltrscale.runtime.mailbox import (
     Slot,
     Standing,
     WorkerJoined,
-    alongside,
     open_mailbox,
 )
-from ltrscale.runtime.workers import Work, WorkersConfig
-from ltrscale.signals import stop_on_signal
+from ltrscale.runtime.workers import HangWatch, Work, WorkersConfig
+from ltrscale.signals import alongside, stop_on_signal
 
 _LOOK_S = 5.0
 _PATIENCE_S = 60.0
@@ -58,12 +56,7 @@ class Waiting:
 
     def __init__(self, workers: WorkersConfig) -> None:
         self._workers = workers
-        self.begin()
-
-    def begin(self) -> None:
-        """Restart the clock."""
-        self._next_look = time.monotonic() + _LOOK_S
-        self._next_line = time.monotonic() + _PATIENCE_S
+        self._next_look, self._next_line = time.monotonic() + _LOOK_S, time.monotonic() + _PATIENCE_S
         self._looked = False
 
     def look(self) -> None:
@@ -283,7 +276,7 @@ def _attend(
                 case Running(0):
                     report({"running_workers": 0})
                     running = False
-                    waiting.begin()
+                    waiting = Waiting(workers)
                     watch.clear()
                     joiners.dismiss()
                 case Running(count):
@@ -415,7 +408,8 @@ def _worker(config: dict[str, Assignment]) -> None:
         ray.get(task.mailbox.post.remote(Running(world)))
     first = ray.get(task.mailbox.standing.remote()).group
     requests = Requests(first)
-    with alongside(functools.partial(_watch, task.mailbox, rank, requests)):
+    watch = functools.partial(_watch, task.mailbox, rank, requests)
+    with alongside(watch, until=(RayError,), waits=False):  # an error of Ray: the cluster or the launcher is gone
         work_in_groups(task, rank, Slot(first, rank, world, ("", 0)), requests)
 
 

@@ -110,13 +110,6 @@ OutputUrl = Annotated[str, _InputPlace(content_of)]
 """The directory of another committed output, such as an evaluation."""
 
 
-class _Input(NamedTuple):
-    """A split that is read, or the place of an input with its mark."""
-
-    what: Split | str
-    place: _InputPlace | None = None
-
-
 def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
     """The splits that a job reads of a field: training and validation, or validation and test if it requires a test."""
     match value:
@@ -143,19 +136,19 @@ def _marks(annotation: Any) -> Iterator[_InputPlace]:
         yield from _marks(inner)
 
 
-def _inputs_in(config: Config) -> Iterator[_Input]:
-    """All inputs that the fields of a config name, in field order, including nested configs."""
+def _inputs_in(config: Config) -> Iterator[Split | tuple[str, _InputPlace]]:
+    """The splits and the marked places that the fields of a config name, in field order, also of nested configs."""
     for name, field in type(config).model_fields.items():
         if is_operational(field):
             continue
         for value in _single_values(getattr(config, name)):
             match value:
                 case Split() | Splits():
-                    yield from map(_Input, _splits_of(field, value))
+                    yield from _splits_of(field, value)
                 case Config():
                     yield from _inputs_in(value)
                 case str():
-                    yield from (_Input(value, mark) for mark in _marks(field.rebuild_annotation()))
+                    yield from ((value, mark) for mark in _marks(field.rebuild_annotation()))
 
 
 def _single_values(value: Any) -> Iterator[Any]:
@@ -170,8 +163,9 @@ def _single_values(value: Any) -> Iterator[Any]:
 def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     """The content hash of each input of a config, by its place, and of further splits that it reads."""
     inputs = list(_inputs_in(config))
-    hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
-    return hashes | {url: mark.content(url) for url, mark in inputs if isinstance(url, str) and mark}
+    hashes = dataset_hashes([*(each for each in inputs if isinstance(each, Split)), *further])
+    places = [each for each in inputs if isinstance(each, tuple)]
+    return hashes | {url: mark.content(url) for url, mark in places}
 
 
 Origin = Mapping[str, Any]

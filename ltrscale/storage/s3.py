@@ -29,8 +29,7 @@ from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
 from ltrscale.errors import InputError
-from ltrscale.storage.faults import is_unexplained
-from ltrscale.storage.patience import Tries
+from ltrscale.storage.faults import Tries, is_unexplained
 
 _CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead, FlexibleChecksumError)
 _ALWAYS = {"list_objects_v2": "IsTruncated", "create_multipart_upload": "UploadId"}
