@@ -86,7 +86,7 @@ class Config(Strict):
         if not isinstance(values, Mapping):
             return values
         if fixed := _fixed_keys_of(cls):
-            values = {name: value for name, value in values.items() if fixed.get(name, _NOTHING) != value}
+            values = {name: value for name, value in values.items() if name not in fixed or fixed[name] != value}
         defaults = {name: cls.model_fields[name].default for name in values if name in cls.model_fields}
         return overlay({name: value for name, value in defaults.items() if isinstance(value, Config)}, values)
 
@@ -96,9 +96,6 @@ def _fixed_keys_of(cls: type[BaseModel]) -> Mapping[str, Any]:
     """The keys that a config once had, with the values that they are fixed at now."""
     return {key: value for base in cls.__mro__ for key, value in FIXED.get(base.__name__, {}).items()}
 
-
-_NOTHING = object()
-"""Equal to no value of a key."""
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 StrictT = TypeVar("StrictT", bound=Strict)
@@ -218,8 +215,7 @@ def dump(config: Config) -> str:
 
 def recordable(values: dict[str, Any]) -> dict[str, Any]:
     """Plain values without the credentials of URLs."""
-    plain: dict[str, Any] = json.loads(without_credentials(json.dumps(values)))
-    return plain
+    return dict(json.loads(without_credentials(json.dumps(values))))
 
 
 def members(annotation: Any) -> tuple[type[Any], ...]:

@@ -88,7 +88,7 @@ def resources(workers: WorkersConfig) -> dict[str, float]:
 
 def _waiting_line(workers: WorkersConfig) -> str:
     """One line for a run without capacity for its workers: what they need, and why it is missing."""
-    wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
+    wanted = _needed(workers)
     if _has_nodes(workers):
         return f"waits for room for {wanted}; {_free_line(workers, ray.available_resources())}"
     if ray_internals.unmet_requests() is None:
@@ -115,8 +115,7 @@ def _free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
 
 def _check_possible(workers: WorkersConfig) -> None:
     """Refuse workers that the cluster cannot get: this machine alone is too small, or no node type is theirs."""
-    each = resources(workers)
-    needed = f"{workers.least} workers with {_named(each)} each{_place(workers)}"
+    needed = _needed(workers)
     if ray_internals.is_own_cluster():
         if not _has_nodes(workers):
             raise InputError(f"{needed}: this machine has none of them; ask for less, or set RAY_ADDRESS to a cluster")
@@ -138,9 +137,10 @@ def _named(amounts: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())
 
 
-def _place(workers: WorkersConfig) -> str:
+def _needed(workers: WorkersConfig) -> str:
     labels = {**({"accelerator": workers.accelerator} if workers.accelerator else {}), **workers.labels}
-    return f" on nodes with {', '.join(f'{name}: {value}' for name, value in labels.items())}" if labels else ""
+    where = f" on nodes with {', '.join(f'{name}: {value}' for name, value in labels.items())}" if labels else ""
+    return f"{workers.least} workers with {_named(resources(workers))} each{where}"
 
 
 def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
