@@ -59,7 +59,7 @@ class _Connection:
 
 
 class PatientS3(S3FileSystem):  # type: ignore[misc]
-    """S3 that retries each request, including reading its answer, as `patience` decides."""
+    """S3 that retries each request, including reading its answer, as `faults.Tries` decides."""
 
     retries = 1  # no retries by s3fs itself, which would not share the clock of an outage
 
