@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from ltrscale.config import kind_of, models_in
+from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError, nearest
 
 FILE = Path(__file__).with_name("keys.json")
@@ -88,7 +88,7 @@ def table_of(jobs: Mapping[str, type[BaseModel]]) -> Table:
 
 def _below(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for field in cls.model_fields.values():
-        for model in models_in(field.annotation):
+        for model in members(field.annotation):
             yield model
             yield from _below(model)
 
@@ -101,7 +101,7 @@ def _describe(cls: type[BaseModel]) -> Description:
 
 
 def _field(name: str, field: FieldInfo) -> Field:
-    models = list(models_in(field.annotation))
+    models = members(field.annotation)
     meaning = field.description or (summary(models[0]) if len(models) == 1 else "")
     values = _literals(field.annotation)
     return Field(

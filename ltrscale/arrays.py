@@ -12,7 +12,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-
+Bits = NDArray[np.uint64]
 
 _VALUES = 1 << 17  # per block, so that its arithmetic stays in a core's cache
 
@@ -83,9 +83,6 @@ def _block_moments(x_NF: NDArray[np.float32]) -> Moments:
     if len(missing):
         y_NF[:, missing] = np.where(absent_NX, 0, y_NF[:, missing])
     return Moments(count_F, mean_F, np.einsum("nf,nf->f", y_NF, y_NF))
-
-
-Bits = NDArray[np.uint64]
 
 
 def offsets(lengths_Q: Ints) -> Ints:

@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -86,7 +86,7 @@ class Config(Strict):
         if not isinstance(values, Mapping):
             return values
         if fixed := _fixed_keys_of(cls):
-            values = {name: value for name, value in values.items() if fixed.get(name, _NOTHING) != value}
+            values = {name: value for name, value in values.items() if name not in fixed or fixed[name] != value}
         defaults = {name: cls.model_fields[name].default for name in values if name in cls.model_fields}
         return overlay({name: value for name, value in defaults.items() if isinstance(value, Config)}, values)
 
@@ -96,9 +96,6 @@ def _fixed_keys_of(cls: type[BaseModel]) -> Mapping[str, Any]:
     """The keys that a config once had, with the values that they are fixed at now."""
     return {key: value for base in cls.__mro__ for key, value in FIXED.get(base.__name__, {}).items()}
 
-
-_NOTHING = object()
-"""Equal to no value of a key."""
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 StrictT = TypeVar("StrictT", bound=Strict)
@@ -189,7 +186,7 @@ def validate(cls: type[StrictT], values: Mapping[str, Any], where: str) -> Stric
         return cls.model_validate(values)
     except ValidationError as error:
         # a union has a problem for each type; equal texts are given once
-        problems = dict.fromkeys(_explain(cls, dict(problem)) for problem in error.errors())
+        problems = dict.fromkeys(_explain(cls, problem) for problem in error.errors())
         raise InputError(f"{where}: {'; '.join(problems)}") from error
 
 
@@ -206,7 +203,7 @@ def check_keys(cls: type[Config], values: Mapping[str, Any], where: str) -> None
     try:
         cls.model_validate(values)
     except ValidationError as error:
-        unknown = [_explain(cls, dict(problem)) for problem in error.errors() if problem["type"] == "extra_forbidden"]
+        unknown = [_unknown_key(cls, each["loc"]) for each in error.errors() if each["type"] == "extra_forbidden"]
         if unknown:
             raise InputError(f"{where}: {'; '.join(unknown)}") from error
 
@@ -218,20 +215,20 @@ def dump(config: Config) -> str:
 
 def recordable(values: dict[str, Any]) -> dict[str, Any]:
     """Plain values without the credentials of URLs."""
-    plain: dict[str, Any] = json.loads(without_credentials(json.dumps(values)))
-    return plain
+    return dict(json.loads(without_credentials(json.dumps(values))))
 
 
-def members(union: Any) -> tuple[type[Any], ...]:
-    """The configs of a closed union, in its order.
+def members(annotation: Any) -> tuple[type[Any], ...]:
+    """The configs that an annotation mentions, in its order: of a union, also inside lists, mappings and `Annotated`.
 
     Example:
         >>> class A(Config): ...
         >>> class B(Config): ...
-        >>> [member.__name__ for member in members(A | B)]
+        >>> [member.__name__ for member in members(A | dict[str, B])]
         ['A', 'B']
     """
-    return tuple(models_in(union))
+    own = (annotation,) if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else ()
+    return own + tuple(member for argument in typing.get_args(annotation) for member in members(argument))
 
 
 def kind_of(cls: type[BaseModel]) -> str:
@@ -269,7 +266,7 @@ def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
 def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
     """Whether a place of a config is a mapping by names, whose entries cannot be null."""
     plain = (str, int, float, bool, type(None))  # these have no entries at all
-    types = [kind for kind in _Walk.to_location(cls, path).here if kind not in plain]
+    types = [kind for kind in _place(cls, path).types if kind not in plain]
     values = [_alternatives(typing.get_args(kind)[1]) for kind in types if typing.get_origin(kind) is dict]
     return 0 < len(types) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
 
@@ -288,80 +285,74 @@ def _slot(container: Any, part: str, override: str) -> Any:
     return int(part)
 
 
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The configs that a field's annotation mentions, also inside unions, lists and Annotated."""
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from models_in(argument)
+def _explain(cls: type[BaseModel], problem: Any) -> str:
+    """One validation problem of pydantic's as `key: problem`."""
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(cls, problem["loc"])
+    place, value, message = _place(cls, problem["loc"]), problem["input"], str(problem["msg"])
+    shown = f" (given {value!r})" if isinstance(value, str | int | float | bool) else ""
+    message = message.removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        message = "missing, and has no default; set it (--help all explains every key)"
+    elif problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "Input should be a mapping of keys to values"
+    elif problem["type"].startswith("union_tag"):
+        kinds, tag = [kind_of(config) for config in place.configs()], problem["ctx"].get("tag")
+        message = f"has no kind; set {'.'.join([*place.key, 'kind'])} to one of {', '.join(kinds)}"
+        if tag is not None:
+            message = f"kind {tag!r} is unknown; {suggestion(tag, kinds, 'the kinds are')}"
+    return f"{'.'.join(place.key)}: {message}{shown}" if place.key else message
 
 
-def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
-    """One validation problem as `key: problem`, with the nearest known key where the key is unknown."""
-    *above, key = typed = _Walk.to_location(cls, problem["loc"]).typed or ("",)
-    key_path = ".".join(typed)
-    if problem["type"] != "extra_forbidden":
-        value = problem["input"]
-        shown = f" (given {value!r})" if isinstance(value, str | int | float | bool) else ""
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        if problem["type"] == "missing":
-            message = "missing, and has no default; set it (--help all explains every key)"
-        elif problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
-            message = "Input should be a mapping of keys to values"
-        elif problem["type"].startswith("union_tag"):
-            kinds = list(map(kind_of, _Walk.to_location(cls, problem["loc"]).models()[0]))
-            tag = problem["ctx"].get("tag")
-            message = f"has no kind; set {'.'.join([*typed, 'kind'])} to one of {', '.join(kinds)}"
-            if tag is not None:
-                message = f"kind {tag!r} is unknown; {suggestion(tag, kinds, 'the kinds are')}"
-        return f"{key_path}: {message}{shown}" if key_path else message
-    level, others = _Walk.to_location(cls, problem["loc"][:-1]).models()
-    fixed = {name: value for model in level for name, value in _fixed_keys_of(model).items()}
+def _unknown_key(cls: type[BaseModel], location: Sequence[str | int]) -> str:
+    """The line for a key that no config has there: a former key, one of another kind, or the nearest known key."""
+    *above, key = _place(cls, location).key
+    place, key_path = _place(cls, location[:-1]), ".".join([*above, key])
+    configs = place.configs()
+    fixed = {name: value for config in configs for name, value in _fixed_keys_of(config).items()}
     if key in fixed:
         return f"{key_path}: no longer a key, because its value is fixed at {json.dumps(fixed[key])}; remove it"
-    names = sorted({name for model in level for name in model.model_fields})
-    if kinds := [kind_of(model) for model in others if key in model.model_fields]:
-        chosen = ".".join([*above, "kind"])
-        return (
-            f"{key_path}: a key of kind {', '.join(kinds)}, and {chosen} is {kind_of(level[0])}; change one of the two"
-        )
+    if kinds := [kind_of(other) for other in place.others if key in other.model_fields]:
+        chosen, kind = ".".join([*above, "kind"]), kind_of(configs[0])
+        return f"{key_path}: a key of kind {', '.join(kinds)}, and {chosen} is {kind}; change one of the two"
+    names = sorted({name for config in configs for name in config.model_fields})
     closest = nearest(key, names, alike=0.5)
     hint = f"did you mean {'.'.join([*above, closest])!r}?" if closest else f"the keys here are {', '.join(names)}"
     return f"{key_path}: unknown key; {hint}"
 
 
-class _Walk(NamedTuple):
-    """A walk from a config down to the place of a problem."""
+class _Place(NamedTuple):
+    """A place below a config."""
 
-    typed: tuple[str, ...]
-    """The parts of the key as people write it; pydantic's places name the kind of each config too."""
-    here: Sequence[Any]
+    key: tuple[str, ...]
+    """The parts of its dotted key, as people write it."""
+    types: Sequence[Any]
     """The types that the value there may have."""
     others: Sequence[type[BaseModel]] = ()
     """Configs of other kinds than the chosen one."""
 
-    @classmethod
-    def to_location(cls, root: type[BaseModel], loc: Sequence[str | int]) -> Self:
-        """The walk to a place that pydantic gives."""
-        walk = cls((), (root,))
-        for part in loc:
-            models, _ = walk.models()
-            chosen = [m for m in models if "kind" in m.model_fields and kind_of(m) == part]
-            if chosen and len(models) > 1:
-                walk = cls(walk.typed, chosen, [m for m in models if m not in chosen])
-                continue
-            fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
-            if not fields and len(walk.here) > 1 and (branch := _branch(walk.here, part)):
-                walk = cls(walk.typed, branch)
-                continue
-            items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in walk.here if _holds_items(t)]
-            below = [t for inner in fields or items for t in _alternatives(inner)]
-            walk = cls((*walk.typed, str(part)), below or walk.here)
-        return walk
+    def configs(self) -> list[type[BaseModel]]:
+        """The configs that the value may be."""
+        return [t for t in self.types if inspect.isclass(t) and issubclass(t, BaseModel)]
 
-    def models(self) -> tuple[list[type[BaseModel]], Sequence[type[BaseModel]]]:
-        """The configs that the value may be, and those of other kinds."""
-        return [t for t in self.here if inspect.isclass(t) and issubclass(t, BaseModel)], self.others
+
+def _place(root: type[BaseModel], location: Sequence[str | int]) -> _Place:
+    """The place at a location of pydantic's, which also names the kind of each config on the way, or at a key."""
+    place = _Place((), (root,))
+    for part in location:
+        configs = place.configs()
+        chosen = [config for config in configs if "kind" in config.model_fields and kind_of(config) == part]
+        if chosen and len(configs) > 1:
+            place = _Place(place.key, chosen, [config for config in configs if config not in chosen])
+            continue
+        fields = [config.model_fields[part].annotation for config in configs if part in config.model_fields]
+        if not fields and len(place.types) > 1 and (branch := _branch(place.types, part)):
+            place = _Place(place.key, branch)
+            continue
+        items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in place.types if _holds_items(t)]
+        below = [t for inner in fields or items for t in _alternatives(inner)]
+        place = _Place((*place.key, str(part)), below or place.types)
+    return place
 
 
 _BRANCH = re.compile(r"(constrained|function|is-instance|lax-or-strict|nullable)\W.*|(literal|dict|list|tuple|set)\[.*")

@@ -12,7 +12,6 @@ from ltrscale.errors import InputError
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 """`auto` takes the process's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
 
-
 _SHARE_OF_A_BLOCK = 1 / 64
 """Share of a GPU's memory that one block of float32 entries takes; a few of them live at once."""
 _OTHER_DEVICE_BYTES = 80 << 30

@@ -71,7 +71,7 @@ class InputError(Exception):
 
 
 class UnavailableError(InputError):
-    """Storage could not be reached, or was overloaded, for longer than `storage.patience`.
+    """Storage could not be reached, or was overloaded, for longer than `LTRSCALE_STORAGE_PATIENCE_S` allows.
 
     The same request may succeed later, so workers that fail with it are restarted, as after any other failure.
     """

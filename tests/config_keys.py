@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from ltrscale.config import Config, is_operational, kind_of, models_in
+from ltrscale.config import Config, is_operational, kind_of, members
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _keys(
         if name != "kind":
             changed = [_changed(base, at, other) for other in _values(value, info, name, among)]
             others = tuple(other for other in changed if other is not None and other != base)
-            yield Key(at, type(here), marked, base, others, leaf=not any(models_in(info.annotation)))
+            yield Key(at, type(here), marked, base, others, leaf=not members(info.annotation))
         yield from _below(base, value, info.annotation, at, among, operational=marked)
 
 

@@ -39,10 +39,9 @@ from ltrscale.data.stream.readers import OPEN_FILES, ParquetReads, open_parquet,
 from ltrscale.errors import Stopped
 from ltrscale.progress import log
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.hangs import Pulse, WorkerProgress
 from ltrscale.runtime.mailbox import Beat, Left, Sender, WorkerJoined, open_mailbox
 from ltrscale.runtime.under_torchrun import Group, Watchers
-from ltrscale.runtime.workers import Context
+from ltrscale.runtime.workers import Context, Pulse, WorkerProgress
 from ltrscale.storage import join
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.phases import Phase, Training

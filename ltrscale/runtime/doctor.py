@@ -5,8 +5,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -51,78 +50,81 @@ class DoctorConfig(Config):
     """Text to read, or a line of JSON for each check."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A result line and its machine."""
-
-    where: str
-    line: CheckResult
+Finding = tuple[str, CheckResult]
+"""A machine, and the result of a check of it."""
 
 
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
     """Run all checks and print their results; returns the exit status: 1 with an error, otherwise 0."""
-    page, failed = _Page(), False
-    for finding in _findings(config, config_of):
-        failed |= finding.line.level == "error"
+    console, heading = Console(highlight=False, soft_wrap=True), ""
+    counts = dict.fromkeys(_COLOURS, 0)
+    for where, result in _findings(config, config_of):
+        counts[result.level] += 1
         if config.format == "json":
-            sys.stdout.write(json.dumps({"where": finding.where, **vars(finding.line)}) + "\n")
+            sys.stdout.write(json.dumps({"where": where, **vars(result)}) + "\n")
             sys.stdout.flush()
-        else:
-            page.show(finding)
+            continue
+        if where != heading:
+            heading = where
+            console.print(Text(where, style="bold"))
+        console.print(_paragraph(result, width=min(max(console.width, 60), 120)))
     if config.format != "json":
-        page.end()
-    return int(failed)
+        console.print(", ".join(f"{count} {level}" for level, count in counts.items()))
+    return int(counts["error"] > 0)
 
 
-def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[_Found]:
+def _paragraph(result: CheckResult, width: int) -> Text:
+    """A result as text, with its remedy below it."""
+    margin = " " * 11
+    texts = [result.what, *([f"-> {result.remedy}"] if result.remedy else [])]
+    text = "\n".join(
+        textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+        for text in map(without_credentials, texts)
+    )
+    return Text(f"  {result.level:9}", style=_COLOURS[result.level]).append(text[len(margin) :], style="default")
+
+
+def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[Finding]:
     address = config.address or os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS)
     if config.config is not None:
-        yield _Found(_HERE, checks.config_validity(config.config, config.job, config_of))
+        yield _HERE, checks.config_validity(config.config, config.job, config_of)
     pins = checks.pinned_versions()
-    look = Look(pins, "cluster/constraints.txt has", config.ports, None if address else config.store)
-    for line in look.lines():
-        yield _Found(_HERE, line)
+    for result in _machine(pins, "cluster/constraints.txt has", config.ports, None if address else config.store):
+        yield _HERE, result
     if address is None:
         return
     try:
         yield from _dashboard_diagnoses(address, config) if "://" in address else _node_diagnoses(address, config)
     except InputError as error:
-        yield _Found("cluster", checks.from_error(error))
+        yield "cluster", checks.from_error(error)
 
 
-@dataclass(frozen=True)
-class Look:
-    """The checks of one machine, and their expectations."""
-
-    expected: Mapping[str, str]
-    whose: str
-    ports: tuple[int, ...]
-    store: str | None = None
-    """The URL of a store to try."""
-    object_store: float | None = None
-    """Bytes of Ray's object store there."""
-    gpus: float = 0
-    """GPUs that Ray counts there."""
-    on_node: bool = False
-    """True if Ray runs there."""
-
-    def lines(self) -> Iterator[CheckResult]:
-        """The results of the checks on this process's machine."""
-        os.environ.setdefault(storage.PATIENCE, str(_PATIENCE_S))
-        yield checks.packages(self.expected, self.whose)
-        yield checks.gpus(self.gpus)
-        yield checks.shared_memory(self.object_store)
-        yield checks.spill_disk(ray_internals.session_folder() if self.on_node else None, self.object_store)
-        yield open_ports(self.ports)
-        if self.store is not None:
-            access = checks.store_access(self.store)
-            yield access
-            if access.level == "ok":  # otherwise the next check would only repeat the reason
-                yield checks.store_conditions(self.store)
-                yield checks.store_clock(self.store)
+def _machine(
+    expected: Mapping[str, str],
+    whose: str,
+    ports: Collection[int],
+    store: str | None,
+    *,
+    object_store: float | None = None,
+    gpus: float = 0,
+    on_node: bool = False,
+) -> Iterator[CheckResult]:
+    """Check this process's machine; a node of Ray has these bytes of object store and this many GPUs."""
+    os.environ.setdefault(storage.PATIENCE, str(_PATIENCE_S))
+    yield checks.packages(expected, whose)
+    yield checks.gpus(gpus)
+    yield checks.shared_memory(object_store)
+    yield checks.spill_disk(ray_internals.session_folder() if on_node else None, object_store)
+    yield open_ports(ports)
+    if store is not None:
+        access = checks.store_access(store)
+        yield access
+        if access.level == "ok":  # otherwise the next check would only repeat the reason
+            yield checks.store_conditions(store)
+            yield checks.store_clock(store)
 
 
-def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[_Found]:
+def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[Finding]:
     """Check every node of the connected cluster."""
     import ray  # imported late, as below: checking a laptop needs no Ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -130,23 +132,20 @@ def _node_diagnoses(address: str, config: DoctorConfig) -> Iterator[_Found]:
     os.environ["RAY_ADDRESS"] = address
     with ray_cluster(0):
         ports = (*config.ports, int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
-        local_look = Look(config.expected or checks.versions(), "expected are", tuple({*ports}), config.store)
-        remote_look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a new process each
+        given = (config.expected or checks.versions(), "expected are", {*ports}, config.store)
+        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_on_node)  # max_calls: a new process each
         waiting = {}
         for node in (node for node in ray.nodes() if node["Alive"]):
             resources = node["Resources"]
-            look_there = replace(
-                local_look,
-                object_store=resources.get("object_store_memory"),
-                gpus=resources.get("GPU", 0),
-                on_node=True,
+            task = remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            result = task.remote(
+                *given, object_store=resources.get("object_store_memory"), gpus=resources.get("GPU", 0)
             )
-            task = remote_look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-            waiting[task.remote(look_there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
+            waiting[result] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
         yield from _answers(ray, waiting)
 
 
-def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[_Found]:
+def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Finding]:
     """The nodes' results, then the differences of their clocks."""
     ahead_s = {}
     while waiting:
@@ -156,37 +155,36 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[_Found]:
             break
         node = waiting.pop(ready[0])
         try:
-            lines, then = ray.get(ready[0])
+            results, then = ray.get(ready[0])
         except ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())
-            yield _Found(
-                node, CheckResult("error", f"the checks failed there ({reason[-300:]})", "see Ray's log of that node")
-            )
+            problem = f"the checks failed there ({reason[-300:]})"
+            yield node, CheckResult("error", problem, "see Ray's log of that node")
             continue
         ahead_s[node] = then - now
-        for line in lines:
-            yield _Found(node, line)
+        for result in results:
+            yield node, result
     for node in waiting.values():
         problem = f"ran no task within {_NODE_S:.0f} s"
-        yield _Found(node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard"))
+        yield node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard")
     if ahead_s:
-        yield _Found("cluster", checks.clocks(ahead_s))
+        yield "cluster", checks.clocks(ahead_s)
 
 
 _NODE_S = 180.0
 
 
-def _looked(look: Look) -> tuple[list[CheckResult], float]:
+def _on_node(*given: Any, object_store: float | None, gpus: float) -> tuple[list[CheckResult], float]:
     """The results of the checks on a node, and its time at the end."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from tasks that ask for none
-    lines = list(look.lines())
-    return lines, time.time()
+    results = list(_machine(*given, object_store=object_store, gpus=gpus, on_node=True))
+    return results, time.time()
 
 
-def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[_Found]:
+def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[Finding]:
     """Check a cluster from outside: its dashboard, and its nodes through a job that runs these same checks there."""
     check_answers(address)
-    yield _Found("cluster", open_dashboard(address))
+    yield "cluster", open_dashboard(address)
     settings = {
         "format": "json",
         "expected": config.expected or checks.versions(),
@@ -196,44 +194,10 @@ def _dashboard_diagnoses(address: str, config: DoctorConfig) -> Iterator[_Found]
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     job = SubmitConfig(command=("doctor", *words), address=address, working_dir=config.working_dir)
     log = job_log(job)
-    findings = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
-    if not any(finding.where != _HERE for finding in findings):
-        last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
-        yield _Found(
-            "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
-        )
+    results = [json.loads(line) for line in log.splitlines() if line.startswith('{"where": ')]
     # the submitted process runs on a node that its own task has checked as well
-    yield from (finding for finding in findings if finding.where != _HERE)
-
-
-def _finding(text: str) -> _Found:
-    values = json.loads(text)
-    return _Found(values.pop("where"), CheckResult(**values))
-
-
-class _Page:
-    """Prints the findings as text: a heading per machine, then its lines as they arrive."""
-
-    def __init__(self) -> None:
-        self._console, self._where = Console(highlight=False, soft_wrap=True), ""
-        self._counts = dict.fromkeys(_COLOURS, 0)
-
-    def show(self, finding: _Found) -> None:
-        """Print a finding, with its remedy below it."""
-        if finding.where != self._where:
-            self._where = finding.where
-            self._console.print(Text(finding.where, style="bold"))
-        line, margin = finding.line, " " * 11
-        self._counts[line.level] += 1
-        width = min(max(self._console.width, 60), 120)
-        texts = [line.what, *([f"-> {line.remedy}"] if line.remedy else [])]
-        text = "\n".join(
-            textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
-            for text in map(without_credentials, texts)
-        )
-        level = Text(f"  {line.level:9}", style=_COLOURS[line.level])
-        self._console.print(level.append(text[len(margin) :], style="default"))
-
-    def end(self) -> None:
-        """Print the number of findings of each level."""
-        self._console.print(", ".join(f"{count} {level}" for level, count in self._counts.items()))
+    findings = [(where, CheckResult(**result)) for result in results if (where := result.pop("where")) != _HERE]
+    if not findings:
+        last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
+        yield "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
+    yield from findings

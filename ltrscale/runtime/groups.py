@@ -31,10 +31,10 @@ from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.hangs import Pulse
-from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, alongside, forwarded_logs
+from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.workers import Context, Regrouped, Work, WorkersConfig
+from ltrscale.runtime.workers import Context, Pulse, Regrouped, Work, WorkersConfig
+from ltrscale.signals import alongside
 
 WATCH_S = 0.5
 _LOOK_S = 0.1
@@ -205,7 +205,7 @@ class _Joiner:
                     give_up(task, name, requests)
                     return
 
-        with alongside(watch):
+        with alongside(watch, until=(RayError,), waits=False):  # an error of Ray: the cluster or the launcher is gone
             if (slot := await_slot(task, name, requests)) is not None:
                 meet(task, slot)
                 requests.group = slot.group

@@ -5,15 +5,14 @@ The launching process owns the mailbox, which disappears with it. A worker that 
 """
 
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ltrscale.progress import log
-from ltrscale.runtime.hangs import WorkerProgress
+from ltrscale.runtime.workers import WorkerProgress
 
 _SETTLE_S = 1.0  # workers that arrive at about the same time join together
 _UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow
@@ -196,30 +195,6 @@ class Sender:
 
         while len(self._sent) > count:
             ray.get(self._sent.popleft())
-
-
-@contextmanager
-def alongside(watch: Callable[[threading.Event], None], *, waits: bool = False) -> Iterator[None]:
-    """Run a function in a thread while the block runs; its argument is set when the block ends, which may wait for it.
-
-    It may ask Ray: it ends once the cluster shuts down or the launching process is gone, and this process follows.
-    """
-    from ray.exceptions import RayError
-
-    over = threading.Event()
-
-    def run() -> None:
-        with suppress(RayError):
-            watch(over)
-
-    thread = threading.Thread(target=run, name="watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        if waits:
-            thread.join()
 
 
 @contextmanager

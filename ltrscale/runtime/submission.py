@@ -227,15 +227,15 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
         attempts = _attempts(client, name)
         match config.action:
             case "status":
-                return _show(attempts, name, address)
+                _show(attempts, name, address)
             case "stop":
-                return _stop(client, attempts, str(name))
+                _stop(client, attempts, str(name))
             case "run":
                 chosen = _started(client, attempts, job, config, address)
                 if config.follow:
                     return follow(client, chosen, address)
                 sys.stdout.write(f"{chosen}\n")
-                return 0
+    return 0
 
 
 def job_log(config: SubmitConfig) -> str:
@@ -347,7 +347,7 @@ def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
         )
 
 
-def _stop(client: Any, attempts: Sequence[Any], name: str) -> int:
+def _stop(client: Any, attempts: Sequence[Any], name: str) -> None:
     """Stop the running attempts, and wait until they end."""
     if not attempts:
         raise InputError(f"{name}: no such submission; `{called('submit')} --action status` lists all")
@@ -362,15 +362,13 @@ def _stop(client: Any, attempts: Sequence[Any], name: str) -> int:
                 raise InputError(f"{each}: still runs after {_STOP_S} s; look for it in the dashboard")
             time.sleep(_POLL_S)
         log.info("%s: %s", each, state(job))
-    return 0
 
 
-def _show(attempts: Sequence[Any], name: str | None, address: str) -> int:
+def _show(attempts: Sequence[Any], name: str | None, address: str) -> None:
     if not attempts:
         log.info("%s: no submission%s", address, f" {name}" if name else "")
     for job in attempts:
         sys.stdout.write(f"{job.submission_id}  {state(job)}  since {_when(job.start_time)}  {job.entrypoint}\n")
-    return 0
 
 
 def _when(milliseconds: int | None) -> str:

@@ -32,7 +32,6 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, serve, work_in_groups
-from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     Beat,
     Left,
@@ -43,11 +42,10 @@ from ltrscale.runtime.mailbox import (
     Slot,
     Standing,
     WorkerJoined,
-    alongside,
     open_mailbox,
 )
-from ltrscale.runtime.workers import Work, WorkersConfig
-from ltrscale.signals import stop_on_signal
+from ltrscale.runtime.workers import HangWatch, Work, WorkersConfig
+from ltrscale.signals import alongside, stop_on_signal
 
 _LOOK_S = 5.0
 _PATIENCE_S = 60.0
@@ -58,12 +56,7 @@ class Waiting:
 
     def __init__(self, workers: WorkersConfig) -> None:
         self._workers = workers
-        self.begin()
-
-    def begin(self) -> None:
-        """Restart the clock."""
-        self._next_look = time.monotonic() + _LOOK_S
-        self._next_line = time.monotonic() + _PATIENCE_S
+        self._next_look, self._next_line = time.monotonic() + _LOOK_S, time.monotonic() + _PATIENCE_S
         self._looked = False
 
     def look(self) -> None:
@@ -95,7 +88,7 @@ def resources(workers: WorkersConfig) -> dict[str, float]:
 
 def _waiting_line(workers: WorkersConfig) -> str:
     """One line for a run without capacity for its workers: what they need, and why it is missing."""
-    wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
+    wanted = _needed(workers)
     if _has_nodes(workers):
         return f"waits for room for {wanted}; {_free_line(workers, ray.available_resources())}"
     if ray_internals.unmet_requests() is None:
@@ -122,8 +115,7 @@ def _free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
 
 def _check_possible(workers: WorkersConfig) -> None:
     """Refuse workers that the cluster cannot get: this machine alone is too small, or no node type is theirs."""
-    each = resources(workers)
-    needed = f"{workers.least} workers with {_named(each)} each{_place(workers)}"
+    needed = _needed(workers)
     if ray_internals.is_own_cluster():
         if not _has_nodes(workers):
             raise InputError(f"{needed}: this machine has none of them; ask for less, or set RAY_ADDRESS to a cluster")
@@ -145,9 +137,10 @@ def _named(amounts: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())
 
 
-def _place(workers: WorkersConfig) -> str:
+def _needed(workers: WorkersConfig) -> str:
     labels = {**({"accelerator": workers.accelerator} if workers.accelerator else {}), **workers.labels}
-    return f" on nodes with {', '.join(f'{name}: {value}' for name, value in labels.items())}" if labels else ""
+    where = f" on nodes with {', '.join(f'{name}: {value}' for name, value in labels.items())}" if labels else ""
+    return f"{workers.least} workers with {_named(resources(workers))} each{where}"
 
 
 def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
@@ -283,7 +276,7 @@ def _attend(
                 case Running(0):
                     report({"running_workers": 0})
                     running = False
-                    waiting.begin()
+                    waiting = Waiting(workers)
                     watch.clear()
                     joiners.dismiss()
                 case Running(count):
@@ -415,7 +408,8 @@ def _worker(config: dict[str, Assignment]) -> None:
         ray.get(task.mailbox.post.remote(Running(world)))
     first = ray.get(task.mailbox.standing.remote()).group
     requests = Requests(first)
-    with alongside(functools.partial(_watch, task.mailbox, rank, requests)):
+    watch = functools.partial(_watch, task.mailbox, rank, requests)
+    with alongside(watch, until=(RayError,), waits=False):  # an error of Ray: the cluster or the launcher is gone
         work_in_groups(task, rank, Slot(first, rank, world, ("", 0)), requests)
 
 

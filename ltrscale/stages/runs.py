@@ -27,6 +27,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
+from ltrscale.signals import alongside
 from ltrscale.stages.trackers import MetricsFile, Tracked
 from ltrscale.stages.tracking import tracked
 
@@ -79,9 +80,15 @@ def _git(folder: Path, *arguments: str) -> str:
 def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
     """Hold an output directory while the block runs; yields whether it removed leftovers of a dead holder.
 
-    See `storage.hold`, also for `only_left`. Leftovers of helper processes are removed at the end.
+    With `only_left` it is held only if a dead holder has left its lease. Leftovers of helper processes are removed at
+    the end.
     """
     within = storage.is_held(out)  # its holder may not have committed its helpers' files yet
+
+    def end() -> None:
+        if not within:
+            storage.sweep_helpers(out)
+
     with storage.hold(out, only_left=only_left) as before:
         if before:
             storage.sweep(out, before)
@@ -89,14 +96,9 @@ def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
             yield bool(before)
         except BaseException:
             with suppress(InputError):  # the store may fail here too: report the first error
-                _end(out, within=within)
+                end()
             raise
-        _end(out, within=within)
-
-
-def _end(out: str, *, within: bool) -> None:
-    if not within:
-        storage.sweep_helpers(out)
+        end()
 
 
 def record_folder(out: str) -> str | None:
@@ -227,14 +229,10 @@ def _writing_record(target: str) -> Iterator[Path]:
         for name in (LOG, METRICS):
             if storage.exists(url := storage.join(target, name)):
                 (folder / name).write_bytes(storage.read_bytes(url))
-        over = threading.Event()
-        copier = threading.Thread(target=_copy_until, args=(over, folder, target), name="run-directory", daemon=True)
-        copier.start()
         try:
-            yield folder
+            with alongside(partial(_copy_until, folder, target)):
+                yield folder
         finally:
-            over.set()
-            copier.join()
             _copy_at_last(folder, target)
 
 
@@ -248,7 +246,7 @@ def _copy_at_last(folder: Path, target: str) -> None:
         log.warning("%s; the log and the metrics of this run are in %s", error, copy)
 
 
-def _copy_until(over: threading.Event, folder: Path, target: str) -> None:
+def _copy_until(folder: Path, target: str, over: threading.Event) -> None:
     while not over.wait(_COPY_S):
         try:
             _copy(folder, target)

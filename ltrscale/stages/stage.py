@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.config import Config, Operational, is_operational, models_in
+from ltrscale.config import Config, Operational, is_operational, members
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.selection import select
@@ -110,20 +110,13 @@ OutputUrl = Annotated[str, _InputPlace(content_of)]
 """The directory of another committed output, such as an evaluation."""
 
 
-class _Input(NamedTuple):
-    """A split that is read, or the place of an input with its mark."""
-
-    what: Split | str
-    place: _InputPlace | None = None
-
-
 def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
     """The splits that a job reads of a field: training and validation, or validation and test if it requires a test."""
     match value:
         case Split():
             return (value,)
         # the declared type counts: splits of a training job may have a test split, which it does not read
-        case Splits(validation=validation, test=Split() as test) if SplitsWithTest in models_in(field.annotation):
+        case Splits(validation=validation, test=Split() as test) if SplitsWithTest in members(field.annotation):
             return validation, test
         case Splits(train=train, validation=validation):
             return train, validation
@@ -132,7 +125,7 @@ def _splits_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
 
 def _is_input(field: FieldInfo) -> bool:
     """Whether a field holds places of inputs or splits."""
-    of_splits = any(issubclass(model, Split | Splits) for model in models_in(field.annotation))
+    of_splits = any(issubclass(model, Split | Splits) for model in members(field.annotation))
     return of_splits or any(_marks(field.rebuild_annotation()))
 
 
@@ -143,19 +136,19 @@ def _marks(annotation: Any) -> Iterator[_InputPlace]:
         yield from _marks(inner)
 
 
-def _inputs_in(config: Config) -> Iterator[_Input]:
-    """All inputs that the fields of a config name, in field order, including nested configs."""
+def _inputs_in(config: Config) -> Iterator[Split | tuple[str, _InputPlace]]:
+    """The splits and the marked places that the fields of a config name, in field order, also of nested configs."""
     for name, field in type(config).model_fields.items():
         if is_operational(field):
             continue
         for value in _single_values(getattr(config, name)):
             match value:
                 case Split() | Splits():
-                    yield from map(_Input, _splits_of(field, value))
+                    yield from _splits_of(field, value)
                 case Config():
                     yield from _inputs_in(value)
                 case str():
-                    yield from (_Input(value, mark) for mark in _marks(field.rebuild_annotation()))
+                    yield from ((value, mark) for mark in _marks(field.rebuild_annotation()))
 
 
 def _single_values(value: Any) -> Iterator[Any]:
@@ -170,8 +163,9 @@ def _single_values(value: Any) -> Iterator[Any]:
 def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     """The content hash of each input of a config, by its place, and of further splits that it reads."""
     inputs = list(_inputs_in(config))
-    hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
-    return hashes | {url: mark.content(url) for url, mark in inputs if isinstance(url, str) and mark}
+    hashes = dataset_hashes([*(each for each in inputs if isinstance(each, Split)), *further])
+    places = [each for each in inputs if isinstance(each, tuple)]
+    return hashes | {url: mark.content(url) for url, mark in places}
 
 
 Origin = Mapping[str, Any]

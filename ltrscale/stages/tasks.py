@@ -24,9 +24,9 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import log
 from ltrscale.runtime.engine import plain_errors, ray_cluster
-from ltrscale.runtime.mailbox import alongside, open_mailbox
+from ltrscale.runtime.mailbox import open_mailbox
 from ltrscale.runtime.workers import or_number
-from ltrscale.signals import ending_on_signal, stop_on_signal
+from ltrscale.signals import alongside, ending_on_signal, stop_on_signal
 
 _RESTARTS = 2
 """How often Ray restarts a task after its process has died."""
@@ -186,12 +186,14 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
 
 def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...], mailbox: Any) -> str | None:
     """Run a task in a Ray process, which Ray reuses for later tasks."""
+    from ray.exceptions import RayError
+
     storage.join_leases(leases)
     torch.set_num_threads(threads)
     log.setLevel(logging.INFO)  # for the log beside each stage's output
     try:
         # the watch ends before the handler goes: its signal would end the process
-        with ending_on_signal(), alongside(partial(_watch, mailbox), waits=True):
+        with ending_on_signal(), alongside(partial(_watch, mailbox), until=(RayError,)):
             return _attempt(call)
     except Stopped as error:
         return str(error)

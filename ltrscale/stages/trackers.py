@@ -200,17 +200,14 @@ class Tracker(Protocol):
 
 
 def numbers(record: Mapping[str, object]) -> dict[str, float]:
-    """The measured numbers of a record, by name.
+    """The numbers of a record, by name.
 
     Example:
         >>> numbers({"step": 3, "phase": "full", "loss": 0.5, "workers": [{"memory_gb": 1.0}], "stopped": True})
-        {'loss': 0.5}
+        {'step': 3.0, 'loss': 0.5}
     """
-    return {
-        key: float(value)
-        for key, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("step", "epoch", "time")
-    }
+    plain = {key: value for key, value in record.items() if not isinstance(value, bool)}
+    return {key: float(value) for key, value in plain.items() if isinstance(value, int | float)}
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, str]:

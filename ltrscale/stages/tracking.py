@@ -116,62 +116,55 @@ class Gauges:
             self._refreshing = threading.Thread(target=self._refresh, name="gauges", daemon=True)
             self._refreshing.start()
         tags = {"run": self._run, "phase": str(record.get("phase", self._stage))}
-        self._set("", OF_RUN, record, tags)
+        self._set(OF_RUN, record, tags)
         if "epoch" in record:
-            self._set("epoch_", OF_EPOCH, record, tags)
+            self._set(OF_EPOCH, record, tags, "epoch_")
             workers = record.get("workers")
             for rank, figures in enumerate(workers if isinstance(workers, list) else ()):
-                self._set("worker_", OF_WORKER, figures, {**tags, "rank": str(rank)})
+                self._set(OF_WORKER, figures, {**tags, "rank": str(rank)}, "worker_")
             for name, value in record.items():
                 if name.startswith("validation_"):
                     tagged = {**tags, "metric": name.removeprefix("validation_")}
-                    self._set("", OF_VALIDATION, {"validation": value}, tagged)
+                    self._set(OF_VALIDATION, {"validation": value}, tagged)
         elif "step" in record:
-            self._set("", OF_STEP, record, tags)
-            self._count(record, tags)
+            self._set(OF_STEP, record, tags)
+            self._set(COUNTERS, record, tags, counts=True)
 
-    def _set(self, prefix: str, known: Mapping[str, str], record: Mapping[str, object], tags: dict[str, str]) -> None:
-        for name, description in known.items():
-            if (value := _number(record.get(name))) is not None:
-                gauge = self._metric("Gauge", prefix + name, description, tags)
-                gauge.set(value, tags=tags)
-                self._last[prefix + name, *tags.values()] = gauge, value, tags
+    def _set(
+        self,
+        known: Mapping[str, str],
+        record: Mapping[str, object],
+        tags: dict[str, str],
+        prefix: str = "",
+        *,
+        counts: bool = False,
+    ) -> None:
+        """Set the gauges of the known numbers of a record, or increase their counters; each is made when first used."""
+        from ray.util import metrics
+
+        for name, value in numbers(record).items():
+            if name not in known or not math.isfinite(value) or (counts and value <= 0):  # Ray refuses such counts
+                continue
+            key = prefix + name
+            if key not in self._metrics:
+                make = metrics.Counter if counts else metrics.Gauge
+                self._metrics[key] = make(f"ltrscale_{key}", known[name], tag_keys=tuple(tags))
+            if counts:
+                self._metrics[key].inc(value, tags=tags)
+            else:
+                self._metrics[key].set(value, tags=tags)
+                self._last[key, *tags.values()] = self._metrics[key], value, tags
 
     def _refresh(self) -> None:
         while not self._over.wait(_REFRESH_S):
             for gauge, value, tags in list(self._last.values()) if _is_connected() else ():
                 gauge.set(value, tags=tags)
 
-    def _count(self, record: Mapping[str, object], tags: dict[str, str]) -> None:
-        for name, description in COUNTERS.items():
-            if (value := _number(record.get(name))) is not None and value > 0:  # Ray counts nothing else
-                self._metric("Counter", name, description, tags).inc(value, tags=tags)
-
-    def _metric(self, kind: str, name: str, description: str, tags: Mapping[str, str]) -> Any:
-        """The Ray metric with this name, created with its first number."""
-        from ray.util import metrics
-
-        if name not in self._metrics:
-            make = metrics.Counter if kind == "Counter" else metrics.Gauge
-            self._metrics[name] = make(f"ltrscale_{name}", description, tag_keys=tuple(tags))
-        return self._metrics[name]
-
 
 def _is_connected() -> bool:
     """True if this process is connected to Ray; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def _number(value: object) -> float | None:
-    """A finite number; None for anything else.
-
-    Example:
-        >>> _number(3), _number(None), _number(float("nan")), _number(True)
-        (3.0, None, None, None)
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 REQUIRED = "LTRSCALE_TRACKING_REQUIRED"
@@ -213,7 +206,8 @@ def tracked(run: Tracked) -> Iterator[Track]:
 
         def track(record: Mapping[str, object], point: CurvePoint) -> None:
             gauges(record)
-            if followers and (values := numbers(record)):
+            values = {key: value for key, value in numbers(record).items() if key not in ("step", "epoch", "time")}
+            if values:
                 for follower in followers:
                     follower.report(Figures(point, values, time.time()))
 

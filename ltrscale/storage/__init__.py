@@ -30,7 +30,7 @@ from ltrscale.storage.committed import (
 )
 from ltrscale.storage.conditions import arrow_filesystem, clock_ahead_s, delta_options, filesystem
 from ltrscale.storage.conditions import heeded as heeds_conditions
-from ltrscale.storage.faults import is_disk_full, is_fault, named_errors
+from ltrscale.storage.faults import PATIENCE, is_disk_full, is_fault, named_errors, patiently
 from ltrscale.storage.files import (
     below,
     children,
@@ -64,7 +64,6 @@ from ltrscale.storage.names import (
     local_path,
     period_name,
 )
-from ltrscale.storage.patience import PATIENCE, patiently
 from ltrscale.storage.writers import Lease, is_held, join_leases, share_leases
 
 __all__ = [

@@ -4,8 +4,8 @@ S3 puts an object only if none exists (If-None-Match) or if it has a given ETag 
 probe, once per process and bucket, detects stores that ignore the condition. Such stores cause a warning, and so do
 stores other than S3, which get no conditions.
 
-File systems behind URLs: `patience` decides how often a request to S3 is tried. s3fs and botocore make one try each.
-pyarrow only accepts a number of tries: it makes a few within a second, and `patience.patiently` repeats these.
+File systems behind URLs: `faults` decides how often a request to S3 is tried. s3fs and botocore make one try each.
+pyarrow only accepts a number of tries: it makes a few within a second, and `faults.patiently` repeats these.
 
 All S3 clients use the store and keys that s3fs's session has resolved (`s3`).
 """

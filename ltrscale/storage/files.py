@@ -117,16 +117,13 @@ def swap(url: str, old: bytes | None, new: bytes | None, *, token: str | None = 
     with exclusively(url.rpartition("/")[0]):
         if is_local(url):
             current = read_if_there(url)
-            return current == new or (current == old and _replace(url, new, token))
+            if current == old != new:
+                if new is None:
+                    remove(url)
+                else:
+                    write_bytes(url, new, token=token)
+            return current in (old, new)
         return conditions.swap_if_unchanged(url, old, new) or read_if_there(url) == new
-
-
-def _replace(url: str, new: bytes | None, token: str | None) -> bool:
-    if new is None:
-        remove(url)
-    else:
-        write_bytes(url, new, token=token)
-    return True
 
 
 @contextmanager

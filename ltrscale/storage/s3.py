@@ -29,8 +29,7 @@ from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
 from ltrscale.errors import InputError
-from ltrscale.storage.faults import is_unexplained
-from ltrscale.storage.patience import Tries
+from ltrscale.storage.faults import Tries, is_unexplained
 
 _CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead, FlexibleChecksumError)
 _ALWAYS = {"list_objects_v2": "IsTruncated", "create_multipart_upload": "UploadId"}
@@ -60,7 +59,7 @@ class _Connection:
 
 
 class PatientS3(S3FileSystem):  # type: ignore[misc]
-    """S3 that retries each request, including reading its answer, as `patience` decides."""
+    """S3 that retries each request, including reading its answer, as `faults.Tries` decides."""
 
     retries = 1  # no retries by s3fs itself, which would not share the clock of an outage
 

@@ -24,7 +24,7 @@ from ltrscale import bundle, storage
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
-from ltrscale.storage.patience import PATIENCE
+from ltrscale.storage.faults import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.training.checkpoint import Progress, Snapshot, list_checkpoints, read_checkpoint
 from ltrscale.training.loop import StepResult, Trainer

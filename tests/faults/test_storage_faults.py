@@ -38,7 +38,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.tables import read_parquet
 from ltrscale.simulate.synthetic import SyntheticLogConfig
-from ltrscale.storage.patience import PATIENCE, Tries, patience_s
+from ltrscale.storage.faults import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3
 from tests.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 

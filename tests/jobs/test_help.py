@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from jobs.cli import Command, commands, main
 from jobs.help import FILE, Key, find, keys_of, show, table_of
 from jobs.reference import PAGE, reference, table
-from ltrscale.config import Config, kind_of, models_in
+from ltrscale.config import Config, kind_of, members
 from ltrscale.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def kinds(cls: type[BaseModel], name: str) -> list[str]:
     """The kinds of a key, read from the config itself."""
     level, found = [cls], [[cls]]
     for part in name.split("."):
-        found = [list(models_in(model.model_fields[part].annotation)) for model in level if part in model.model_fields]
+        found = [members(model.model_fields[part].annotation) for model in level if part in model.model_fields]
         level = [model for models in found for model in models] or level  # places and names are no fields
     return [kind_of(model) for models in found if len(models) > 1 for model in models]
 
@@ -148,7 +148,7 @@ def test_a_key_with_very_many_below_it_is_shown_one_level_deep_with_an_entry_a_k
     text = command.help("methods")
     kinds_there = re.findall(r"^  methods\.NAME\.kind=(\w+)\n      (\w.*)", text, re.MULTILINE)
     assert [kind for kind, _ in kinds_there] == [
-        kind_of(model) for model in models_in(command.config.model_fields["methods"].annotation)
+        kind_of(model) for model in members(command.config.model_fields["methods"].annotation)
     ]
     assert len(text.splitlines()) < 60
     said = re.search(r"([\d,]+) more keys are below these\. `--help (\S+)` shows", text)

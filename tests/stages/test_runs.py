@@ -28,7 +28,7 @@ from ltrscale.progress import Report, log
 from ltrscale.stages import runs
 from ltrscale.stages.runs import _git_state
 from ltrscale.stages.stage import Origin, Stage
-from ltrscale.storage.patience import PATIENCE
+from ltrscale.storage.faults import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from tests.chaos.faulty_proxy import FaultyProxy
 

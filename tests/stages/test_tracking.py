@@ -423,6 +423,7 @@ def test_a_child_knows_its_parent_although_neither_waits_for_the_server(server: 
         run(tmp_path / "whole" / "part", steps(1, 2))
     by_stage = {found.data.tags["stage"]: found for found in runs(server)}
     assert by_stage["example"].data.tags["mlflow.parentRunId"] == by_stage["pipeline"].info.run_id
+    assert "mlflow.parentRunId" not in by_stage["pipeline"].data.tags
 
 
 # --- TensorBoard
