@@ -82,8 +82,7 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
 
 
 def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
-    tokens = work.config.source.token_columns
-    input_fields, dataset_fields = (tuple(tokens.fields()) if tokens else ()), dataset.manifest.tokens
+    input_fields, dataset_fields = work.config.source.token_fields, dataset.manifest.tokens
     if unmatched := [
         field for field in (*input_fields, *dataset_fields) if (field in input_fields) != (field in dataset_fields)
     ]:

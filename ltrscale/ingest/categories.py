@@ -75,6 +75,11 @@ class CategoryEncoder:
             self.known = np.insert(self.known, places[fresh], values[fresh])
             self.collisions += self._pairs(codes) - pairs_before
 
+    def merge(self, other: "CategoryEncoder") -> None:
+        """Remember the values and texts of another encoder of the column."""
+        self.note(other.known)
+        self.texts = merged_texts(self.texts, other.texts)
+
     def _pairs(self, codes: Bits) -> int:
         """The number of pairs of known values that share one of these codes (sorted, so a code's values are a run)."""
         first = np.searchsorted(self.known, codes << _SHIFT)

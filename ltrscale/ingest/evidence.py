@@ -18,7 +18,7 @@ import numpy as np
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.ingest import names
-from ltrscale.ingest.grades import MOST_GRADES, are_grades
+from ltrscale.ingest.names import MOST_GRADES, are_grades
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.structure import KeyLists, Structure
 

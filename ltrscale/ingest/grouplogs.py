@@ -68,8 +68,10 @@ class GroupRows(Source):
 
     def for_scoring(self, needs: Needs) -> Self:
         """The same source with only the columns that a model reads; one column with all features stays whole."""
-        named = {} if self.columns.matrix else needs.named()
-        return self.replace(columns=self.columns.replace(labels=None, **needs.uses(), **named))
+        uses = needs.uses()
+        if self.columns.matrix:
+            del uses["features"], uses["categorical"]
+        return self.replace(columns=self.columns.replace(labels=None, **uses))
 
     def missing_columns(self, url: str) -> list[str]:
         """The columns that a file lacks."""

@@ -14,8 +14,7 @@ from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import names
 from ltrscale.ingest.evidence import Beside, same_for_item
-from ltrscale.ingest.grades import MOST_GRADES
-from ltrscale.ingest.names import is_unnamed
+from ltrscale.ingest.names import MOST_GRADES, is_unnamed, word_grades
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import FEWEST_ABOVE, Choice, Roles, nearest_query, within_query
 from ltrscale.ingest.structure import Structure
@@ -318,3 +317,26 @@ def _gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: 
         known_N = ~np.isnan(label_N)
         worth = [each for each in worth if _follows(seen.numbers(each.name) > 0, label_N > 0, known_N)]
     return worth[0] if worth else None
+
+
+def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...] | None:
+    """Grades for a label of words, or of numbers too large to be grades; None for a label that has grades.
+
+    Numeric text has its number as grade, and an unknown word has none.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> event = LogColumn("event", pa.string(), rows=9, values=("add_to_cart", "view", "purchase"))
+        >>> grades_of(event)
+        {'view': 0, 'add_to_cart': 1, 'purchase': 2}
+    """
+    if label.numeric and label.least >= 0 and label.most <= MOST_GRADES:
+        return None
+    if label.numeric:
+        top = max(label.most, 1.0)
+        return tuple(dict.fromkeys(float(f"{top * share:.2g}") for share in (0.001, 0.03, 0.3)))
+    found = word_grades(label.values)
+    known = sorted((grade, value) for value, grade in found.items() if grade is not None)
+    return {
+        value: found[value] for value in [*(value for _, value in known), *sorted({*found} - {v for _, v in known})]
+    }

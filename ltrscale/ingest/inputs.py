@@ -242,9 +242,8 @@ class UnitSettings:
     encoding: Encoding | None = None
 
 
-@dataclass(frozen=True)
-class UnitStart:
-    """The start of a unit: the gid of its first group (the number of groups before it), and the documents before it."""
+class UnitStart(NamedTuple):
+    """The groups before a unit, which is the gid of its first group, and the documents before it."""
 
     gid: int = 0
     documents: int = 0

@@ -13,7 +13,7 @@ from ltrscale.arrays import Bools, Doubles
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names
 from ltrscale.ingest.evidence import RECURS, Beside, Candidate, candidate, same_for_item
-from ltrscale.ingest.grades import MOST_GRADES
+from ltrscale.ingest.names import MOST_GRADES
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.structure import Structure
 from ltrscale.progress import progress

@@ -200,21 +200,7 @@ def plain_value(value: pa.Scalar) -> object:
 
 
 QUARANTINE = "quarantine"
-
-
-_SCHEMA = pa.schema(
-    [
-        ("file", pa.string()),
-        ("line", pa.int64()),
-        ("rule", pa.string()),
-        ("text", pa.string()),
-        ("query_id", pa.string()),
-        ("rows", pa.int64()),
-        ("found", pa.string()),
-    ]
-)
-
-
+_SCHEMA = pa.schema([(each.name, pa.int64() if each.type is int else pa.string()) for each in fields(Rejection)])
 _BUFFER = 4096
 
 
@@ -225,7 +211,6 @@ class Quarantine:
     """
 
     def __init__(self, commit: Commit, *, number: int = 0) -> None:
-        assert _SCHEMA.names == [field.name for field in fields(Rejection)]
         self.rows_by_rule: Counter[str] = Counter()
         self.first: list[Rejection] = []
         self._commit = commit

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
+from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import RowBlock
@@ -56,21 +57,17 @@ class Needs:
     tokens: bool = False
     fills: Mapping[str, float] | None = None
 
-    def uses(self) -> dict[str, Any]:
-        """The column settings to change for scoring; columns that it does not need are None."""
+    def uses(self, without: Collection[str] = ()) -> dict[str, Any]:
+        """The column settings to change for scoring; features `without` some, and None for columns it does not need."""
         idle = ["clicks", "weights", "gain"]
         idle += [] if self.tokens else ["tokens"]
         idle += [] if self.positions else ["positions"]
         idle += [] if self.dated else ["time", "period_column"]
-        return {"meta": tuple(self.meta), **dict.fromkeys(idle)}
-
-    def named(self, without: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
-        """The columns of features by kind, without some."""
-        names = {"numeric": "features", "categorical": "categorical"}
-        return {
+        named = {
             use: tuple(each.name for each in self.features if each.kind == kind and each.name not in without)
-            for kind, use in names.items()
+            for kind, use in (("numeric", "features"), ("categorical", "categorical"))
         }
+        return {"meta": tuple(self.meta), **named, **dict.fromkeys(idle)}
 
 
 class Source(Config):
@@ -136,8 +133,13 @@ class Source(Config):
 
     @property
     def token_columns(self) -> TokenColumns | None:
-        """The token fields."""
+        """The columns of tokens."""
         return self.uses.tokens if self.uses else None
+
+    @property
+    def token_fields(self) -> tuple[TokenField, ...]:
+        """The token fields of the data set."""
+        return tuple(self.token_columns.fields()) if self.token_columns else ()
 
     @property
     def takes_any_order(self) -> bool:
