@@ -107,9 +107,6 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
     """Add the recorded query ids of a data set to `ids`; ids in fixed periods are separate, and not recorded.
 
     The hashes are copied to `folder` and mapped from there.
-
-    Raises:
-        InputError: a recorded file is missing or was changed, or an earlier version has recorded none.
     """
     recorded = before.manifest.query_ids
     if not recorded and (unknown := {*before.manifest.periods} - _fixed_periods(before)):
@@ -233,9 +230,10 @@ class Unfinished:
 
     def restore(self, ids: QueryIds, folder: Path) -> None:
         """Add the query ids of the finished units to `ids`."""
+        sets = {"kept": [ids.kept, ids.groups], "others": [ids.others, ids.groups], "unread": [ids.unread]}
         for name, file in self._ids.items():
-            for of_name in [getattr(ids, name), *([ids.groups] if name != "unread" else [])]:
-                of_name.push(_mapped(self._commit.url, file, folder))
+            for each in sets[name]:
+                each.push(_mapped(self._commit.url, file, folder))
 
     def categories(self, folder: Path) -> dict[str, Bits]:
         """The values of each categorical feature in the finished units, as `Written.categories`."""
@@ -249,9 +247,8 @@ class Unfinished:
     def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, Bits]) -> None:
         """Save the first `units` units."""
         outdated = [file.path for file in (*self._ids.values(), *self._categories.values())]
-        self._ids = {
-            name: self._put(f"{units}-{name}", getattr(ids, name).save) for name in ("kept", "others", "unread")
-        }
+        sets = {"kept": ids.kept, "others": ids.others, "unread": ids.unread}
+        self._ids = {name: self._put(f"{units}-{name}", each.save) for name, each in sets.items()}
         self._categories = {
             name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=values))
             for i, (name, values) in enumerate(categories.items())

@@ -344,12 +344,7 @@ _MOST_VALUES = 1 << 20
 
 
 def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
-    """The fill value of each filled feature; from the data set that is added to, if there is one.
-
-    Raises:
-        InputError: no numeric feature has the name; a feature has no values for a median; the existing data set fills
-            other features, or uses other numbers.
-    """
+    """The fill value of each filled feature; from the data set that is added to, if there is one."""
     mapping = work.config.source.mapping
     fills = mapping.fills_of(work.features) if mapping else {}
     if before is not None:

@@ -76,10 +76,6 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
 
     A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
     f, y and n), null if it has no value, else text.
-
-    Raises:
-        InputError: the file is missing, empty or damaged, its first line is not a header, or does not fit the
-            dialect's.
     """
     lines = next(line_blocks(url, dialect.encoding), None)
     if lines is None:
@@ -292,9 +288,6 @@ def json_schema(url: str) -> pa.Schema:
     A column has the type of most of its values: bool, int64, float64 if a number has a fraction, string, a list for
     arrays (only arrays of numbers can be read), or an empty struct for objects (which cannot be read). It is null if it
     has no value.
-
-    Raises:
-        InputError: the file is missing, empty or damaged, or none of these lines is an object.
     """
     lines = next(line_blocks(url), None)
     if lines is None:

@@ -5,8 +5,6 @@ First the columns of a file are matched with those that the config names, and th
 Shapes: N rows.
 """
 
-import re
-import urllib.parse
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -31,10 +29,6 @@ def resolve_features(
     """The features that a mapping finds in a file, in the order that ColumnMapping states.
 
     `keys` are the join columns of tables; patterns do not match them.
-
-    Raises:
-        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
-            matches nothing.
     """
     _require_named(schema, mapping, file)
     categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file, keys))
@@ -70,11 +64,7 @@ def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
 
 
 def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
-    """The features of a file with one group per row.
-
-    Raises:
-        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
-    """
+    """The features of a file with one group per row."""
     _require_named(schema, mapping, file)
     if not mapping.matrix:
         for name in (*mapping.features, *mapping.categorical):
@@ -105,9 +95,8 @@ def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categori
 
 def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
     """The columns that a mapping names (without patterns) and a file lacks, each with its use and the nearest name."""
-    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
-    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
-    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
+    uses = mapping.named_in(schema.names, file) + [(name, "feature") for name in mapping.features]
+    uses += [(name, "tokens") for name in mapping.token_columns]
     if isinstance(mapping, ColumnMapping):
         uses += [(name, "dates") for name in mapping.dates] + [(name, "vectors") for name in mapping.vector_columns]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # otherwise they are features within the one column
@@ -120,11 +109,6 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
     return descriptions
 
 
-def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
-    """True if the period is in the file's path instead of its columns."""
-    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
-
-
 def check_same_features(
     schema: pa.Schema,
     found: Sequence[Feature],
@@ -133,13 +117,9 @@ def check_same_features(
     file: str,
     first: str,
 ) -> None:
-    """Check that a file has the features of the first one, in any order.
-
-    Raises:
-        InputError: a feature is missing, of another kind, or not in the first file; names it.
-    """
+    """Refuse, with an InputError, a file without the features of the first one, in any order, or with others."""
     items, present, known = isinstance(mapping, ColumnMapping), {*schema.names}, {*features}
-    made = mapping.sources() if isinstance(mapping, ColumnMapping) else {}
+    made = mapping.sources()
     for feature in features:
         for column in made.get(feature.name, (feature.name,)):
             if column not in present:
@@ -157,11 +137,8 @@ def check_same_features(
 
 
 def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    for use, name in mapping.named().items():
-        if not _in_path(schema, use, name, file):
-            require(schema, name, use, file)
-    for name in mapping.meta:
-        require(schema, name, "meta", file)
+    for name, use in mapping.named_in(schema.names, file):
+        require(schema, name, use, file)
     items = isinstance(mapping, ColumnMapping)
     for field, text in mapping.token_fields.items():
         if text.lengths is not None:
@@ -254,12 +231,6 @@ def _remedy(name: str, names: Sequence[str]) -> str:
     return suggestion(name.rstrip("*"), names, "its columns are")
 
 
-def path_value(url: str, key: str) -> str | None:
-    """The value of `key=value` in a path, as in Hive partitions."""
-    match = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
-    return urllib.parse.unquote(match[1]) if match else None
-
-
 class Examined:
     """The rows of a batch and their faults; the first fault of a row counts."""
 
@@ -269,13 +240,7 @@ class Examined:
         self._findings: dict[int, tuple[Rule, str, str]] = {}
 
     def reject(
-        self,
-        bad_N: Bools,
-        reason: str,
-        rule: Rule = "unparsable",
-        *,
-        column: str | None = None,
-        fault: str = "",
+        self, bad_N: Bools, reason: str, rule: Rule = "unparsable", *, column: str | None = None, fault: str = ""
     ) -> None:
         """Record a fault of some rows: the column with the bad values, and perhaps the fault in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
@@ -364,11 +329,7 @@ class Examined:
         return columns
 
     def rejections(
-        self,
-        lines_N: Ints,
-        texts: RawTexts,
-        query_ids_N: pa.StringArray,
-        rows_N: Ints | None = None,
+        self, lines_N: Ints, texts: RawTexts, query_ids_N: pa.StringArray, rows_N: Ints | None = None
     ) -> list[Rejection]:
         """One rejection for each bad row, in order, counted as `rows_N` input rows (1 by default)."""
         rejected = []

@@ -23,7 +23,7 @@ from ltrscale.data.times import part_of
 from ltrscale.data.vectors import similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features, with_optional
+from ltrscale.ingest.examined import Examined, check_same_features, missing, resolve_features, with_optional
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
@@ -204,12 +204,12 @@ def _numbers_and_texts(
     numbers |= {named["label"]} if "label" in named else set()
     # a click or gain may also be the graded label: values with grades count as numbers
     texts = {column for use, column in named.items() if use not in {"label", "graded label", *side}}
-    texts |= {*mapping.dates, *mapping.meta, *(mapping.tokens.columns if mapping.tokens else ()), *keys}
+    texts |= {*mapping.dates, *mapping.meta, *mapping.token_columns, *keys}
     return numbers, texts | {each.name for each in plain if each.kind == "categorical"}
 
 
 def load_tables(joins: Sequence[Join], columns: ColumnMapping, features: Sequence[Feature]) -> list[Joined]:
-    """The tables that join rows with these features, in memory; raises as `load_table`."""
+    """The tables that join rows with these features, in memory."""
     numbers, texts = _numbers_and_texts(columns, features, join_keys(joins))
     return [load_table(join, columns.dialect, numbers=numbers, texts=texts) for join in joins]
 
@@ -249,7 +249,7 @@ class ItemBlocks:
             query_ids_N=ids[0] if len(ids) == 1 else pc.binary_join_element_wise(*ids, "|"),
             features_NF=self._features(rows),
             labels_N=rows.labels(mapping),
-            period=path_value(self.url, mapping.period_column or "") or "",
+            period=mapping.path_period(self.url),
             periods_N=rows.periods(mapping),
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
             columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
@@ -332,9 +332,6 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     """The rows of a table in memory, read as `Items` reads Parquet; for tables without texts or joins.
 
     The rows must fit in one block.
-
-    Raises:
-        InputError: a column is missing or has a type that does not fit.
     """
     name = "the table"
     check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)

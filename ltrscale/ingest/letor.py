@@ -134,18 +134,12 @@ def read_letor(
 ) -> Iterator[RowBlock]:
     r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
 
-    `first` is the index of the first feature.
-
-    `group_sizes` is a file with the size of one group per line, compressed or not: then rows have no qid, the n-th
+    `first` is the index of the first feature. `group_sizes` is a file with the size of one group per line, compressed or not: then rows have no qid, the n-th
     group has the query id n, an unparsable row still counts as a row of its group, and groups of size 0 are rejected
     as `empty_group`, in a first block without rows. `doc_ids_N` is null for rows without document id, and None
     in a block without any. A file without rows yields no block.
 
     Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above the last.
-
-    Raises:
-        InputError: a file is missing or its compressed data is broken; the group sizes are invalid or do not add up
-            to the number of rows.
     """
     row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None, first=first)
     blocks = _blocks(url, row_format, block_bytes)
@@ -324,7 +318,8 @@ def _merged(rows: _Rows, slow: Mapping[int, _Row]) -> _Rows:
 def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, list[int]]:
     """The rows of the common shape, and the lines for the slow path."""
     bytes_ = np.frombuffer(text, np.uint8)
-    ends_S = np.flatnonzero(_is_space(bytes_) | (bytes_ == _COLON))
+    # the whitespace of `bytes.split`, which the slow path uses; bytes below a tab wrap around
+    ends_S = np.flatnonzero((bytes_ - _TAB <= _RETURN - _TAB) | (bytes_ == _BLANK) | (bytes_ == _COLON))
     newlines_L = ends_S[bytes_[ends_S] == _NEWLINE]
     words_S2, colon_S = np.column_stack([np.append(0, ends_S[:-1] + 1), ends_S]), bytes_[ends_S] == _COLON
     gap_S = (words_S2[:, 0] == ends_S) & ~colon_S & ~np.append(False, colon_S[:-1])  # in a run of spaces
@@ -348,13 +343,6 @@ def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, list[int]]:
     left_L = counts_L > 0
     left_L[rows.at_R] = False
     return rows, np.flatnonzero(left_L).tolist()
-
-
-def _is_space(bytes_: NDArray[np.uint8]) -> Bools:
-    """A mask of the whitespace of `bytes.split`, which the slow path uses."""
-    is_space: Bools = bytes_ - _TAB <= _RETURN - _TAB  # bytes below a tab wrap around
-    is_space |= bytes_ == _BLANK
-    return is_space
 
 
 def _convert(text: bytes, words_S2: Ints, counts_L: Ints, usual_L: Bools, row_format: RowFormat) -> _Rows:

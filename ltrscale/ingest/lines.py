@@ -212,11 +212,7 @@ class TextReader(ABC):
     """True if the first line has the names of the columns."""
 
     def __iter__(self) -> Iterator[Raw]:
-        """The tables of the file, in order, each of at most `batch_rows` lines.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """The tables of the file, in order, each of at most `batch_rows` lines."""
         for lines in line_blocks(self.url, self._encoding(), size=_BLOCK):
             row_M = ~lines.blank_M()
             row_M[0] &= lines.first > 1 or not self.header

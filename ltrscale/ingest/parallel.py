@@ -124,10 +124,7 @@ def _write(
 ) -> _WrittenUnit:
     """The task of the second pass."""
     storage.join_leases(leases)
-    with (
-        storage.scratch.directory() as folder,
-        storage.Commit(work.out, helping=True) as commit,
-    ):
+    with storage.scratch.directory() as folder, storage.Commit(work.out, helping=True) as commit:
         ids = QueryIds(folder)
         ids.groups.add(returning)
         written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=silent)

@@ -78,11 +78,7 @@ class Source(Config):
     """True if a row may have no label; otherwise such a row is bad."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
-        """The features of the first file, or of all files if they must be inferred from rows.
-
-        Raises:
-            InputError: the features cannot be inferred, or those of the files differ.
-        """
+        """The features of the first file, or of all files, which must agree, if they are inferred from rows."""
         raise NotImplementedError
 
     def open(
@@ -99,13 +95,9 @@ class Source(Config):
         raise NotImplementedError
 
     def for_scoring(self, needs: Needs) -> Self:  # noqa: ARG002
-        """The same source, reading only what scoring needs.
+        """The same source, reading only what scoring needs: columns by name, in any order.
 
-        Columns are found by name, in any order, and other columns are not read. LETOR text, and lists of features in
-        one column, have their features in the order of the training data.
-
-        Raises:
-            InputError: the columns ask for a median, which would be computed from the rows to score.
+        LETOR text, and lists of features in one column, have their features in the order of the training data.
         """
         return self
 
