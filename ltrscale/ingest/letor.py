@@ -134,10 +134,10 @@ def read_letor(
 ) -> Iterator[RowBlock]:
     r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
 
-    `first` is the index of the first feature. `group_sizes` is a file with the size of one group per line, compressed or not: then rows have no qid, the n-th
-    group has the query id n, an unparsable row still counts as a row of its group, and groups of size 0 are rejected
-    as `empty_group`, in a first block without rows. `doc_ids_N` is null for rows without document id, and None
-    in a block without any. A file without rows yields no block.
+    `first` is the index of the first feature. `group_sizes` is a file with the size of one group per line, compressed
+    or not: then rows have no qid, the n-th group has the query id n, an unparsable row still counts as a row of its
+    group, and groups of size 0 are rejected as `empty_group`, in a first block without rows. `doc_ids_N` is null for
+    rows without document id, and None in a block without any. A file without rows yields no block.
 
     Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above the last.
     """
