@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,10 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     if work.config.source.takes_any_order and set(features) == set(dataset_features):
         return dataset_features
     for i in range(max(len(features), len(dataset_features))):
-        new, old = (_shown(which, i) for which in (features, dataset_features))
+        new, old = (
+            f"{which[i].name!r} ({which[i].kind})" if i < len(which) else "missing"
+            for which in (features, dataset_features)
+        )
         if new != old:
             raise InputError(
                 f"{before.url}: feature {i + 1} of the inputs is {new} where the data set has {old}; "
@@ -91,10 +94,6 @@ def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
             f"{dataset.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {owner} "
             "only; prepare both with the same columns.tokens"
         )
-
-
-def _shown(features: Sequence[Feature], i: int) -> str:
-    return f"{features[i].name!r} ({features[i].kind})" if i < len(features) else "missing"
 
 
 def next_unit(before: Manifest) -> int:
@@ -169,6 +168,9 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
         FeatureStats.from_summaries(part.summaries, part.counts().documents, part.grouped) for part in (before, new)
     )
     stats.merge(added)
+    labels = LabelCounts.from_counts(before.label_counts)
+    labels.merge(LabelCounts.from_counts(new.label_counts))
+    uncounted = any(part.counts().labelled and not part.label_counts for part in (before, new))  # too many labels
     # None where either data set has too many texts to record
     texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return Manifest(
@@ -176,7 +178,7 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
         files=DataFiles.joined([before.files, new.files]),
         parts=before.parts,
         summaries=stats.summaries(),
-        label_counts=_label_counts(before, new),
+        label_counts={} if uncounted else labels.counts(),
         grouped=stats.grouped,
         tokens=before.tokens,
         token_summaries=summed([before.token_summaries, new.token_summaries]),
@@ -189,15 +191,6 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
         quarantine=(*before.quarantine, *new.quarantine),
         made_by=new.made_by,
     )
-
-
-def _label_counts(old: Manifest, new: Manifest) -> dict[str, int]:
-    """The summed counts by label; empty if either data set has too many labels to count."""
-    if any(part.counts().labelled and not part.label_counts for part in (old, new)):
-        return {}
-    labels = LabelCounts.from_counts(old.label_counts)
-    labels.merge(LabelCounts.from_counts(new.label_counts))
-    return labels.counts()
 
 
 class Unfinished:

@@ -368,7 +368,10 @@ def _convert(text: bytes, words_S2: Ints, counts_L: Ints, usual_L: Bools, row_fo
         good_R &= _are(text, pairs_V22[:, 0].reshape(-1, n_features, 2), indices)
         features_RF = values_V.reshape(-1, n_features)
     else:
-        columns_V = _columns(text, pairs_V22[:, 0], row_format)
+        starts_V, ends_V = pairs_V22[:, 0].T
+        columns_V = _cast(text, pairs_V22[:, 0], pa.int32()) - row_format.first
+        digits_V = (np.frombuffer(text, np.uint8)[starts_V] - _ONE <= 8) | (ends_V - starts_V == 1)  # no 01, no sign
+        columns_V[~digits_V | (columns_V >= n_features)] = -1
         good_R[row_V[columns_V < 0]] = False
         sound_V = good_R[row_V]
         row_V, places = row_V[sound_V], (row_V[sound_V], columns_V[sound_V])
@@ -392,15 +395,6 @@ def _are(text: bytes, words_RW2: Ints, names: Sequence[bytes]) -> Bools:
         longer_W = lengths_W > b
         are_R &= (bytes_.take(words_RW2[:, longer_W, 0] + b, mode="clip") == letters_WB[longer_W, b]).all(axis=1)
     return are_R
-
-
-def _columns(text: bytes, words_V2: Ints, row_format: RowFormat) -> Ints:
-    """The columns of indices, counted from 0; -1 where there is none or the slow path must look, as at 01."""
-    columns_V: Ints = _cast(text, words_V2, pa.int32()) - row_format.first
-    digits_V = np.frombuffer(text, np.uint8)[words_V2[:, 0]] - _ONE <= 8  # bytes below wrap around
-    digits_V |= words_V2[:, 1] - words_V2[:, 0] == 1
-    columns_V[~digits_V | (columns_V >= row_format.n_features)] = -1
-    return columns_V
 
 
 def _cast_numbers(text: bytes, words_W2: Ints) -> tuple[Floats, Bools]:

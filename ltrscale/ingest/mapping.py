@@ -93,12 +93,11 @@ class _Columns(Config):
 
     def _check_side(self, features: Sequence[str]) -> None:
         """Refuse features that are known only after a list was shown: the position, the click or the gain."""
-        noun = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
-        named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
-        for use, name in named.items():
+        nouns = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
+        for (use, noun), name in zip(nouns.items(), (self.positions, self.clicks, self.gain), strict=True):
             if name is not None and name in features:
                 raise ValueError(
-                    f"{name!r} is the {noun[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
+                    f"{name!r} is the {noun} of a document ({use}) and cannot be a feature too: nobody knows it "
                     "when a list is to be ranked; leave it out of the features"
                 )
 

@@ -284,32 +284,20 @@ MOST_GRADES = 32
 """The most distinct values of a label."""
 
 _LEVELS: Sequence[tuple[int, str]] = (
-    (
-        0,
-        r"^(view(ed)?|shown?|impressions?|none|skip(ped)?|ignored?|bad|off_topic|unrelated)$|irrelevan|irrilevan"
-        r"|^(not|non|nicht|pas|no|niet|nie)_|^un(passend|wichtig)|^hors_sujet|^nieistotn|^(angezeigt|gezeigt|vue?|visto"
-        r"|bekeken|wyswietlon[ey])$|^schlecht$|無関係|関連なし|^不|无关|不相关|^(表示|閲覧|曝光|浏览)$",
-    ),
-    (
-        7,
-        r"excellent|(highly|very|extremely|sehr|hoch|tres|muy|molto|muito|zeer|bardzo)_|ausgezeichnet|非常に|高度|非常",
-    ),
-    (
-        3,
-        r"partial|partly|somewhat|substitut|moderate|teilweise|ersatz|partiel|parcial|parzial|gedeeltelijk|czesciow|部分",
-    ),
+    (0, r"^(view(ed)?|shown?|impressions?|none|skip(ped)?|ignored?|bad|off_topic|unrelated)$|irrelevan|irrilevan"),
+    (0, r"^(not|non|nicht|pas|no|niet|nie)_|^un(passend|wichtig)|^hors_sujet|^nieistotn|^schlecht$|無関係|関連なし"),
+    (0, r"^(angezeigt|gezeigt|vue?|visto|bekeken|wyswietlon[ey])$|^不|无关|不相关|^(表示|閲覧|曝光|浏览)$"),
+    (7, r"excellent|(highly|very|extremely|sehr|hoch|tres|muy|molto|muito|zeer|bardzo)_|ausgezeichnet"),
+    (7, r"非常に|高度|非常"),
+    (3, r"partial|partly|somewhat|substitut|moderate|teilweise|ersatz|partiel|parcial|parzial|gedeeltelijk"),
+    (3, r"czesciow|部分"),
     (2, r"complement|marginal|slight|^fair$|^weak|maybe|ergaenz|ausreichend|補完|互补|一般"),
     (1, r"^poor$|^schwach"),
-    (
-        9,
-        r"purchas|^(buy|bought|order|sale|sold)|book(ed|ing)?$|convert|conversion|(^|_)(ge|ver)?kauft?$|bestell|gebucht",
-    ),
+    (9, r"purchas|^(buy|bought|order|sale|sold)|book(ed|ing)?$|convert|conversion|(^|_)(ge|ver)?kauft?$"),
+    (9, r"bestell|gebucht"),
     (9, r"^achat|^achet|command|^compr|pedido|acquist|gekocht|aankoop|besteld|kupion|zakup|購入|注文|购买|下单|支付"),
-    (
-        5,
-        r"cart|basket|wish|^fav|^save|^like|warenkorb|merk(liste|zettel)|panier|carrit|cesta|carrell|carrinho|winkelwagen",
-    ),
-    (5, r"koszyk|カート|お気に入り|购物车|加购|收藏"),
+    (5, r"cart|basket|wish|^fav|^save|^like|warenkorb|merk(liste|zettel)|panier|carrit|cesta|carrell|carrinho"),
+    (5, r"winkelwagen|koszyk|カート|お気に入り|购物车|加购|收藏"),
     (4, r"click|^open|detail|visit|klick|^cli[cq]|klik|クリック|点击"),
     (8, r"^(exact|perfect|ideal|vital|genau|perfekt|parfait|perfect[oa]|perfett[oa]|perfeit[oa])|完全|完璧"),
     (6, r"^(good|gut|bon|bueno|buono|bom|goed|dobr[ye]|relevant[eo]?|pertinent|trafn[ye]|関連|相关)"),
