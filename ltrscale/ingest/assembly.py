@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bits, Bools, Floats, Ints
-from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.files import Counts, DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
@@ -26,7 +26,7 @@ from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, UnitStart
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
 from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
@@ -140,7 +140,7 @@ class Survey:
 def write_unit(
     work: UnitSettings,
     unit: Unit,
-    start: UnitStart,
+    before: Counts,
     *,
     commit: storage.Commit,
     ids: QueryIds,
@@ -149,8 +149,9 @@ def write_unit(
 ) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
-    `ids` must have the unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for
-    temporary files, and `advance` is called with rows, and with bytes of the input.
+    `before` counts what earlier units have written: its groups are the gid of the first group. `ids` must have the
+    unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for temporary files, and
+    `advance` is called with rows, and with bytes of the input.
 
     Raises:
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
@@ -164,7 +165,7 @@ def write_unit(
         n_features=len(work.features),
         compression=config.compression,
         prefix=f"part-{unit.number:05}",
-        before=start,
+        before=(before.groups, before.documents),
     )
     kept, others = [done.kept], [done.others]
     for groups in _groups(work, unit, validator, done.encoders, folder, advance):
@@ -173,7 +174,7 @@ def write_unit(
         if "positions" in groups.rows.columns:
             done.places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
         done.labels.add(groups.rows.labels_N)
-        table = to_table(groups, start.gid + validator.groups_kept - len(groups))
+        table = to_table(groups, before.groups + validator.groups_kept - len(groups))
         done.tokens = summed([done.tokens, summarise(table), _cut_off(groups)])
         done.see(table.schema, groups.rows.file)
         writer.add(_periods(groups, work, unit), table)

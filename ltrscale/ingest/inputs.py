@@ -1,7 +1,7 @@
 """The input of `prepare`: its config, the files that it names, and the units of work made from them.
 
 A unit is a run of input files, handled together from reading to finished data files. The cuts depend only on the list
-of files and their sizes. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
+of files and their sizes. Given the counts of what lies before it, a unit writes the same files anywhere at any time.
 
 A version of a Delta Lake or Apache Iceberg table is a fixed list of Parquet files. Only the tables' own libraries read
 their logs. A version with rows that differ from those of its files is refused.
@@ -11,7 +11,7 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -239,17 +239,6 @@ class UnitSettings:
     out: str
     taken: frozenset[str] = frozenset()
     encoding: Encoding | None = None
-
-
-class UnitStart(NamedTuple):
-    """The groups before a unit, which is the gid of its first group, and the documents before it."""
-
-    gid: int = 0
-    documents: int = 0
-
-    def after(self, groups: int, documents: int) -> "UnitStart":
-        """The start after further groups and documents."""
-        return UnitStart(self.gid + groups, self.documents + documents)
 
 
 _TableVersion = tuple[int, tuple[str, ...]]

@@ -116,10 +116,11 @@ class Items(Source):
 
     def for_scoring(self, needs: Needs) -> Self:
         """The same source with only the columns that a model reads, including dates, vectors and tables."""
-        of_dates, read = self.columns.date_features(), {each.name for each in needs.features}
-        dates: dict[str, list[str]] = {}
-        for column, part in (of_dates[name] for name in of_dates.keys() & read):
-            dates.setdefault(column, []).append(part)
+        read = {each.name for each in needs.features}
+        parts = {
+            column: [part for part in of if f"{column}.{part}" in read] for column, of in self.columns.dates.items()
+        }
+        dates = {column: of for column, of in parts.items() if of}
         uses = needs.uses(without=self.columns.sources())
         if any("days_before" in parts for parts in dates.values()):
             uses.pop("time", None)

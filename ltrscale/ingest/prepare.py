@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import equal_periods
-from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.files import DataFiles, total_of
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.selection import nothing_to_learn, select
 from ltrscale.data.dataset.split import Split
@@ -33,7 +33,6 @@ from ltrscale.ingest.inputs import (
     PrepareConfig,
     Unit,
     UnitSettings,
-    UnitStart,
     cut_units,
     fingerprints,
     list_inputs,
@@ -179,18 +178,16 @@ def _write(
     ray: bool,
 ) -> tuple[Manifest, Written]:
     """Put all files in place; returns the manifest of these files alone, and its totals."""
-    ids, start, schema = QueryIds(folder), UnitStart(), None
+    ids, schema = QueryIds(folder), None
     if dataset is not None:
-        groups, documents, _ = dataset.manifest.counts()
-        start = start.after(groups, documents)
         schema = parquet_schema(storage.listed_file(dataset.url, dataset.manifest.files[0].path))
         if any(not unit.period for unit in units):
             additions.recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)
     if unfinished.manifest is not None:
-        groups, documents, _ = unfinished.manifest.counts()
-        start = start.after(groups, documents)
         unfinished.restore(ids, folder)
+    earlier = (dataset.manifest if dataset else None, unfinished.manifest)
+    before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
     totals = Written(len(work.features), schema, work.out)
     totals.encoders = {name: CategoryEncoder(values) for name, values in unfinished.categories(folder).items()}
     units, total = units[unfinished.units :], len(units)
@@ -205,11 +202,11 @@ def _write(
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(work, units, start, commit, ids, advance, take).write()
+            UnitsOnRay(work, units, before, commit, ids, advance, take).write()
         else:
             for unit in units:
-                written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
-                start = start.after(written.accounting.groups_kept, written.accounting.rows_kept)
+                written = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=advance)
+                before = total_of([before, *(files.counts() for files in written.files)])
                 take(written)
     query_ids = additions.record_ids(ids, dataset, commit, folder)
     lost = len(ids.lost())
