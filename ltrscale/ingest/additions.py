@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,10 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     if work.config.source.takes_any_order and set(features) == set(dataset_features):
         return dataset_features
     for i in range(max(len(features), len(dataset_features))):
-        new, old = (_shown(which, i) for which in (features, dataset_features))
+        new, old = (
+            f"{which[i].name!r} ({which[i].kind})" if i < len(which) else "missing"
+            for which in (features, dataset_features)
+        )
         if new != old:
             raise InputError(
                 f"{before.url}: feature {i + 1} of the inputs is {new} where the data set has {old}; "
@@ -82,8 +85,7 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
 
 
 def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
-    tokens = work.config.source.token_columns
-    input_fields, dataset_fields = (tuple(tokens.fields()) if tokens else ()), dataset.manifest.tokens
+    input_fields, dataset_fields = work.config.source.token_fields, dataset.manifest.tokens
     if unmatched := [
         field for field in (*input_fields, *dataset_fields) if (field in input_fields) != (field in dataset_fields)
     ]:
@@ -92,10 +94,6 @@ def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
             f"{dataset.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {owner} "
             "only; prepare both with the same columns.tokens"
         )
-
-
-def _shown(features: Sequence[Feature], i: int) -> str:
-    return f"{features[i].name!r} ({features[i].kind})" if i < len(features) else "missing"
 
 
 def next_unit(before: Manifest) -> int:
@@ -108,9 +106,6 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
     """Add the recorded query ids of a data set to `ids`; ids in fixed periods are separate, and not recorded.
 
     The hashes are copied to `folder` and mapped from there.
-
-    Raises:
-        InputError: a recorded file is missing or was changed, or an earlier version has recorded none.
     """
     recorded = before.manifest.query_ids
     if not recorded and (unknown := {*before.manifest.periods} - _fixed_periods(before)):
@@ -173,6 +168,9 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
         FeatureStats.from_summaries(part.summaries, part.counts().documents, part.grouped) for part in (before, new)
     )
     stats.merge(added)
+    labels = LabelCounts.from_counts(before.label_counts)
+    labels.merge(LabelCounts.from_counts(new.label_counts))
+    uncounted = any(part.counts().labelled and not part.label_counts for part in (before, new))  # too many labels
     # None where either data set has too many texts to record
     texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return Manifest(
@@ -180,7 +178,7 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
         files=DataFiles.joined([before.files, new.files]),
         parts=before.parts,
         summaries=stats.summaries(),
-        label_counts=_label_counts(before, new),
+        label_counts={} if uncounted else labels.counts(),
         grouped=stats.grouped,
         tokens=before.tokens,
         token_summaries=summed([before.token_summaries, new.token_summaries]),
@@ -193,15 +191,6 @@ def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
         quarantine=(*before.quarantine, *new.quarantine),
         made_by=new.made_by,
     )
-
-
-def _label_counts(old: Manifest, new: Manifest) -> dict[str, int]:
-    """The summed counts by label; empty if either data set has too many labels to count."""
-    if any(part.counts().labelled and not part.label_counts for part in (old, new)):
-        return {}
-    labels = LabelCounts.from_counts(old.label_counts)
-    labels.merge(LabelCounts.from_counts(new.label_counts))
-    return labels.counts()
 
 
 class Unfinished:
@@ -234,9 +223,10 @@ class Unfinished:
 
     def restore(self, ids: QueryIds, folder: Path) -> None:
         """Add the query ids of the finished units to `ids`."""
+        sets = {"kept": [ids.kept, ids.groups], "others": [ids.others, ids.groups], "unread": [ids.unread]}
         for name, file in self._ids.items():
-            for of_name in [getattr(ids, name), *([ids.groups] if name != "unread" else [])]:
-                of_name.push(_mapped(self._commit.url, file, folder))
+            for each in sets[name]:
+                each.push(_mapped(self._commit.url, file, folder))
 
     def categories(self, folder: Path) -> dict[str, Bits]:
         """The values of each categorical feature in the finished units, as `Written.categories`."""
@@ -250,9 +240,8 @@ class Unfinished:
     def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, Bits]) -> None:
         """Save the first `units` units."""
         outdated = [file.path for file in (*self._ids.values(), *self._categories.values())]
-        self._ids = {
-            name: self._put(f"{units}-{name}", getattr(ids, name).save) for name in ("kept", "others", "unread")
-        }
+        sets = {"kept": ids.kept, "others": ids.others, "unread": ids.unread}
+        self._ids = {name: self._put(f"{units}-{name}", each.save) for name, each in sets.items()}
         self._categories = {
             name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=values))
             for i, (name, values) in enumerate(categories.items())

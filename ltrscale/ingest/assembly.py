@@ -18,20 +18,21 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bits, Bools, Floats, Ints
-from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Accounting, Feature
+from ltrscale.data.dataset.files import Counts, DataFiles
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
-from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes
-from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, UnitStart
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
+from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
 from ltrscale.ingest.texts import FULL, TokenizerConfig
-from ltrscale.ingest.validate import Groups, Validator, to_table
+from ltrscale.ingest.validate import Groups, Validator, to_table, total_accounting
 from ltrscale.progress import Advance
 
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -73,30 +74,57 @@ class LikePlaces:
         return [feature.name for feature, alike in zip(features, alike_F, strict=True) if alike]
 
 
-@dataclass(frozen=True)
 class Written:
-    """The result of a unit: its data files, and the manifest's statistics of the unit alone.
+    """What one or several units have written: data files, quarantine, and the manifest's statistics of them alone.
 
     The accounting excludes query ids that only rejected rows have, since other units may have rows with them.
-    `categories` and `texts` hold each categorical feature's `CategoryEncoder.known` and `CategoryEncoder.texts`.
-    `kept` has the hashes of the kept groups' query ids; it is empty for a fixed period, because its ids are separate.
-    `others` has the hashes of all other groups with an id that is new in this unit. Both are sorted.
     """
 
-    unit: Unit
-    files: DataFiles
-    schema: pa.Schema | None
-    accounting: Accounting
-    stats: FeatureStats
-    places: LikePlaces
-    labels: LabelCounts
-    quarantine: tuple[str, ...]
-    first_rejections: tuple[Rejection, ...]
-    categories: Mapping[str, Bits]
-    tokens: Mapping[str, TokenSummary]
-    texts: Mapping[str, RecordedCodes]
-    kept: Bits
-    others: Bits
+    def __init__(self, n_features: int, schema: pa.Schema | None = None, schema_of: str = "") -> None:
+        self.units = 0
+        self.files: list[DataFiles] = []
+        self.schema, self.schema_of = schema, schema_of
+        """The columns of the groups, and where they were found first."""
+        self.accounting = Accounting()
+        self.stats, self.labels, self.places = FeatureStats(n_features), LabelCounts(), LikePlaces(n_features)
+        self.encoders: dict[str, CategoryEncoder] = {}
+        self.tokens: dict[str, TokenSummary] = {}
+        self.quarantine: tuple[str, ...] = ()
+        self.first_rejections: list[Rejection] = []
+        self.kept: Bits = np.empty(0, np.uint64)
+        """Of one unit: sorted hashes of the kept groups' query ids; none for a fixed period, whose ids are separate."""
+        self.others: Bits = self.kept
+        """Of one unit: sorted hashes of all other groups with an id that is new in it."""
+
+    def see(self, schema: pa.Schema, where: str) -> None:
+        """Refuse, with an InputError, groups with other columns than those before: one reader serves all files."""
+        self.schema = self.schema or schema
+        types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, self.schema))
+        for name in types | other_types:
+            if types.get(name) != other_types.get(name):
+                kinds = f"{types.get(name, 'missing')} where it is {other_types.get(name, 'missing')}"
+                raise InputError(
+                    f"{where}: column {name!r} of its groups is {kinds} in {self.schema_of}; "
+                    "prepare the two apart, or give the input the same columns and types"
+                )
+
+    def add(self, unit: "Written") -> None:
+        """Add another unit, in order; its query ids are left out."""
+        if self.schema is None:
+            self.schema, self.schema_of = unit.schema, unit.schema_of
+        elif unit.schema is not None:
+            self.see(unit.schema, unit.schema_of)
+        self.units += unit.units
+        self.files += unit.files
+        self.accounting = total_accounting([self.accounting, unit.accounting])
+        self.stats.merge(unit.stats)
+        self.labels.merge(unit.labels)
+        self.places.merge(unit.places)
+        for name, encoder in unit.encoders.items():
+            self.encoders.setdefault(name, CategoryEncoder()).merge(encoder)
+        self.tokens = summed([self.tokens, unit.tokens])
+        self.quarantine += unit.quarantine
+        self.first_rejections += unit.first_rejections[: 5 - len(self.first_rejections)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +140,7 @@ class Survey:
 def write_unit(
     work: UnitSettings,
     unit: Unit,
-    start: UnitStart,
+    before: Counts,
     *,
     commit: storage.Commit,
     ids: QueryIds,
@@ -121,57 +149,40 @@ def write_unit(
 ) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
-    `ids` must have the unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for
-    temporary files, and `advance` is called with rows, and with bytes of the input.
+    `before` counts what earlier units have written: its groups are the gid of the first group. `ids` must have the
+    unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for temporary files, and
+    `advance` is called with rows, and with bytes of the input.
 
     Raises:
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
             directory name or is in the data set already.
     """
-    config, encoders = work.config, dict[str, CategoryEncoder]()
-    n_features = len(work.features)
-    stats, labels, places = FeatureStats(n_features), LabelCounts(), LikePlaces(n_features)
+    config, done = work.config, Written(len(work.features), schema_of=str(unit))
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
     writer = DatasetWriter(
         commit,
-        n_features=n_features,
+        n_features=len(work.features),
         compression=config.compression,
         prefix=f"part-{unit.number:05}",
-        before=(start.gid, start.documents),
+        before=(before.groups, before.documents),
     )
-    schema: pa.Schema | None = None
-    tokens: dict[str, TokenSummary] = {}
-    kept, others = [np.empty(0, np.uint64)], validator.others
-
-    for groups in _groups(work, unit, validator, encoders, folder, advance):
+    kept, others = [done.kept], [done.others]
+    for groups in _groups(work, unit, validator, done.encoders, folder, advance):
         (others if unit.period else kept).append(groups.hashes_Q)
-        stats.add(groups.rows.features_NF, groups.offsets_Q1)
+        done.stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
-            places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
-        labels.add(groups.rows.labels_N)
-        table = to_table(groups, start.gid + validator.groups_kept - len(groups))
-        tokens = summed([tokens, summarise(table), _cut_off(groups)])
-        schema = schema or table.schema
-        check_columns(schema, table.schema, groups.rows.file, str(unit))
+            done.places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
+        done.labels.add(groups.rows.labels_N)
+        table = to_table(groups, before.groups + validator.groups_kept - len(groups))
+        done.tokens = summed([done.tokens, summarise(table), _cut_off(groups)])
+        done.see(table.schema, groups.rows.file)
         writer.add(_periods(groups, work, unit), table)
         del groups, table  # as in `_groups`
-    return Written(
-        unit=unit,
-        files=writer.close(),
-        schema=schema,
-        accounting=validator.accounting(),
-        stats=stats,
-        places=places,
-        labels=labels,
-        quarantine=quarantine.close(),
-        first_rejections=tuple(quarantine.first),
-        categories={name: encoder.known for name, encoder in encoders.items()},
-        tokens=tokens,
-        texts={name: encoder.texts for name, encoder in encoders.items()},
-        kept=np.sort(np.concatenate(kept)),
-        others=np.sort(np.concatenate([np.empty(0, np.uint64), *others])),
-    )
+    done.units, done.files, done.accounting = 1, [writer.close()], validator.accounting()
+    done.quarantine, done.first_rejections = quarantine.close(), quarantine.first
+    done.kept, done.others = (np.sort(np.concatenate(h)) for h in (kept, [*others, *validator.others]))
+    return done
 
 
 def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:
@@ -330,13 +341,68 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
     return period
 
 
-def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str) -> None:
-    """Refuse, with an InputError, groups with other columns than others have: one reader serves all files."""
-    types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
-    for name in types | other_types:
-        if types.get(name) != other_types.get(name):
-            kinds = f"{types.get(name, 'missing')} where it is {other_types.get(name, 'missing')}"
+_MOST_VALUES = 1 << 20
+
+
+def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
+    """The fill value of each filled feature; from the data set that is added to, if there is one."""
+    mapping = work.config.source.mapping
+    fills = mapping.fills_of(work.features) if mapping else {}
+    if before is not None:
+        _check_same(before, fills)
+        return before.manifest.fills
+    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
+    return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
+
+
+def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
+    old_fills = dataset.manifest.fills
+    for name in sorted(new_fills.keys() | old_fills.keys()):
+        new, old = new_fills.get(name), old_fills.get(name)
+        same = new == "median" or (new is not None and float(np.float32(new)) == old)
+        if (new is None) != (old is None) or not same:
+            state = "stay missing" if old is None else f"are {old:g}"
             raise InputError(
-                f"{where}: column {name!r} of its groups is {kinds} in {others}; "
-                "prepare the two apart, or give the input the same columns and types"
+                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
+                "directory"
             )
+
+
+def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
+    """The medians of some features over rows of the configured periods, by default over all rows."""
+    if not names:
+        return {}
+    source = work.config.source
+    assert source.mapping is not None
+    periods = source.mapping.fill_periods
+    places = [[feature.name for feature in work.features].index(name) for name in names]
+    values = [_Values() for _ in names]
+    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
+    for unit in units:
+        for file in unit.files:
+            for block in read(file):
+                rows_NF = block.features_NF[in_periods(block, unit, work.config.period, periods)]
+                for place, each in zip(places, values, strict=True):
+                    each.add(rows_NF[:, place])
+    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
+        where = f" in {', '.join(periods)}" if periods else ""
+        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
+    return {name: each.median() for name, each in zip(names, values, strict=True)}
+
+
+class _Values:
+    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
+
+    def __init__(self) -> None:
+        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
+
+    def add(self, values_N: Floats) -> None:
+        """Add the finite ones."""
+        values_n = values_N[np.isfinite(values_N)]
+        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
+        self.seen += len(values_n)
+        while sum(map(len, self._kept)) > _MOST_VALUES:
+            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
+
+    def median(self) -> float:
+        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))

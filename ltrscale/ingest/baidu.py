@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.ingest.examined import ItemBlocks
+from ltrscale.ingest.items import ItemBlocks
 from ltrscale.ingest.lines import Lines, line_blocks
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection, RowBlock

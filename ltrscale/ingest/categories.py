@@ -75,6 +75,11 @@ class CategoryEncoder:
             self.known = np.insert(self.known, places[fresh], values[fresh])
             self.collisions += self._pairs(codes) - pairs_before
 
+    def merge(self, other: "CategoryEncoder") -> None:
+        """Remember the values and texts of another encoder of the column."""
+        self.note(other.known)
+        self.texts = merged_texts(self.texts, other.texts)
+
     def _pairs(self, codes: Bits) -> int:
         """The number of pairs of known values that share one of these codes (sorted, so a code's values are a run)."""
         first = np.searchsorted(self.known, codes << _SHIFT)
@@ -114,27 +119,21 @@ def _identities_of_distinct(values: pa.Array) -> tuple[Bits, RecordedCodes]:
     """The identities of a dictionary's values (arbitrary for null), and the codes of hashed texts."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
-    hashed: list[str] = []
     if pa.types.is_integer(values.type):
         integers = values.fill_null(0).to_numpy()
         plain = (integers >= 0) & (integers < N_CODES)
+        hashed = [str(integer) for integer in integers[~plain]]
     else:
         texts = [_text(value) for value in values.to_pylist()]
         plain = np.array([_is_plain(text) for text in texts], dtype=bool)
         integers = np.array([int(text) if ok else 0 for text, ok in zip(texts, plain, strict=True)], dtype=np.int64)
+        hashed = [text for text, ok in zip(texts, plain, strict=True) if not ok]
     identities: Bits = np.where(plain, integers, 0).astype(np.uint64) << _SHIFT
-    hashed_places = np.flatnonzero(~plain)
-    if len(hashed_places):
-        hashed = (
-            [str(integers[i]) for i in hashed_places]
-            if pa.types.is_integer(values.type)
-            else [texts[i] for i in hashed_places]
-        )
-        identities[hashed_places] = hash_ids(hashed, scope="category")
+    identities[~plain] = hash_ids(hashed, scope="category")
     if len(hashed) > _MOST_TEXTS:
         return identities, None
-    null = values.is_null().to_numpy(zero_copy_only=False)[hashed_places]
-    codes = (identities[hashed_places] >> _SHIFT).tolist()
+    null = values.is_null().to_numpy(zero_copy_only=False)[~plain]
+    codes = (identities[~plain] >> _SHIFT).tolist()
     return identities, {text: code for text, code, none in zip(hashed, codes, null, strict=True) if not none}
 
 

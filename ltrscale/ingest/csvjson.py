@@ -76,10 +76,6 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
 
     A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
     f, y and n), null if it has no value, else text.
-
-    Raises:
-        InputError: the file is missing, empty or damaged, its first line is not a header, or does not fit the
-            dialect's.
     """
     lines = next(line_blocks(url, dialect.encoding), None)
     if lines is None:
@@ -213,9 +209,7 @@ class CsvReader(TextReader):
 
     def __post_init__(self) -> None:
         self._names, self.header = list(self.schema.names), not self.dialect.header
-
-    def _encoding(self) -> str:
-        return self.dialect.encoding
+        self.encoding = self.dialect.encoding
 
     def _faults(self, lines: Lines, row_M: Bools) -> dict[int, str]:
         """Lines with a quote out of place, or with another number of fields than the header."""
@@ -238,8 +232,8 @@ class CsvReader(TextReader):
                 delimiter=self.dialect.delimiter, quote_char='"' if self.dialect.quotes else False
             ),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=dict(self._kinds()),
-                include_columns=[key for key, _ in self._kinds()],
+                column_types=self._types(),
+                include_columns=self._types().names,
                 null_values=list(NULLS),
                 true_values=true,
                 false_values=false,
@@ -248,18 +242,15 @@ class CsvReader(TextReader):
             ),
         )
 
-    def _kinds(self) -> list[tuple[str, pa.DataType]]:
-        """The column types, keyed by column number because names may repeat."""
-        return [(str(self._names.index(column)), self._type(column)) for column in self.columns]
+    def _types(self) -> pa.Schema:
+        """The types by column number, because names may repeat."""
+        return pa.schema([(str(self._names.index(column)), self._type(column)) for column in self.columns])
 
     def _type(self, column: str) -> pa.DataType:
         if column not in self.numbers:
             return pa.string()
         is_bool = pa.types.is_boolean(self.schema.field(self._names.index(column)).type)
         return pa.bool_() if is_bool else pa.float32()
-
-    def _empty(self) -> pa.Table:
-        return pa.schema(self._kinds()).empty_table()
 
     def _query_of(self, line: bytes) -> str:
         row = _fields(line, self.dialect)
@@ -292,9 +283,6 @@ def json_schema(url: str) -> pa.Schema:
     A column has the type of most of its values: bool, int64, float64 if a number has a fraction, string, a list for
     arrays (only arrays of numbers can be read), or an empty struct for objects (which cannot be read). It is null if it
     has no value.
-
-    Raises:
-        InputError: the file is missing, empty or damaged, or none of these lines is an object.
     """
     lines = next(line_blocks(url), None)
     if lines is None:
@@ -365,9 +353,6 @@ class JsonReader(TextReader):
             parse_options=arrow_json.ParseOptions(explicit_schema=self._types(), unexpected_field_behavior="ignore"),
         )
         return parsed.select(self.columns)
-
-    def _empty(self) -> pa.Table:
-        return self._types().empty_table()
 
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
         if match := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.ingest import names
-from ltrscale.ingest.grades import MOST_GRADES, are_grades
+from ltrscale.ingest.names import are_grades
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.structure import KeyLists, Structure
 
@@ -172,10 +172,6 @@ class _Look:
         item, seen = self.beside.item, self.beside.seen
         return item is not None and item.name in seen and seen.decides(item.name, self.column.name)
 
-    @property
-    def few(self) -> bool:
-        return self.column.distinct <= MOST_GRADES
-
     @cached_property
     def values_N(self) -> Doubles:
         return self.beside.seen.amounts(self.column)
@@ -198,7 +194,7 @@ class _Look:
     @cached_property
     def nameless(self) -> bool:
         """True if only structure could make it a label."""
-        return self.few and not self.wordy and not self.column.is_label and not self.is_own
+        return self.column.few and not self.wordy and not self.column.is_label and not self.is_own
 
     @cached_property
     def acted(self) -> bool:
@@ -218,17 +214,17 @@ class _Look:
         item = self.beside.item
         return None if item is None or not self.acted else self.beside.seen.lists(item.name).alike(self.above_N)
 
+    @property
+    def _others(self) -> list[tuple[str, Bools]]:
+        return [each for each in self.beside.above.items() if self.acted and each[0] != self.column.name]
+
     @cached_property
     def around(self) -> list[str]:
-        return self._nested(lambda other_N: _inside(self.above_N, other_N))
+        return [name for name, other_N in self._others if _inside(self.above_N, other_N)]
 
     @cached_property
     def within(self) -> list[str]:
-        return self._nested(lambda other_N: _inside(other_N, self.above_N))
-
-    def _nested(self, fits: Callable[[Bools], bool]) -> list[str]:
-        others = self.beside.above.items() if self.acted else ()
-        return [name for name, other_N in others if name != self.column.name and fits(other_N)]
+        return [name for name, other_N in self._others if _inside(other_N, self.above_N)]
 
     @cached_property
     def height(self) -> float:
@@ -361,7 +357,7 @@ _TABLE: Mapping[str, tuple[_Evidence | list[_Evidence], ...]] = {
     "label": (
         [
             _e(0.0, "the name of a label", lambda c: names.label_points(c.column.name) or None, 1.0),
-            _e(3.0, "perhaps the name of a label", lambda c: c.few and c.column.like(names.PERHAPS)),
+            _e(3.0, "perhaps the name of a label", lambda c: c.column.few and c.column.like(names.PERHAPS)),
             _else(-2.0, "no name of a label"),
         ],
         [
@@ -372,13 +368,13 @@ _TABLE: Mapping[str, tuple[_Evidence | list[_Evidence], ...]] = {
         _e(
             4.0,
             "words that grade, or that say what users do",
-            lambda c: c.few and not c.column.numeric and are_grades(c.column.values) and not c.is_own,
+            lambda c: c.column.few and not c.column.numeric and are_grades(c.column.values) and not c.is_own,
         ),
         _e(-2.0, "words that do not grade", lambda c: c.wordy),
         _e(
             -2.0,
             "above 0 in {c.with_one:.1%} of the lists only",
-            lambda c: c.few and not c.wordy and c.with_one < _RARE and int((c.having_Q > 0).sum()) < 500,
+            lambda c: c.column.few and not c.wordy and c.with_one < _RARE and int((c.having_Q > 0).sum()) < 500,
         ),
         _e(
             3.5,

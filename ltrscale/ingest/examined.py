@@ -5,10 +5,7 @@ First the columns of a file are matched with those that the config names, and th
 Shapes: N rows.
 """
 
-import re
-import urllib.parse
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,16 +15,12 @@ import pyarrow.compute as pc
 from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.times import Clock, instants, is_time, part_of, periods
-from ltrscale.data.vectors import Vectors, is_vector, lists_of_texts, similarity
+from ltrscale.data.times import Clock, instants, is_time, periods
+from ltrscale.data.vectors import Vectors, is_vector, lists_of_texts
 from ltrscale.errors import InputError, nearest, suggestion
-from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns, named_columns
 from ltrscale.ingest.names import is_unnamed
-from ltrscale.ingest.rows import TEXT_LENGTH, Raw, RawTexts, Rejection, RowBlock, Rule, keep, plain_value
-from ltrscale.ingest.source import Encoders
-from ltrscale.ingest.tables import Joined
-from ltrscale.ingest.texts import Encoding, TokenReader
+from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
 
 
 def resolve_features(
@@ -36,10 +29,6 @@ def resolve_features(
     """The features that a mapping finds in a file, in the order that ColumnMapping states.
 
     `keys` are the join columns of tables; patterns do not match them.
-
-    Raises:
-        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
-            matches nothing.
     """
     _require_named(schema, mapping, file)
     categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file, keys))
@@ -75,11 +64,7 @@ def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
 
 
 def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
-    """The features of a file with one group per row.
-
-    Raises:
-        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
-    """
+    """The features of a file with one group per row."""
     _require_named(schema, mapping, file)
     if not mapping.matrix:
         for name in (*mapping.features, *mapping.categorical):
@@ -110,9 +95,8 @@ def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categori
 
 def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
     """The columns that a mapping names (without patterns) and a file lacks, each with its use and the nearest name."""
-    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
-    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
-    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
+    uses = mapping.named_in(schema.names, file) + [(name, "feature") for name in mapping.features]
+    uses += [(name, "tokens") for name in mapping.token_columns]
     if isinstance(mapping, ColumnMapping):
         uses += [(name, "dates") for name in mapping.dates] + [(name, "vectors") for name in mapping.vector_columns]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # otherwise they are features within the one column
@@ -125,11 +109,6 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
     return descriptions
 
 
-def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
-    """True if the period is in the file's path instead of its columns."""
-    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
-
-
 def check_same_features(
     schema: pa.Schema,
     found: Sequence[Feature],
@@ -138,13 +117,9 @@ def check_same_features(
     file: str,
     first: str,
 ) -> None:
-    """Check that a file has the features of the first one, in any order.
-
-    Raises:
-        InputError: a feature is missing, of another kind, or not in the first file; names it.
-    """
+    """Refuse, with an InputError, a file without the features of the first one, in any order, or with others."""
     items, present, known = isinstance(mapping, ColumnMapping), {*schema.names}, {*features}
-    made = mapping.sources() if isinstance(mapping, ColumnMapping) else {}
+    made = mapping.sources()
     for feature in features:
         for column in made.get(feature.name, (feature.name,)):
             if column not in present:
@@ -162,11 +137,8 @@ def check_same_features(
 
 
 def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    for use, name in mapping.named().items():
-        if not _in_path(schema, use, name, file):
-            require(schema, name, use, file)
-    for name in mapping.meta:
-        require(schema, name, "meta", file)
+    for name, use in mapping.named_in(schema.names, file):
+        require(schema, name, use, file)
     items = isinstance(mapping, ColumnMapping)
     for field, text in mapping.token_fields.items():
         if text.lengths is not None:
@@ -259,12 +231,6 @@ def _remedy(name: str, names: Sequence[str]) -> str:
     return suggestion(name.rstrip("*"), names, "its columns are")
 
 
-def path_value(url: str, key: str) -> str | None:
-    """The value of `key=value` in a path, as in Hive partitions."""
-    match = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
-    return urllib.parse.unquote(match[1]) if match else None
-
-
 class Examined:
     """The rows of a batch and their faults; the first fault of a row counts."""
 
@@ -274,13 +240,7 @@ class Examined:
         self._findings: dict[int, tuple[Rule, str, str]] = {}
 
     def reject(
-        self,
-        bad_N: Bools,
-        reason: str,
-        rule: Rule = "unparsable",
-        *,
-        column: str | None = None,
-        fault: str = "",
+        self, bad_N: Bools, reason: str, rule: Rule = "unparsable", *, column: str | None = None, fault: str = ""
     ) -> None:
         """Record a fault of some rows: the column with the bad values, and perhaps the fault in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
@@ -369,11 +329,7 @@ class Examined:
         return columns
 
     def rejections(
-        self,
-        lines_N: Ints,
-        texts: RawTexts,
-        query_ids_N: pa.StringArray,
-        rows_N: Ints | None = None,
+        self, lines_N: Ints, texts: RawTexts, query_ids_N: pa.StringArray, rows_N: Ints | None = None
     ) -> list[Rejection]:
         """One rejection for each bad row, in order, counted as `rows_N` input rows (1 by default)."""
         rejected = []
@@ -383,105 +339,3 @@ class Examined:
             text, query = f"{reason}: {texts(line)}"[:TEXT_LENGTH], query_ids_N[i].as_py() or ""
             rejected.append(Rejection(self.file, line, rule, text, query, rows, finding))
         return rejected
-
-
-@dataclass(frozen=True)
-class ItemBlocks:
-    """Turns a batch of items into a RowBlock."""
-
-    url: str
-    mapping: ColumnMapping
-    features: Sequence[Feature]
-    encoders: Encoders
-    joined: Sequence[Joined] = ()
-    encoding: Encoding | None = None
-
-    def __call__(self, raw: Raw) -> RowBlock:
-        """The usable rows, and the rejections of the others."""
-        mapping = self.mapping
-        rows = self._joined(raw.rows)
-        batch = rows.batch
-        ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
-        block = RowBlock(
-            file=self.url,
-            lines_N=raw.lines_N,
-            query_ids_N=ids[0] if len(ids) == 1 else pc.binary_join_element_wise(*ids, "|"),
-            features_NF=self._features(rows),
-            labels_N=rows.labels(mapping),
-            period=path_value(self.url, mapping.period_column or "") or "",
-            periods_N=rows.periods(mapping),
-            doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
-            columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
-            | rows.meta(mapping.meta)
-            | self._tokens(rows),
-            texts=raw.texts,
-            share=raw.share,
-        )
-        rejected = raw.rejected + rows.rejections(raw.lines_N, raw.texts, block.query_ids_N)
-        block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
-        block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
-        return block
-
-    def _joined(self, batch: pa.RecordBatch) -> Examined:
-        """The rows with joined columns and missing optional ones; rows without a required key are rejected."""
-        for field in [*with_optional(batch.schema, self.mapping)][batch.num_columns :]:
-            batch = batch.append_column(field.name, pa.nulls(len(batch), field.type))
-        faults: dict[int, str] = {}
-        for table in self.joined:
-            batch, bad_N, keys_N = table(batch)
-            faults = {i: table.fault(keys_N[i]) for i in np.flatnonzero(bad_N).tolist()} | faults
-        rows = Examined(batch, self.url)
-        rows.reject_each(faults, "not_joined")
-        return rows
-
-    def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
-        """The tokens of rows; rows with bad tokens are rejected."""
-        if self.mapping.tokens is None:
-            return {}
-        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
-        for field, text in self.mapping.tokens.fields().items():
-            columns, faults = reader.read(field, self._plain(rows, text.column), text)
-            rows.reject_each(faults, "bad_tokens")
-            tokens |= columns
-        return tokens
-
-    def _plain(self, rows: Examined, name: str) -> pa.Array:
-        """A column; if it is text, rows that are not UTF-8 are rejected."""
-        column = rows.batch.column(name)
-        return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
-
-    def _features(self, rows: Examined) -> Floats:
-        features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
-        made = _dates(rows, self.mapping) | _vectors(rows, self.mapping)
-        for i, feature in enumerate(self.features):
-            name = feature.name
-            if feature.kind == "numeric":
-                features_NF[:, i] = made[name] if name in made else cols.float_column(rows.batch.column(name))
-            else:
-                column = pa.array(made[name]) if name in made else self._plain(rows, name)
-                features_NF[:, i] = self.encoders.setdefault(name, CategoryEncoder()).encode(column)
-        return features_NF
-
-
-def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
-    dates = {}
-    time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
-    for name, (column, part) in mapping.date_features().items():
-        seconds_N, missing_N = rows.seconds(column, mapping.clock)
-        values_N = part_of(part, seconds_N, time_N, mapping.clock)
-        dates[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
-    return dates
-
-
-def _vectors(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
-    read = {name: rows.vectors(name, size) for name, size in mapping.vector_columns.items()}
-    tables = {name: read[name].rows_of_length(size) for name, size in mapping.vectors.items() if name in read}
-    found = {name: tables[column][:, place] for name, (column, place) in mapping.vector_features().items()}
-    for name, (kind, one, other) in mapping.similarity_features().items():
-        x, y = read[one], read[other]
-        unlike_N = (x.lengths_N != y.lengths_N) & (x.lengths_N >= 0) & (y.lengths_N >= 0)
-        pairs = ((i, int(x.lengths_N[i]), int(y.lengths_N[i])) for i in np.flatnonzero(unlike_N).tolist())
-        faults = {i: f"columns {one!r} and {other!r} have {n} and {m} numbers" for i, n, m in pairs}
-        rows.reject_each(faults, "unparsable")
-        found[name] = similarity(kind, x, y)
-    return found

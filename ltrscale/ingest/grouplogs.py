@@ -16,7 +16,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.examined import Examined, check_same_features, missing, resolve_groups
 from ltrscale.ingest.mapping import ListColumns
 from ltrscale.ingest.rows import Raw, RowBlock
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
@@ -68,8 +68,10 @@ class GroupRows(Source):
 
     def for_scoring(self, needs: Needs) -> Self:
         """The same source with only the columns that a model reads; one column with all features stays whole."""
-        named = {} if self.columns.matrix else needs.named()
-        return self.replace(columns=self.columns.replace(labels=None, **needs.uses(), **named))
+        uses = needs.uses()
+        if self.columns.matrix:
+            del uses["features"], uses["categorical"]
+        return self.replace(columns=self.columns.replace(labels=None, **uses))
 
     def missing_columns(self, url: str) -> list[str]:
         """The columns that a file lacks."""
@@ -124,7 +126,7 @@ class _GroupBlocks:
             query_ids_N=ids_G.take(index_N),
             features_NF=self._features(batch, int(lengths_G.sum())),
             labels_N=np.full(len(index_N), np.nan, np.float32) if labels_N is None else labels_N,
-            period=path_value(self.url, mapping.period_column or "") or "",
+            period=mapping.path_period(self.url),
             periods_N=None if periods_G is None else periods_G.take(index_N),
             doc_ids_N=None if mapping.docs is None else cols.texts(spread(mapping.docs))[0],
             starts_N=starts_N,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,7 @@ from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import names
 from ltrscale.ingest.evidence import Beside, same_for_item
-from ltrscale.ingest.grades import MOST_GRADES
-from ltrscale.ingest.names import is_unnamed
+from ltrscale.ingest.names import MOST_GRADES, is_unnamed, word_grades
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import FEWEST_ABOVE, Choice, Roles, nearest_query, within_query
 from ltrscale.ingest.structure import Structure
@@ -116,7 +115,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     known = _outcomes(left.columns, label, seen, item)
     gain = _gain_of(left.columns, label, seen)
     counts = [each for each in [label, *left.columns.values()] if each and each.numeric and each.least >= 0]
-    counts = [each for each in counts if each.distinct <= MOST_GRADES and not each.lacking]
+    counts = [each for each in counts if each.few and not each.lacking]
     clicks = next((each for each in counts if each.like(names.CLICKED)), None)
     found = Guess(query, within, item, label, gain, clicks, time, positions, choices=left.choices)
     rest = [column for column in left.columns.values() if column is not gain]
@@ -173,11 +172,11 @@ def _with_rest(
     for column in remaining:
         if column.name in outcomes or column in best_guess.within:
             continue
-        use = _use(column, best_guess, key, seen)
+        use, why_not = _use(column, best_guess, key, seen)
         if use == "dates" and (misread := _misread(column, first_with)):
-            use = _Unused(misread)
-        if isinstance(use, _Unused):
-            unused[column.name] = use.reason
+            use, why_not = None, misread
+        if use is None:
+            unused[column.name] = why_not
             continue
         uses[use].append(column)
         if use == "dates":
@@ -199,42 +198,36 @@ def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
 _Use = Literal["meta", "features", "categorical", "dates", "vectors"]
 
 
-class _Unused(NamedTuple):
-    """The reason why a column has no use."""
-
-    reason: str
-
-
-def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> _Use | _Unused:
-    """The use of a column without a role."""
+def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> tuple[_Use | None, str]:
+    """The use of a column without a role; if it has none, the reason."""
     if column.size:
-        return "vectors"
+        return "vectors", ""
     if column.distinct <= 1:
         only = "one value, or none" if column.missing else "the same value in every row"
-        return _Unused(only if column.distinct else "no single value that can be read")
+        return None, only if column.distinct else "no single value that can be read"
     if column.bad > _UNREAD:
-        return _Unused(f"{column.bad:.0%} of its values cannot be read")
+        return None, f"{column.bad:.0%} of its values cannot be read"
     if column.is_time:
-        return "dates" if best_guess.time else _Unused("a date, and no column with the time of the row")
+        return ("dates", "") if best_guess.time else (None, "a date, and no column with the time of the row")
     if column.lacking and column.numeric and column.like(names.POSITION):
-        return _Unused(f"a place, which {column.lacking} lacks")
+        return None, f"a place, which {column.lacking} lacks"
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
     is_query_like = not column.numeric and column.is_asked
     rare = column.distinct * _SEEN_OFTEN > lists.distinct
     if column.like(names.PERSON) or (in_list and (is_query_like or (column.names_one and rare))):
-        return "meta" if not column.lacking else _Unused(f"of the whole list, and {column.lacking} lacks it")
+        return ("meta", "") if not column.lacking else (None, f"of the whole list, and {column.lacking} lacks it")
     if column.numeric and not (column.whole and (column.like(_CODE) or column.names_one)):
-        return "features"
+        return "features", ""
     if column.names_one and column.distinct * _SEEN_OFTEN > column.rows:
-        return _Unused(f"an id of {column.distinct:,} things, each in few rows")
+        return None, f"an id of {column.distinct:,} things, each in few rows"
     if column.distinct > 0.5 * column.rows:  # nearly every row has its own value
-        return _Unused("names single rows")
+        return None, "names single rows"
     if not column.numeric and _names(column, best_guess.item, seen):
-        return _Unused("text, another one for each item, which a model reads as tokens (docs/text.md)")
+        return None, "text, another one for each item, which a model reads as tokens (docs/text.md)"
     if column.length > _LONG:
-        return _Unused("text, which a model reads as tokens (docs/text.md)")
-    return "categorical"
+        return None, "text, which a model reads as tokens (docs/text.md)"
+    return "categorical", ""
 
 
 def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
@@ -279,8 +272,7 @@ def _outcomes(
 ) -> dict[str, str]:
     """The columns that say what happened after a list was shown, with the reason."""
     found = dict.fromkeys(
-        (name for name, each in remaining.items() if each.is_label),
-        "another label: it would give the answer away",
+        (name for name, each in remaining.items() if each.is_label), "another label: it would give the answer away"
     )
     if label is None or label.name not in seen:
         return found
@@ -295,7 +287,7 @@ def _outcomes(
         if _follows(above_N, label_N, known_N):
             found[name] = f"0 wherever {label.name} is 0: it would give the answer away"
             continue
-        few = column.distinct <= MOST_GRADES and above_N.mean() < 0.5 and label_N.sum() >= FEWEST_ABOVE
+        few = column.few and above_N.mean() < 0.5 and label_N.sum() >= FEWEST_ABOVE
         if few and _follows(label_N, above_N, known_N) and not same_for_item(above_N, seen, item):
             found[name] = f"above 0 wherever {label.name} is: it would give the answer away"
     return found
@@ -318,3 +310,26 @@ def _gain_of(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: 
         known_N = ~np.isnan(label_N)
         worth = [each for each in worth if _follows(seen.numbers(each.name) > 0, label_N > 0, known_N)]
     return worth[0] if worth else None
+
+
+def grades_of(label: LogColumn) -> Mapping[str, float | None] | tuple[float, ...] | None:
+    """Grades for a label of words, or of numbers too large to be grades; None for a label that has grades.
+
+    Numeric text has its number as grade, and an unknown word has none.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> event = LogColumn("event", pa.string(), rows=9, values=("add_to_cart", "view", "purchase"))
+        >>> grades_of(event)
+        {'view': 0, 'add_to_cart': 1, 'purchase': 2}
+    """
+    if label.numeric and label.least >= 0 and label.most <= MOST_GRADES:
+        return None
+    if label.numeric:
+        top = max(label.most, 1.0)
+        return tuple(dict.fromkeys(float(f"{top * share:.2g}") for share in (0.001, 0.03, 0.3)))
+    found = word_grades(label.values)
+    known = sorted((grade, value) for value, grade in found.items() if grade is not None)
+    return {
+        value: found[value] for value in [*(value for _, value in known), *sorted({*found} - {v for _, v in known})]
+    }

@@ -1,7 +1,7 @@
 """The input of `prepare`: its config, the files that it names, and the units of work made from them.
 
 A unit is a run of input files, handled together from reading to finished data files. The cuts depend only on the list
-of files and their sizes. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
+of files and their sizes. Given the counts of what lies before it, a unit writes the same files anywhere at any time.
 
 A version of a Delta Lake or Apache Iceberg table is a fixed list of Parquet files. Only the tables' own libraries read
 their logs. A version with rows that differ from those of its files is refused.
@@ -11,7 +11,7 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -142,15 +142,14 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     files = []
     for entry in inputs:
         if entry.table is not None:
-            table = _snapshot(entry.path, entry.table, entry.version)
-            version = f"{entry.table} {table.version}"
-            files += [File(url=url, period=entry.period, version=version) for url in table.files]
+            number, urls = _snapshot(entry.path, entry.table, entry.version)
+            files += [File(url=url, period=entry.period, version=f"{entry.table} {number}") for url in urls]
             continue
-        urls = storage.list_files(entry.path)
-        if entry.group_sizes is not None and len(urls) > 1:
-            raise InputError(f"inputs: group_sizes {entry.group_sizes} is for one file, {entry.path} has {len(urls)}")
+        listed = storage.list_files(entry.path)
+        if entry.group_sizes is not None and len(listed) > 1:
+            raise InputError(f"inputs: group_sizes {entry.group_sizes} is for one file, {entry.path} has {len(listed)}")
         sizes = None if entry.group_sizes is None else storage.absolute(entry.group_sizes)
-        files += [File(url=url, period=entry.period, group_sizes=sizes) for url in urls]
+        files += [File(url=url, period=entry.period, group_sizes=sizes) for url in listed]
     return files
 
 
@@ -242,23 +241,8 @@ class UnitSettings:
     encoding: Encoding | None = None
 
 
-@dataclass(frozen=True)
-class UnitStart:
-    """The start of a unit: the gid of its first group (the number of groups before it), and the documents before it."""
-
-    gid: int = 0
-    documents: int = 0
-
-    def after(self, groups: int, documents: int) -> "UnitStart":
-        """The start after further groups and documents."""
-        return UnitStart(self.gid + groups, self.documents + documents)
-
-
-class _TableVersion(NamedTuple):
-    """A version of a table and its files, sorted."""
-
-    version: int
-    files: tuple[str, ...]
+_TableVersion = tuple[int, tuple[str, ...]]
+"""A version of a table and its files, sorted."""
 
 
 def _snapshot(url: str, lake: Lake, version: int | None) -> _TableVersion:
@@ -267,14 +251,14 @@ def _snapshot(url: str, lake: Lake, version: int | None) -> _TableVersion:
     if importlib.util.find_spec(library) is None:
         raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
     try:
-        table = _delta(url, version) if lake == "delta" else _iceberg(url, version)
+        number, files = _delta(url, version) if lake == "delta" else _iceberg(url, version)
     except InputError:
         raise
     except Exception as error:  # the libraries' errors have no common base
         raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
-    if not table.files:
-        raise InputError(f"{url}: version {table.version} has no rows; choose another one")
-    return table
+    if not files:
+        raise InputError(f"{url}: version {number} has no rows; choose another one")
+    return number, files
 
 
 def _delta(url: str, version: int | None) -> _TableVersion:
@@ -290,7 +274,7 @@ def _delta(url: str, version: int | None) -> _TableVersion:
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
-    return _TableVersion(table.version(), tuple(sorted(table.file_uris())))
+    return table.version(), tuple(sorted(table.file_uris()))
 
 
 def _iceberg(url: str, version: int | None) -> _TableVersion:
@@ -306,7 +290,7 @@ def _iceberg(url: str, version: int | None) -> _TableVersion:
         raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
     paths = (task.file.file_path for task in tasks)
     local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
-    return _TableVersion(current.snapshot_id, tuple(sorted(local)))
+    return current.snapshot_id, tuple(sorted(local))
 
 
 def _static_table(metadata: str) -> Any:

@@ -1,24 +1,31 @@
 """Raw logs with one item (document) per row, read block by block in bounded memory.
 
-In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
-on. Categorical columns are encoded as in `categories`.
+`Items` finds the features of files (`examined`) and reads batches of rows (`tables`); `ItemBlocks` makes blocks of
+features of them (`rows`). In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN);
+infinite values are passed on. Categorical columns are encoded as in `categories`.
 
 Shapes: N rows (documents), F features.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ltrscale import storage
+from ltrscale.arrays import Floats
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature, RawColumns
+from ltrscale.data.times import part_of
+from ltrscale.data.vectors import similarity
 from ltrscale.errors import InputError
-from ltrscale.ingest.examined import ItemBlocks, check_same_features, missing, resolve_features, with_optional
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.examined import Examined, check_same_features, missing, resolve_features, with_optional
 from ltrscale.ingest.mapping import ColumnMapping, Fill
-from ltrscale.ingest.rows import Raw, RowBlock, RowTexts
+from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import (
     Form,
@@ -32,65 +39,7 @@ from ltrscale.ingest.tables import (
     read_schema,
     with_joined,
 )
-from ltrscale.ingest.texts import Encoding
-
-
-def _column_holds(
-    kind: pa.DataType, form: Form, *, number: bool
-) -> Literal["number", "boolean", "integer", "text", "value"]:
-    """What a column holds; `number` says whether a text file's column is read as numbers."""
-    kind = cols.value_type(kind)
-    if form == "csv" and not number:
-        return "text"
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    if number or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
-    if pa.types.is_integer(kind):
-        return "integer"
-    return "text" if cols.is_text(kind) or pa.types.is_null(kind) else "value"
-
-
-def _numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
-    """The columns to read as numbers if the file has only text."""
-    made, side = mapping.sources(), mapping.side().values()
-    label = [column for use, column in mapping.named().items() if use == "label"]
-    return {*(f.name for f in features if f.kind == "numeric" and f.name not in made), *side, *label}
-
-
-def _texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collection[str]) -> set[str]:
-    """The columns with values that must stay unchanged, such as ids, categories and join keys."""
-    # a click or gain may also be the graded label: values with grades count as numbers
-    numbers, made = {"label", "graded label", *mapping.side()}, mapping.sources()
-    named = {column for use, column in mapping.named().items() if use not in numbers}
-    tokens = mapping.tokens.columns if mapping.tokens else ()
-    categories = {f.name for f in features if f.kind == "categorical" and f.name not in made}
-    return {*named, *mapping.dates, *mapping.meta, *tokens, *keys, *categories}
-
-
-def load_tables(joins: Sequence[Join], columns: ColumnMapping, features: Sequence[Feature]) -> list[Joined]:
-    """The tables that join rows with these features, in memory; raises as `load_table`."""
-    numbers, texts = _numbers_of(columns, features), _texts_of(columns, features, join_keys(joins))
-    return [load_table(join, columns.dialect, numbers=numbers, texts=texts) for join in joins]
-
-
-def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
-    """The rows of a table in memory, read as `Items` reads Parquet; for tables without texts or joins.
-
-    The rows must fit in one block.
-
-    Raises:
-        InputError: a column is missing or has a type that does not fit.
-    """
-    name = "the table"
-    check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
-    build = ItemBlocks(name, mapping, features, {})
-    needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features)}
-    rows = table.select([column for column in table.column_names if column in needed]).combine_chunks()
-    batch = cols.plain(rows.to_batches()[0])
-    lines_N = np.arange(1, len(batch) + 1)
-    return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
-
+from ltrscale.ingest.texts import Encoding, TokenReader
 
 _ROWS, _VALUES = 1 << 14, 1 << 22
 """The most values of a block; rows with very many features make smaller blocks."""
@@ -138,7 +87,7 @@ class Items(Source):
         check_same_features(whole, resolve_features(whole, mapping, url, keys=keys), features, mapping, url, first)
         needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features), *keys}
         names = [name for name in schema.names if name in needed]
-        numbers, texts = _numbers_of(mapping, features), _texts_of(mapping, features, keys)
+        numbers, texts = _numbers_and_texts(mapping, features, keys)
         return read_rows(
             url,
             schema,
@@ -152,7 +101,7 @@ class Items(Source):
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns:
         """How a file stores the columns that features are made of."""
         form, keys = file_form(url), join_keys(self.joins)
-        numbers, texts = _numbers_of(self.columns, features), _texts_of(self.columns, features, keys)
+        numbers, texts = _numbers_and_texts(self.columns, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
         forms = {name: join.form for join in self.joins for name in join.columns}
         vectors, reads = self.columns.vector_columns, dict[str, Any]()
@@ -167,21 +116,19 @@ class Items(Source):
 
     def for_scoring(self, needs: Needs) -> Self:
         """The same source with only the columns that a model reads, including dates, vectors and tables."""
-        of_dates, read = self.columns.date_features(), {each.name for each in needs.features}
-        dates: dict[str, list[str]] = {}
-        for column, part in (of_dates[name] for name in of_dates.keys() & read):
-            dates.setdefault(column, []).append(part)
-        uses = needs.uses()
+        read = {each.name for each in needs.features}
+        parts = {
+            column: [part for part in of if f"{column}.{part}" in read] for column, of in self.columns.dates.items()
+        }
+        dates = {column: of for column, of in parts.items() if of}
+        uses = needs.uses(without=self.columns.sources())
         if any("days_before" in parts for parts in dates.values()):
             uses.pop("time", None)
-        named = needs.named(without=self.columns.sources())
-        fill = self._fill_for_scoring(needs)
         idle = {"label": None, "grades": None, "unjudged": "reject", "fill_periods": ()}
-        sources = {*self.columns.sources_of(read)}
+        sources = self.columns.sources_of(read)
         optional = tuple(name for name in self.columns.optional if name in sources)
-        columns = self.columns.replace(
-            dates=dates, fill=fill, optional=optional, **self._vectors_for_scoring(read), **idle, **uses, **named
-        )
+        made = {"dates": dates, "fill": self._fill_for_scoring(needs), **self._vectors_for_scoring(read)}
+        columns = self.columns.replace(optional=optional, **made, **idle, **uses)
         return self.replace(columns=columns, joins=_needed(self.joins, columns))
 
     def _vectors_for_scoring(self, read: Collection[str]) -> dict[str, Any]:
@@ -196,17 +143,15 @@ class Items(Source):
         }
 
     def _fill_for_scoring(self, needs: Needs) -> dict[str, Fill]:
-        fills = needs.fills
-        values = {
-            each.name: self.columns.fill_of(each) if fills is None else fills.get(each.name) for each in needs.features
-        }
-        fill = {name: value for name, value in values.items() if value is not None}
-        if "median" in fill.values():
+        fills = {each.name: self.columns.fill_of(each) for each in needs.features}
+        if needs.fills is not None:
+            fills = {name: needs.fills.get(name) for name in fills}
+        if "median" in fills.values():
             raise InputError(
                 "source.columns.fill: a median is that of the training data, which the bundle does not record; "
                 "write its number"
             )
-        return fill
+        return {name: value for name, value in fills.items() if value is not None}
 
     def missing_columns(self, url: str) -> list[str]:
         """The columns that are missing from a file and its tables."""
@@ -234,6 +179,42 @@ class Items(Source):
         return with_optional(with_joined(schema, self.joins, self.columns.dialect, url), self.columns)
 
 
+def _column_holds(
+    kind: pa.DataType, form: Form, *, number: bool
+) -> Literal["number", "boolean", "integer", "text", "value"]:
+    """What a column holds; `number` says whether a text file's column is read as numbers."""
+    kind = cols.value_type(kind)
+    if form == "csv" and not number:
+        return "text"
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if number or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_integer(kind):
+        return "integer"
+    return "text" if cols.is_text(kind) or pa.types.is_null(kind) else "value"
+
+
+def _numbers_and_texts(
+    mapping: ColumnMapping, features: Sequence[Feature], keys: Collection[str]
+) -> tuple[set[str], set[str]]:
+    """The columns to read as numbers if the file has only text, and those whose values must stay unchanged, as ids."""
+    made, side, named = mapping.sources(), mapping.side(), mapping.named()
+    plain = [feature for feature in features if feature.name not in made]
+    numbers = {*(each.name for each in plain if each.kind == "numeric"), *side.values()}
+    numbers |= {named["label"]} if "label" in named else set()
+    # a click or gain may also be the graded label: values with grades count as numbers
+    texts = {column for use, column in named.items() if use not in {"label", "graded label", *side}}
+    texts |= {*mapping.dates, *mapping.meta, *mapping.token_columns, *keys}
+    return numbers, texts | {each.name for each in plain if each.kind == "categorical"}
+
+
+def load_tables(joins: Sequence[Join], columns: ColumnMapping, features: Sequence[Feature]) -> list[Joined]:
+    """The tables that join rows with these features, in memory."""
+    numbers, texts = _numbers_and_texts(columns, features, join_keys(joins))
+    return [load_table(join, columns.dialect, numbers=numbers, texts=texts) for join in joins]
+
+
 def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:
     """The tables with a column in use; a table with labels only, for example, is not needed."""
     used = {*columns.beside_features(), *columns.features, *columns.categorical, *columns.dates}
@@ -244,3 +225,120 @@ def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]
             needed.append(join)
             used |= join.key.keys()  # may come from an earlier table
     return tuple(reversed(needed))
+
+
+@dataclass(frozen=True)
+class ItemBlocks:
+    """Turns a batch of items into a RowBlock."""
+
+    url: str
+    mapping: ColumnMapping
+    features: Sequence[Feature]
+    encoders: Encoders
+    joined: Sequence[Joined] = ()
+    encoding: Encoding | None = None
+
+    def __call__(self, raw: Raw) -> RowBlock:
+        """The usable rows, and the rejections of the others."""
+        mapping = self.mapping
+        rows = self._joined(raw.rows)
+        batch = rows.batch
+        ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
+        block = RowBlock(
+            file=self.url,
+            lines_N=raw.lines_N,
+            query_ids_N=ids[0] if len(ids) == 1 else pc.binary_join_element_wise(*ids, "|"),
+            features_NF=self._features(rows),
+            labels_N=rows.labels(mapping),
+            period=mapping.path_period(self.url),
+            periods_N=rows.periods(mapping),
+            doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
+            columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
+            | rows.meta(mapping.meta)
+            | self._tokens(rows),
+            texts=raw.texts,
+            share=raw.share,
+        )
+        rejected = raw.rejected + rows.rejections(raw.lines_N, raw.texts, block.query_ids_N)
+        block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
+        block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
+        return block
+
+    def _joined(self, batch: pa.RecordBatch) -> Examined:
+        """The rows with joined columns and missing optional ones; rows without a required key are rejected."""
+        for field in [*with_optional(batch.schema, self.mapping)][batch.num_columns :]:
+            batch = batch.append_column(field.name, pa.nulls(len(batch), field.type))
+        faults: dict[int, str] = {}
+        for table in self.joined:
+            batch, bad_N, keys_N = table(batch)
+            faults = {i: table.fault(keys_N[i]) for i in np.flatnonzero(bad_N).tolist()} | faults
+        rows = Examined(batch, self.url)
+        rows.reject_each(faults, "not_joined")
+        return rows
+
+    def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
+        """The tokens of rows; rows with bad tokens are rejected."""
+        if self.mapping.tokens is None:
+            return {}
+        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
+        for field, text in self.mapping.tokens.fields().items():
+            columns, faults = reader.read(field, self._plain(rows, text.column), text)
+            rows.reject_each(faults, "bad_tokens")
+            tokens |= columns
+        return tokens
+
+    def _plain(self, rows: Examined, name: str) -> pa.Array:
+        """A column; if it is text, rows that are not UTF-8 are rejected."""
+        column = rows.batch.column(name)
+        return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
+
+    def _features(self, rows: Examined) -> Floats:
+        features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
+        made = _dates(rows, self.mapping) | _vectors(rows, self.mapping)
+        for i, feature in enumerate(self.features):
+            name = feature.name
+            if feature.kind == "numeric":
+                features_NF[:, i] = made[name] if name in made else cols.float_column(rows.batch.column(name))
+            else:
+                column = pa.array(made[name]) if name in made else self._plain(rows, name)
+                features_NF[:, i] = self.encoders.setdefault(name, CategoryEncoder()).encode(column)
+        return features_NF
+
+
+def _dates(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
+    dates = {}
+    time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
+    for name, (column, part) in mapping.date_features().items():
+        seconds_N, missing_N = rows.seconds(column, mapping.clock)
+        values_N = part_of(part, seconds_N, time_N, mapping.clock)
+        dates[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
+    return dates
+
+
+def _vectors(rows: Examined, mapping: ColumnMapping) -> dict[str, Floats]:
+    read = {name: rows.vectors(name, size) for name, size in mapping.vector_columns.items()}
+    tables = {name: read[name].rows_of_length(size) for name, size in mapping.vectors.items() if name in read}
+    found = {name: tables[column][:, place] for name, (column, place) in mapping.vector_features().items()}
+    for name, (kind, one, other) in mapping.similarity_features().items():
+        x, y = read[one], read[other]
+        unlike_N = (x.lengths_N != y.lengths_N) & (x.lengths_N >= 0) & (y.lengths_N >= 0)
+        pairs = ((i, int(x.lengths_N[i]), int(y.lengths_N[i])) for i in np.flatnonzero(unlike_N).tolist())
+        faults = {i: f"columns {one!r} and {other!r} have {n} and {m} numbers" for i, n, m in pairs}
+        rows.reject_each(faults, "unparsable")
+        found[name] = similarity(kind, x, y)
+    return found
+
+
+def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
+    """The rows of a table in memory, read as `Items` reads Parquet; for tables without texts or joins.
+
+    The rows must fit in one block.
+    """
+    name = "the table"
+    check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
+    build = ItemBlocks(name, mapping, features, {})
+    needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features)}
+    rows = table.select([column for column in table.column_names if column in needed]).combine_chunks()
+    batch = cols.plain(rows.to_batches()[0])
+    lines_N = np.arange(1, len(batch) + 1)
+    return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))

@@ -4,7 +4,7 @@ No check can distinguish a leak from an honest feature as good as the labels, so
 the report ask about suspicious features, and the gate refuses until `bounds.expected` has the answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -85,24 +85,20 @@ def questions(found: Sequence[SingleFeature]) -> dict[str, str]:
     return texts
 
 
-def _query_feature_lines(found: Sequence[SingleFeature]) -> Iterator[str]:
-    """One line on the features that are equal within every list, and one on the features that name the query."""
-    if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
-        yield (
-            f"equal within every query: {', '.join(equal)}; alone they order no list, and trees and networks use them "
-            "beside features of the documents only"
-        )
-    if names := [feature.name for feature in found if feature.names_query]:
-        yield (
-            f"nearly unique to a query: {', '.join(names)}; trees and networks memorise queries by them, worth "
-            "nothing for new ones; leave out what is an id, such as a user or a session (columns.meta keeps it)"
-        )
-
-
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    features = examine_features(Split(data=out))
-    for line in _query_feature_lines(features):
-        log.info("prepare: %s", line)
-    for question in questions(features).values():
+    found = examine_features(Split(data=out))
+    if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
+        log.info(
+            "prepare: equal within every query: %s; alone they order no list, and trees and networks use them beside "
+            "features of the documents only",
+            ", ".join(equal),
+        )
+    if names := [feature.name for feature in found if feature.names_query]:
+        log.info(
+            "prepare: nearly unique to a query: %s; trees and networks memorise queries by them, worth nothing for new "
+            "ones; leave out what is an id, such as a user or a session (columns.meta keeps it)",
+            ", ".join(names),
+        )
+    for question in questions(found).values():
         log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)

@@ -208,16 +208,13 @@ class TextReader(ABC):
     numbers: Collection[str]
     query: str
     batch_rows: int
+    encoding: str = field(default=UTF8, init=False)
     header: bool = field(default=False, init=False)
     """True if the first line has the names of the columns."""
 
     def __iter__(self) -> Iterator[Raw]:
-        """The tables of the file, in order, each of at most `batch_rows` lines.
-
-        Raises:
-            InputError: the file is damaged.
-        """
-        for lines in line_blocks(self.url, self._encoding(), size=_BLOCK):
+        """The tables of the file, in order, each of at most `batch_rows` lines."""
+        for lines in line_blocks(self.url, self.encoding, size=_BLOCK):
             row_M = ~lines.blank_M()
             row_M[0] &= lines.first > 1 or not self.header
             faults = self._faults(lines, row_M)
@@ -229,15 +226,14 @@ class TextReader(ABC):
                 for i in bad_lines[(bad_lines >= start) & (bad_lines < stop)].tolist():
                     self._reject(rejected, lines, i, faults[i])
                 good_lines = start + np.flatnonzero(row_M[start:stop])
-                parts = list(self._parse(lines, good_lines, rejected)) or [(self._empty(), good_lines[:0])]
+                parts = list(self._parse(lines, good_lines, rejected)) or [
+                    (self._types().empty_table(), good_lines[:0])
+                ]
                 table = pa.concat_tables([rows for rows, _ in parts])
                 batch = pa.record_batch([column.combine_chunks() for column in table.columns], list(self.columns))
                 lines_N = lines.first + np.concatenate([numbers for _, numbers in parts])
                 rejected.sort(key=lambda rejection: rejection.line)
                 yield Raw(batch, lines_N, lines, rejected, lines.share)
-
-    def _encoding(self) -> str:
-        return UTF8
 
     def _faults(self, lines: Lines, row_M: Bools) -> dict[int, str]:  # noqa: ARG002
         """The lines that cannot be rows, by index, with the reason."""
@@ -245,11 +241,11 @@ class TextReader(ABC):
 
     @abstractmethod
     def _convert(self, text: pa.Buffer) -> pa.Table:
-        """The rows of a text with the types of `_empty`; raises ArrowInvalid if a value does not fit."""
+        """The rows of a text with these types; raises ArrowInvalid if a value does not fit."""
 
     @abstractmethod
-    def _empty(self) -> pa.Table:
-        """A table with the columns and no rows."""
+    def _types(self) -> pa.Schema:
+        """The columns and their types."""
 
     @abstractmethod
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """The uses of a raw log's columns: the configs that state them, and the features that they find in a file."""
 
+import re
+import urllib.parse
 import zoneinfo
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -91,12 +93,11 @@ class _Columns(Config):
 
     def _check_side(self, features: Sequence[str]) -> None:
         """Refuse features that are known only after a list was shown: the position, the click or the gain."""
-        noun = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
-        named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
-        for use, name in named.items():
+        nouns = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
+        for (use, noun), name in zip(nouns.items(), (self.positions, self.clicks, self.gain), strict=True):
             if name is not None and name in features:
                 raise ValueError(
-                    f"{name!r} is the {noun[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
+                    f"{name!r} is the {noun} of a document ({use}) and cannot be a feature too: nobody knows it "
                     "when a list is to be ranked; leave it out of the features"
                 )
 
@@ -105,13 +106,33 @@ class _Columns(Config):
         """The token fields, with the columns that they are read from."""
         return self.tokens.fields() if self.tokens else {}
 
+    @property
+    def token_columns(self) -> list[str]:
+        """The columns that tokens are read from."""
+        return self.tokens.columns if self.tokens else []
+
     def named(self) -> dict[str, str]:
         """The columns that the config names for one use each, without features: use -> column."""
         raise NotImplementedError
 
+    def named_in(self, names: Sequence[str], url: str) -> list[tuple[str, str]]:
+        """The columns named for one use each, with the use; a period may be in the file's path instead."""
+        in_path = self.period_column not in names and self.path_period(url)
+        named = [(name, use) for use, name in self.named().items() if not (use == "period_column" and in_path)]
+        return named + [(name, "meta") for name in self.meta]
+
+    def path_period(self, url: str) -> str:
+        """The period of a file with `period_column=value` in its path, as in Hive partitions, else nothing."""
+        match = re.search(rf"(?:^|/){re.escape(self.period_column or '')}=([^/]+)/", url)
+        return urllib.parse.unquote(match[1]) if match else ""
+
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """The features that are made of columns: name -> columns; any other feature is a column itself."""
+        return {}
+
     def beside_features(self) -> set[str]:
         """All columns with a use of their own, besides features."""
-        return {*self.named().values(), *self.meta, *(self.tokens.columns if self.tokens else ())}
+        return {*self.named().values(), *self.meta, *self.token_columns}
 
     def side(self) -> dict[str, str]:
         """Further columns of documents to keep: name in the data set -> column."""
@@ -288,8 +309,7 @@ class ColumnMapping(_Columns):
 
     def sources(self) -> dict[str, tuple[str, ...]]:
         """The features that are made of columns: name -> columns; any other feature is a column itself."""
-        made: dict[str, tuple[str, ...]] = {}
-        made |= {name: (column,) for name, (column, _) in self.vector_features().items()}
+        made: dict[str, tuple[str, ...]] = {name: (column,) for name, (column, _) in self.vector_features().items()}
         made |= {name: (one, other) for name, (_, one, other) in self.similarity_features().items()}
         return made | {name: (column,) for name, (column, _) in self.date_features().items()}
 

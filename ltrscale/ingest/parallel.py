@@ -16,9 +16,10 @@ import numpy as np
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
+from ltrscale.data.dataset.files import Counts, total_of
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
-from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart
+from ltrscale.ingest.inputs import Unit, UnitSettings
 from ltrscale.progress import Advance
 from ltrscale.runtime.engine import plain_errors, ray_cluster
 
@@ -56,7 +57,7 @@ class UnitsOnRay:
 
     work: UnitSettings
     units: Sequence[Unit]
-    start: UnitStart
+    before: Counts
     commit: storage.Commit
     ids: QueryIds
     advance: Advance
@@ -67,7 +68,7 @@ class UnitsOnRay:
         self.work = replace(self.work, out=storage.absolute(self.work.out))
         single = len(self.units) == 1 and not len(self.ids.groups)  # needs no survey
         self._share = 1.0 if single else 0.5  # of the bytes, for each pass
-        self._planned = deque([self._write(0, self.start, np.empty(0, np.uint64))] if single else [])
+        self._planned = deque([self._write(0, self.before, np.empty(0, np.uint64))] if single else [])
         self._to_survey, self._to_plan, self._to_take = len(self.units) if single else 0, 0, 0
         self._surveys: dict[int, Survey] = {}
         self._written: dict[int, _WrittenUnit] = {}
@@ -96,12 +97,12 @@ class UnitsOnRay:
         """The call that writes a unit; its groups with new query ids determine where the next unit starts."""
         back_Q, others_back_Q = self.ids.groups.add(survey.kept_Q), self.ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
-        start = self.start
-        self.start = start.after(int((~back_Q).sum()), int(survey.documents_Q[~back_Q].sum()))
-        return self._write(i, start, returning)
+        before = self.before
+        self.before = total_of([before, (int((~back_Q).sum()), int(survey.documents_Q[~back_Q].sum()), 0)])
+        return self._write(i, before, returning)
 
-    def _write(self, i: int, start: UnitStart, returning: Bits) -> _Call:
-        arguments = (self.work, self.units[i], start, returning, storage.share_leases())
+    def _write(self, i: int, before: Counts, returning: Bits) -> _Call:
+        arguments = (self.work, self.units[i], before, returning, storage.share_leases())
         return _Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:
@@ -120,17 +121,14 @@ def _survey(work: UnitSettings, unit: Unit) -> Survey:
 
 
 def _write(
-    work: UnitSettings, unit: Unit, start: UnitStart, returning: Bits, leases: tuple[storage.Lease, ...]
+    work: UnitSettings, unit: Unit, before: Counts, returning: Bits, leases: tuple[storage.Lease, ...]
 ) -> _WrittenUnit:
     """The task of the second pass."""
     storage.join_leases(leases)
-    with (
-        storage.scratch.directory() as folder,
-        storage.Commit(work.out, helping=True) as commit,
-    ):
+    with storage.scratch.directory() as folder, storage.Commit(work.out, helping=True) as commit:
         ids = QueryIds(folder)
         ids.groups.add(returning)
-        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=silent)
+        written = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
         return _WrittenUnit(written, commit.leave(), ids.lost())
 
 

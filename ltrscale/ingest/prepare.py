@@ -4,59 +4,43 @@ The input is cut into units (`inputs`), processed one after the other (`assembly
 same output. Readers see nothing before the manifest is committed.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from ltrscale import storage
-from ltrscale.arrays import Bits
 from ltrscale.config import Operational
-from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.disjoint import equal_periods
+from ltrscale.data.dataset.files import DataFiles, total_of
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
+from ltrscale.data.dataset.selection import nothing_to_learn, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.summaries import identifying
+from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
-from ltrscale.ingest.additions import (
-    Unfinished,
-    check_addable,
-    check_nothing_added,
-    holds_inputs,
-    joined_manifests,
-    next_unit,
-    recall_ids,
-    record_ids,
-    with_addition,
-)
-from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, training_texts, write_unit
-from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
-from ltrscale.ingest.checks import (
-    check_expected,
-    check_rows,
-    find_fills,
-    log_shortcuts,
-    report_counts,
-    warn_of_copies,
-    warn_of_labels,
-    warn_of_places,
-)
+from ltrscale.data.times import DAY_NUMBER, format_of
+from ltrscale.errors import InputError
+from ltrscale.ingest import additions
+from ltrscale.ingest.additions import Unfinished, joined_manifests
+from ltrscale.ingest.assembly import Written, find_fills, training_texts, write_unit
+from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.inputs import (
+    Expected,
     PrepareConfig,
     Unit,
     UnitSettings,
-    UnitStart,
     cut_units,
     fingerprints,
     list_inputs,
 )
 from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.parallel import UnitsOnRay
-from ltrscale.ingest.rows import Rejection
-from ltrscale.ingest.source import File
+from ltrscale.ingest.rows import QUARANTINE, Rejection
+from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.validate import total_accounting
@@ -99,7 +83,7 @@ class PrepareJob(Stage):
 
     def is_done(self, origin: Origin) -> bool:
         """True if the data set holds the inputs, possibly with others that were added; logs it if so."""
-        done = holds_inputs(self.out, origin)
+        done = additions.holds_inputs(self.out, origin)
         if done:
             log.info("prepare: %s is up to date, nothing to do", self.out)
         return done
@@ -122,24 +106,24 @@ class PrepareJob(Stage):
             work = UnitSettings(config, config.source.find_features(files), files[0], self.out)
             if existing_dataset is not None:
                 existing_periods = frozenset(existing_dataset.manifest.periods)
-                work = replace(work, features=check_addable(existing_dataset, work), taken=existing_periods)
+                work = replace(work, features=additions.check_addable(existing_dataset, work), taken=existing_periods)
             sizes = storage.at_once(storage.size, [file.url for file in files])
-            first = next_unit(existing_dataset.manifest) if existing_dataset else 0
+            first = additions.next_unit(existing_dataset.manifest) if existing_dataset else 0
             units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
             work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
             source = config.source.filled(find_fills(work, units, existing_dataset))
             work = replace(work, config=config.replace(source=source))
             new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=self.ray)
-            check_rows(new.accounting, totals.first_rejections, work, key="" if self.for_scoring else "prepare.")
-            check_expected(config.expect, new)
-            manifest = new if existing_dataset is None else with_addition(existing_dataset.manifest, new)
+            _check_rows(new.accounting, totals.first_rejections, work, key="" if self.for_scoring else "prepare.")
+            _check_expected(config.expect, new)
+            manifest = new if existing_dataset is None else additions.with_addition(existing_dataset.manifest, new)
             manifest = commit_dataset(commit, manifest)
-        report_counts(self.out, new, report, added=existing_dataset is not None)
+        _report_counts(self.out, new, report, added=existing_dataset is not None)
         if not self.for_scoring:
-            warn_of_labels(self.out, manifest, config.source)
-            warn_of_copies(Dataset(self.out, manifest), new.periods)
-            log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
-            warn_of_places(self.out, totals.places.among(new.features))
+            _warn_of_labels(self.out, manifest, config.source)
+            _warn_of_copies(Dataset(self.out, manifest), new.periods)
+            _log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
+            _warn_of_places(self.out, totals.places.among(new.features))
             if manifest.counts().labelled:
                 ask_of_leaks(self.out)
 
@@ -179,7 +163,7 @@ def _before(config: PrepareConfig, out: str) -> Dataset | None:
         return None
     if config.add:
         return open_dataset(out)
-    check_nothing_added(out, manifest)
+    additions.check_nothing_added(out, manifest)
     return None
 
 
@@ -192,21 +176,20 @@ def _write(
     origin: Mapping[str, Any],
     *,
     ray: bool,
-) -> tuple[Manifest, "_Totals"]:
+) -> tuple[Manifest, Written]:
     """Put all files in place; returns the manifest of these files alone, and its totals."""
-    ids, start, schema = QueryIds(folder), UnitStart(), None
+    ids, schema = QueryIds(folder), None
     if dataset is not None:
-        groups, documents, _ = dataset.manifest.counts()
-        start = start.after(groups, documents)
         schema = parquet_schema(storage.listed_file(dataset.url, dataset.manifest.files[0].path))
         if any(not unit.period for unit in units):
-            recall_ids(dataset, ids, folder)
+            additions.recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)
     if unfinished.manifest is not None:
-        groups, documents, _ = unfinished.manifest.counts()
-        start = start.after(groups, documents)
         unfinished.restore(ids, folder)
-    totals = _Totals(work, schema, unfinished.manifest, unfinished.categories(folder))
+    earlier = (dataset.manifest if dataset else None, unfinished.manifest)
+    before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
+    totals = Written(len(work.features), schema, work.out)
+    totals.encoders = {name: CategoryEncoder(values) for name, values in unfinished.categories(folder).items()}
     units, total = units[unfinished.units :], len(units)
 
     def take(written: Written) -> None:
@@ -214,91 +197,196 @@ def _write(
         ids.others.push(written.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            done = total - len(units) + totals.units
-            unfinished.save(done, totals.manifest(origin), ids, totals.categories())
+            done, manifest = total - len(units) + totals.units, _manifest(totals, work, origin, unfinished.manifest)
+            unfinished.save(done, manifest, ids, {name: each.known for name, each in totals.encoders.items()})
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(work, units, start, commit, ids, advance, take).write()
+            UnitsOnRay(work, units, before, commit, ids, advance, take).write()
         else:
             for unit in units:
-                written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
-                start = start.after(written.accounting.groups_kept, written.accounting.rows_kept)
+                written = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=advance)
+                before = total_of([before, *(files.counts() for files in written.files)])
                 take(written)
-    query_ids = record_ids(ids, dataset, commit, folder)
-    manifest = totals.manifest(origin, lost_groups=len(ids.lost()), query_ids=query_ids)
+    query_ids = additions.record_ids(ids, dataset, commit, folder)
+    lost = len(ids.lost())
+    manifest = _manifest(totals, work, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
 
 
-class _Totals:
-    """The manifest's totals, summed in unit order; `before` and `categories` are from units of an interrupted run."""
+def _manifest(
+    totals: Written,
+    work: UnitSettings,
+    origin: Mapping[str, Any],
+    before: Manifest | None,
+    *,
+    lost_groups: int = 0,
+    query_ids: tuple[storage.Placed, ...] = (),
+) -> Manifest:
+    """The manifest of all units, including those `before`, which an interrupted run finished."""
+    collisions = sum(encoder.collisions for encoder in totals.encoders.values())
+    texts = {name: encoder.texts for name, encoder in totals.encoders.items()}
+    source, encoding = work.config.source, work.encoding
+    new = Manifest(
+        features=work.features,
+        files=DataFiles.joined(totals.files),
+        summaries=totals.stats.summaries(),
+        label_counts=totals.labels.counts(),
+        grouped=totals.stats.grouped,
+        tokens=source.token_fields,
+        token_summaries=totals.tokens,
+        vocabulary=encoding.vocabulary if encoding else None,
+        accounting=total_accounting([totals.accounting], lost_groups=lost_groups, hash_collisions=collisions),
+        categories={name: dict(sorted(codes.items())) for name, codes in texts.items() if codes is not None},
+        raw=source.raw_columns(work.features, work.first.url),
+        fills=source.fills,
+        query_ids=query_ids,
+        quarantine=totals.quarantine,
+        made_by=dict(origin),
+    )
+    return new if before is None else joined_manifests(before, new)
 
-    def __init__(
-        self,
-        work: UnitSettings,
-        schema: pa.Schema | None,
-        before: Manifest | None,
-        categories: Mapping[str, Bits],
-    ) -> None:
-        self.units = 0
-        self._before = before
-        self.first_rejections: list[Rejection] = []
-        self._work = work
-        self._schema, self._schema_of = schema, work.out
-        self._stats, self._labels = FeatureStats(len(work.features)), LabelCounts()
-        self.places = LikePlaces(len(work.features))
-        self._encoders = {name: CategoryEncoder(values) for name, values in categories.items()}
-        self._texts: dict[str, RecordedCodes] = {}
-        self._accounting: list[Accounting] = []
-        self._tokens: list[Mapping[str, TokenSummary]] = []
-        self._files: list[DataFiles] = []
-        self._quarantine: list[str] = []
 
-    def add(self, written: Written) -> None:
-        self.units += 1
-        if written.schema is not None:
-            if self._schema is None:
-                self._schema, self._schema_of = written.schema, str(written.unit)
-            check_columns(self._schema, written.schema, str(written.unit), self._schema_of)
-        self._stats.merge(written.stats)
-        self.places.merge(written.places)
-        self._labels.merge(written.labels)
-        for name, values in written.categories.items():
-            self._encoders.setdefault(name, CategoryEncoder()).note(values)
-        for name, texts in written.texts.items():
-            self._texts[name] = merged_texts(self._texts.get(name, {}), texts)
-        self._accounting.append(written.accounting)
-        self._tokens.append(written.tokens)
-        self._files.append(written.files)
-        self._quarantine += written.quarantine
-        self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
-
-    def categories(self) -> dict[str, Bits]:
-        """The values of each categorical feature, as `Written.categories`."""
-        return {name: encoder.known for name, encoder in self._encoders.items()}
-
-    def manifest(
-        self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[storage.Placed, ...] = ()
-    ) -> Manifest:
-        """The manifest of all units, including those that an interrupted run finished."""
-        collisions = sum(encoder.collisions for encoder in self._encoders.values())
-        tokens, encoding = self._work.config.source.token_columns, self._work.encoding
-        new = Manifest(
-            features=self._work.features,
-            files=DataFiles.joined(self._files),
-            summaries=self._stats.summaries(),
-            label_counts=self._labels.counts(),
-            grouped=self._stats.grouped,
-            tokens=tuple(tokens.fields()) if tokens else (),
-            token_summaries=summed(self._tokens),
-            vocabulary=encoding.vocabulary if encoding else None,
-            accounting=total_accounting(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
-            categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
-            raw=self._work.config.source.raw_columns(self._work.features, self._work.first.url),
-            fills=self._work.config.source.fills,
-            query_ids=query_ids,
-            quarantine=tuple(self._quarantine),
-            made_by=dict(origin),
+def _check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
+    """Raise InputError if there are no rows, or too few good ones; `key` is the prefix of the keys in messages."""
+    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
+    if not rows:
+        raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
+    if rejected > config.max_rejected * rows or not accounting.rows_kept:
+        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
+        remedies = "".join(f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, key))
+        raise InputError(
+            f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
+            f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
+            f"{storage.join(work.out, QUARANTINE)}; {remedies}mend the input "
+            f"or raise {key}max_rejected"
         )
-        return new if self._before is None else joined_manifests(self._before, new)
+
+
+def _remedies(
+    rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, key: str
+) -> Iterator[str]:
+    """What to do about rejected rows, by rule; `key` is empty if rows are to be scored."""
+    # query ids return in a log sorted by time instead of by query
+    if rules.get("returning_query") and config.add:
+        yield "queries that the data set has are not replaced: leave their rows out"
+    if rules.get("returning_query") and not config.sort:
+        yield f"set {key}sort=true if the rows of a query do not lie together"
+    for form in dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections))):
+        yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
+    if key and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
+        yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
+    if key and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
+        yield f"set {key}source.columns.unjudged to 0, or to unlabelled, if these are rows of items"
+    if key and rules.get("infinite"):
+        yield f"set {key}infinite=missing if infinite numbers mean no value"
+
+
+def _unread_format(found: str) -> str | None:
+    """The usual time format of a rejected value, if there is one."""
+    shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
+    return None if shown is None else format_of(shown[1])
+
+
+def _by_rule(accounting: Accounting) -> str:
+    """The number of rejected rows of each rule."""
+    return ", ".join(f"{rule} {count:,}" for rule, count in accounting.rules.items()) or "none"
+
+
+def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
+    """Raise InputError if the counts of a period differ from the expected ones."""
+    wrong = []
+    for period, expected in expect.items():
+        counts = manifest.files.in_periods([period]).counts()._asdict()
+        expected_by_name = {name: count for name, count in expected if count is not None}
+        if any(counts[name] != count for name, count in expected_by_name.items()):
+            expected_counts = " and ".join(f"{count:,} {name}" for name, count in expected_by_name.items())
+            actual_counts = " and ".join(f"{counts[name]:,}" for name in expected_by_name)
+            wrong.append(f"period {period!r}: expected {expected_counts}, found {actual_counts}")
+    if wrong:
+        rejected = manifest.accounting.rows_rejected
+        raise InputError(
+            f"{'; '.join(wrong)} ({rejected:,} rows were rejected; periods found: {', '.join(manifest.periods)}); "
+            "check that each file is complete and belongs to the collection, or mend expect"
+        )
+
+
+def _report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> None:
+    """Log and report the counts of the data set or addition."""
+    a, counts = new.accounting, new.counts()
+    merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
+    log.info(
+        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
+        "%s labelled, longest %s, %s period%s",
+        *("added to " if added else "", out),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
+        *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
+        *(f"{counts.labelled:,}", f"{new.files.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
+    )
+    for column, summary in new.token_summaries.items():
+        sizes = summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens
+        shown = (f"{size:,}" for size in sizes)
+        log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
+    tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
+    figures = {"labelled": counts.labelled, "longest": new.files.longest} | ({"tokens": tokens} if tokens else {})
+    report({"stage": "prepare", **a.model_dump(), **figures})
+
+
+def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
+    """Warn if no list of a labelled data set has two different labels, because training would refuse it."""
+    if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
+        log.warning("prepare: %s: %s; check %s and the query", out, wrong, source.label_place)
+
+
+def _warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
+    """Warn of new periods with the same lists as others, such as one file shipped under two names."""
+    for (_, one), (_, other) in equal_periods([(dataset, dataset.manifest.periods)]):
+        if {one, other}.isdisjoint(new):
+            continue
+        log.warning(
+            "prepare: %s: periods %r and %r have the same lists, as those of one file under two names; look for the "
+            "right file, for a test on the groups that chose a model says nothing",
+            *(dataset.url, one, other),
+        )
+
+
+def _log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
+    """Log the features that may identify a document, what they harm and what to do about them.
+
+    For an addition, only those are logged that the data set did not have `before`.
+    """
+    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    if before is not None:
+        known = identifying(before.features, [summary.unique_in_group for summary in before.summaries])
+        ids, suspects = (
+            {name: share for name, share in now.items() if name not in then}
+            for now, then in zip((ids, suspects), known, strict=True)
+        )
+    for features, remedy in (
+        (
+            ids,
+            "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
+            "labels, which is worth nothing for new ones: exclude an id or a title, unless documents return",
+        ),
+        (
+            suspects,
+            "exclude what is an id, by which pretraining solves its contrast, and trees memorise documents; what is a "
+            "quantity, such as a count or a rank, may stay",
+        ),
+    ):
+        if features:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in features.items())
+            log.info("prepare: unique within its query: %s; %s", shares, remedy)
+
+
+def _warn_of_places(out: str, names: Sequence[str]) -> None:
+    """Warn of features that are, or are made from, the place at which a document was shown."""
+    if names:
+        subject = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
+        log.warning(
+            "prepare: %s: %s every list as its positions do: a place is not known before a list is ranked, and a model "
+            "that has it repeats what was shown; leave it out, unless it is a score that is known then",
+            out,
+            subject,
+        )

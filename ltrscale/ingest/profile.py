@@ -78,6 +78,11 @@ class LogColumn:
         return names.label_points(self.name) > 0
 
     @property
+    def few(self) -> bool:
+        """True if it has as few distinct values as grades have."""
+        return self.distinct <= names.MOST_GRADES
+
+    @property
     def names_one(self) -> bool:
         """True if it is named like an identifier."""
         return self.like(names.IDENTIFIER, names.PERSON)
@@ -168,11 +173,7 @@ def named_schema(url: str, dialect: Dialect) -> pa.Schema:
 
 
 def files_of(urls: Sequence[str], dialect: Dialect) -> dict[str, pa.Schema]:
-    """The columns of each file of a log, files with the most columns first, since later files may add some.
-
-    Raises:
-        InputError: as `named_schema`; a file has two columns with one name, or is of another kind than the others.
-    """
+    """The columns of each file of a log, files with the most columns first, since later files may add some."""
     schemas = dict(zip(urls, storage.at_once(lambda url: named_schema(url, dialect), urls), strict=True))
     ordered = dict(sorted(schemas.items(), key=lambda item: -len(item[1])))
     first = next(iter(ordered))
@@ -187,11 +188,7 @@ def files_of(urls: Sequence[str], dialect: Dialect) -> dict[str, pa.Schema]:
 
 
 def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -> list[LogColumn]:
-    """The columns of all files (from `files_of`), from the first rows of each file, or of some if there are many.
-
-    Raises:
-        InputError: a file cannot be read, a column has different types in different files, or there are no rows.
-    """
+    """The columns of all files (from `files_of`), from the first rows of each file, or of some if there are many."""
     schema, first = _united(files), next(iter(files))
     rows = rows_looked_at(len(schema), rows)
     looked_at, parts, size = _spread(files), list[pa.Table](), 0
@@ -306,7 +303,8 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
         numbers_V = np.array([0.0, 1.0])
-    texts = cols.texts(distinct_values.slice(0, _TRIED))[0].drop_null().to_pylist() if _readable(kind) else []
+    readable = cols.is_text(kind) or cols.is_number(kind)
+    texts = cols.texts(distinct_values.slice(0, _TRIED))[0].drop_null().to_pylist() if readable else []
     return LogColumn(
         name=name,
         type=kind,
@@ -338,15 +336,13 @@ def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:
     return replace(column, size=size, bad=float(bad_N.mean()))
 
 
-def _readable(kind: pa.DataType) -> bool:
-    return cols.is_text(kind) or cols.is_number(kind)
-
-
 def _times(distinct_values: pa.Array, kind: pa.DataType, bad_V: Bools) -> tuple[tuple[str, ...], Ints, Bools]:
     """The time formats of distinct values, their times in the best format, and a mask of values that are not times."""
-    tried, formats = distinct_values.slice(0, _TRIED), []
-    if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):
-        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else USUAL_FORMATS
+    tried, formats = distinct_values.slice(0, _TRIED), list[str]()
+    if (pa.types.is_timestamp(kind) or pa.types.is_date(kind)) and len(tried):
+        formats = [ISO]
+    elif len(tried) and (cols.is_number(kind) or (cols.is_text(kind) and _have_digits(tried))):
+        forms = (ISO, DAY_NUMBER) if cols.is_number(kind) else USUAL_FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
@@ -355,22 +351,14 @@ def _times(distinct_values: pa.Array, kind: pa.DataType, bad_V: Bools) -> tuple[
     return tuple(formats), seconds_V[~bad_V], bad_V
 
 
-def _may_be_times(values: pa.Array, kind: pa.DataType) -> bool:
+def _have_digits(texts: pa.Array) -> bool:
     """Quickly check if texts have enough digits for times, because trying all formats takes long."""
-    if not cols.is_text(kind):
-        return True
-    found_N = pc.match_substring_regex(cols.texts(values)[0], _DIGITS).fill_null(False)
+    found_N = pc.match_substring_regex(cols.texts(texts)[0], _DIGITS).fill_null(False)
     return bool(found_N.to_numpy(zero_copy_only=False).mean() >= 1 - _STRAY)
-
-
-def _is_stamp(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
     """The share of values that a format can read as recent times."""
-    if _is_stamp(kind):
-        return 1.0
     seconds_N, bad_N = instants(values, Clock(formats=(form,)))
     texts_N = cols.texts(values)[0]
     number = cols.is_number(kind)

@@ -13,7 +13,6 @@ from ltrscale.arrays import Bools, Doubles
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names
 from ltrscale.ingest.evidence import RECURS, Beside, Candidate, candidate, same_for_item
-from ltrscale.ingest.grades import MOST_GRADES
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.structure import Structure
 from ltrscale.progress import progress
@@ -63,7 +62,7 @@ def _candidates_for(role: str, columns: Sequence[LogColumn], beside: Beside) -> 
         case "label":
             columns = [each for each in columns if not each.is_time and not each.names_one]
             columns = [each for each in columns if each.distinct > 1 or (each.distinct == 1 and each.missing > 0)]
-            columns = [each for each in columns if each.numeric or each.distinct <= MOST_GRADES]
+            columns = [each for each in columns if each.numeric or each.few]
             beside = replace(beside, above=_above(columns, beside))
     found = []
     with progress(f"columns for {role}", len(columns), "columns") as advance:
@@ -217,7 +216,7 @@ def within_query(column: LogColumn, columns: Sequence[LogColumn], seen: Structur
 
 def structured(columns: Sequence[LogColumn]) -> list[str]:
     """The columns with a structure that helps to decide roles: all but measured quantities."""
-    keys = [each for each in columns if not each.numeric or each.whole or each.is_label or each.distinct <= MOST_GRADES]
+    keys = [each for each in columns if not each.numeric or each.whole or each.is_label or each.few]
     return [
         column.name
         for column in keys

@@ -145,6 +145,7 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
 
     types = {name: column.type for piece in pieces for name, column in piece.columns.items()}
     # line numbers identify rows within a file only
+    firsts = [int(piece.lines_N[0]) for piece in pieces]
     texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
     return RowBlock(
         file=pieces[0].file,
@@ -159,14 +160,9 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
             name: pa.concat_arrays([p.columns.get(name, pa.nulls(len(p), kind)) for p in pieces])
             for name, kind in types.items()
         },
-        texts=_joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None,
+        texts=(lambda line: texts[bisect_right(firsts, line) - 1](line)) if len(texts) == len(pieces) else None,
         share=pieces[-1].share,
     )
-
-
-def _joined(firsts: Sequence[int], texts: Sequence[RawTexts]) -> RawTexts:
-    """The texts of consecutive pieces, each with its first line."""
-    return lambda line: texts[bisect_right(firsts, line) - 1](line)
 
 
 class RowTexts:
@@ -200,21 +196,7 @@ def plain_value(value: pa.Scalar) -> object:
 
 
 QUARANTINE = "quarantine"
-
-
-_SCHEMA = pa.schema(
-    [
-        ("file", pa.string()),
-        ("line", pa.int64()),
-        ("rule", pa.string()),
-        ("text", pa.string()),
-        ("query_id", pa.string()),
-        ("rows", pa.int64()),
-        ("found", pa.string()),
-    ]
-)
-
-
+_SCHEMA = pa.schema([(each.name, pa.int64() if each.type is int else pa.string()) for each in fields(Rejection)])
 _BUFFER = 4096
 
 
@@ -225,7 +207,6 @@ class Quarantine:
     """
 
     def __init__(self, commit: Commit, *, number: int = 0) -> None:
-        assert _SCHEMA.names == [field.name for field in fields(Rejection)]
         self.rows_by_rule: Counter[str] = Counter()
         self.first: list[Rejection] = []
         self._commit = commit

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
+from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import RowBlock
@@ -56,21 +57,17 @@ class Needs:
     tokens: bool = False
     fills: Mapping[str, float] | None = None
 
-    def uses(self) -> dict[str, Any]:
-        """The column settings to change for scoring; columns that it does not need are None."""
+    def uses(self, without: Collection[str] = ()) -> dict[str, Any]:
+        """The column settings to change for scoring; features `without` some, and None for columns it does not need."""
         idle = ["clicks", "weights", "gain"]
         idle += [] if self.tokens else ["tokens"]
         idle += [] if self.positions else ["positions"]
         idle += [] if self.dated else ["time", "period_column"]
-        return {"meta": tuple(self.meta), **dict.fromkeys(idle)}
-
-    def named(self, without: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
-        """The columns of features by kind, without some."""
-        names = {"numeric": "features", "categorical": "categorical"}
-        return {
+        named = {
             use: tuple(each.name for each in self.features if each.kind == kind and each.name not in without)
-            for kind, use in names.items()
+            for kind, use in (("numeric", "features"), ("categorical", "categorical"))
         }
+        return {"meta": tuple(self.meta), **named, **dict.fromkeys(idle)}
 
 
 class Source(Config):
@@ -81,11 +78,7 @@ class Source(Config):
     """True if a row may have no label; otherwise such a row is bad."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
-        """The features of the first file, or of all files if they must be inferred from rows.
-
-        Raises:
-            InputError: the features cannot be inferred, or those of the files differ.
-        """
+        """The features of the first file, or of all files, which must agree, if they are inferred from rows."""
         raise NotImplementedError
 
     def open(
@@ -102,13 +95,9 @@ class Source(Config):
         raise NotImplementedError
 
     def for_scoring(self, needs: Needs) -> Self:  # noqa: ARG002
-        """The same source, reading only what scoring needs.
+        """The same source, reading only what scoring needs: columns by name, in any order.
 
-        Columns are found by name, in any order, and other columns are not read. LETOR text, and lists of features in
-        one column, have their features in the order of the training data.
-
-        Raises:
-            InputError: the columns ask for a median, which would be computed from the rows to score.
+        LETOR text, and lists of features in one column, have their features in the order of the training data.
         """
         return self
 
@@ -136,8 +125,13 @@ class Source(Config):
 
     @property
     def token_columns(self) -> TokenColumns | None:
-        """The token fields."""
+        """The columns of tokens."""
         return self.uses.tokens if self.uses else None
+
+    @property
+    def token_fields(self) -> tuple[TokenField, ...]:
+        """The token fields of the data set."""
+        return tuple(self.token_columns.fields()) if self.token_columns else ()
 
     @property
     def takes_any_order(self) -> bool:

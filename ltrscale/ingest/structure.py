@@ -13,7 +13,7 @@ from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.grades import word_grades
+from ltrscale.ingest.names import word_grades
 from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, without_nan
 
 _LOOKED_AT = 1 << 20

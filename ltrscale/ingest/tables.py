@@ -116,11 +116,7 @@ def usual_delimiter(url: str, decimal: str = ".") -> str:
 
 
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:
-    """The columns of a file; types of text files are those of their first lines.
-
-    Raises:
-        InputError: the file is missing, empty or damaged, or its name has another ending.
-    """
+    """The columns of a file; types of text files are those of their first lines."""
     if url.endswith(".parquet"):
         return parquet_schema(url)
     if url.endswith(_CSV):
@@ -144,9 +140,6 @@ def read_rows(
     """Read some columns of a file, in their order in its schema, in blocks of at most `batch_rows` rows.
 
     `numbers` are read as numbers if the file has only text; `query` is the column with the query id, for rejections.
-
-    Raises:
-        InputError: the file is damaged.
     """
     if url.endswith(".parquet"):
         return read_parquet(url, columns, batch_rows)
@@ -170,9 +163,6 @@ def numbers_in(
     """The columns to read as numbers if the file has only text.
 
     Whole numbers of JSON are read unchanged if their values are also needed unchanged (`texts`).
-
-    Raises:
-        InputError: a column of CSV is needed as number and as text; as a number it would lose digits of an id.
     """
     here = {*schema.names} & {*numbers}
     both = sorted(here & {*texts})
@@ -277,11 +267,7 @@ class Joined:
 
 
 def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str], Dialect], file: str) -> pa.Schema:
-    """The columns of a log with those of its tables.
-
-    Raises:
-        InputError: a table is missing, lacks a column, or has a column with a name that is taken.
-    """
+    """The columns of a log with those of its tables."""
     for join in joins:
         for name in join.key:
             if name not in schema.names:
@@ -299,12 +285,7 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
 def load_table(
     join: Join, dialect: Callable[[str], Dialect], *, numbers: Collection[str], texts: Collection[str]
 ) -> Joined:
-    """Read the key and the columns of a table; `numbers` and `texts` are names in the log, as for `numbers_in`.
-
-    Raises:
-        InputError: the table is missing or damaged, lacks a column, or has a key twice; a CSV column is needed as
-            number and as text, or a column has different types in two files.
-    """
+    """Read the key and the columns of a table; `numbers` and `texts` are names in the log, as for `numbers_in`."""
     as_numbers = {column for name, column in join.columns.items() if name in numbers}
     as_texts = {column for name, column in join.columns.items() if name in texts or name not in numbers}
     as_texts |= {*join.key.values()}

@@ -71,15 +71,7 @@ class Tokenizer(Config):
         return []
 
     def open(self, texts: TextSource) -> Encoding:
-        """The vocabulary, and what makes ids of texts.
-
-        Args:
-            texts: starts a pass through the texts of the periods in `learns_from`, in blocks.
-
-        Raises:
-            InputError: a file is missing or not a vocabulary, a special token is missing, there is no text to learn
-                from, or the library is not installed.
-        """
+        """The vocabulary, and what makes ids of texts; `texts` are those of the periods in `learns_from`."""
         raise NotImplementedError
 
     def limit(self, vocabulary: Vocabulary) -> int:
@@ -199,11 +191,7 @@ TokenizerConfig = Annotated[ReadyIds | WordPieces | TrainedPieces | KnownTokeniz
 
 
 def encoding_of(url: str) -> Encoding:
-    """The encoding of a data set with tokens.
-
-    Raises:
-        InputError: it has no tokens, or its tokenizer was changed.
-    """
+    """The encoding of a data set with tokens."""
     vocabulary = open_dataset(url).manifest.vocabulary
     if vocabulary is None:
         raise InputError(f"{url}: this data set has no tokens; name one that has, or another kind of tokenizer")

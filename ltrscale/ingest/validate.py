@@ -166,11 +166,10 @@ class Validator:
 
     def _reject_group(self, pieces: Sequence[RowBlock], first: int, *, returning: bool, rows: int) -> None:
         rule: Rule = "returning_query" if returning else "group_too_long"
-        if self.quarantine is not None:
-            self.quarantine.add([self._reject(pieces, first, rule, rows=rows)])
+        self._quarantine(pieces, [(first, rule, rows)])
         self._count_lost(1)
 
-    def _reject(self, pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> Rejection:
+    def _reject(self, pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int) -> Rejection:
         """The rejection of `rows` rows of consecutive pieces, starting at `row`."""
         for piece in pieces:
             if row < len(piece):
@@ -178,6 +177,11 @@ class Validator:
             row -= len(piece)
         text, finding = _text(piece, row, rule), _found(piece, row, rule, rows, self.features)
         return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows, finding)
+
+    def _quarantine(self, pieces: Sequence[RowBlock], bad: Iterable[tuple[int, Rule, int]]) -> None:
+        """Reject rows of consecutive pieces: the first row of a run, the rule, and the number of rows."""
+        if self.quarantine is not None:
+            self.quarantine.add(self._reject(pieces, *each) for each in bad)
 
     def _count_lost(self, groups: int) -> None:
         self.groups_in += groups
@@ -200,14 +204,13 @@ class Validator:
 
         group_N = np.repeat(np.arange(len(lengths_Q)), lengths_Q)
         kept_N = ~rejected_Q[group_N]
-        bad_rows: list[tuple[int, Rule]] = []
+        bad_rows: list[tuple[int, Rule, int]] = []
         for rule, bad_N in self._row_rules(rows, group_N, kept_N):
             if rule == "duplicate_document" and self.duplicates != "reject":
                 self.rows_merged += int(bad_N.sum())
                 continue
-            bad_rows += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
-        if self.quarantine is not None:
-            self.quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad_rows))
+            bad_rows += [(i, rule, 1) for i in np.flatnonzero(bad_N).tolist()]
+        self._quarantine(pieces, sorted(bad_rows))
 
         kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
         self.others.append(hashes_Q[(kept_Q == 0) & ~returning_Q])
@@ -305,12 +308,7 @@ def _rank(labels_N: Floats, duplicates: Duplicates) -> Floats | Ints:
             return -np.nan_to_num(labels_N, nan=-1)  # labels are at least 0
 
 
-def _repeated(
-    doc_ids_N: pa.StringArray,
-    group_N: Ints,
-    ok_N: Bools,
-    rank_N: Floats | Ints,
-) -> Bools:
+def _repeated(doc_ids_N: pa.StringArray, group_N: Ints, ok_N: Bools, rank_N: Floats | Ints) -> Bools:
     """A mask of ok rows that repeat the group and document id of an ok row of lower rank; null ids never repeat."""
     rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
     coded = doc_ids_N.dictionary_encode()

@@ -603,25 +603,6 @@ def test_a_header_without_rows(tmp_path: Path) -> None:
     assert (len(rows), rejected) == (1, [])
 
 
-@pytest.mark.slow
-def test_flipped_bits_never_raise_anything_but_one_line(shared_data: Path, tmp_path: Path) -> None:
-    table = pq.read_table(next((shared_data / "news/sample").rglob("*.parquet")), partitioning=None).slice(0, 3_000)
-    path = write_parquet(tmp_path, {name: table[name] for name in table.column_names}, compression="none")
-    whole, rng, lost = path.read_bytes(), np.random.default_rng(5), 0
-    for _ in range(60):
-        data = np.frombuffer(whole, np.uint8).copy()
-        at = rng.integers(0, len(data), rng.integers(1, 20))
-        data[at] ^= (1 << rng.integers(0, 8, len(at))).astype(np.uint8)
-        path.write_bytes(data.tobytes())
-        try:
-            blocks = blocks_of(Items(columns=SESSIONS), path)
-        except InputError:  # one line by its nature; anything else fails the test
-            lost += 1
-            continue
-        assert sum(len(block) + len(block.rejected) for block in blocks) == 3_000
-    assert lost < 60
-
-
 # one group a row
 
 GROUPS = ListColumns(names=("a", "b"), labels="labels", docs="doc_ids", period_column="period")

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shop_languages import LANGUAGES, guessed, named, searches
 
-from ltrscale.ingest.grades import word_grades
 from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.names import label_points, plain_name
+from ltrscale.ingest.names import label_points, plain_name, word_grades
 
 made = functools.cache(searches)
 

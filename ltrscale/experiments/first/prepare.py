@@ -22,8 +22,7 @@ from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.grades import grades_of
-from ltrscale.ingest.guess import Guess
+from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
