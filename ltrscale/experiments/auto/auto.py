@@ -334,30 +334,27 @@ class _Run:
     def refit(self, blend: str, splits: Splits) -> str | None:
         """Refit the ranker's models on all labels, and blend them alike; None if there is no time for it."""
         weights = bundle.load(blend).blended
-        models = {name: self.record.done(name.removesuffix("_mean")) for name in weights}
         limit = time.monotonic() + (_LATEST * self.config.minutes - self.kept.spent) * 60
-        again = {entry.name: join(self.config.out, "refit", entry.name) for of in models.values() for entry in of}
+        members: dict[str, str] = {}
         try:
-            for entry in (entry for of in models.values() for entry in of):
-                job = RefitJob(
-                    out=again[entry.name], bundle=entry.url, also=self.splits.test, workers=self.config.workers
-                )
-                with ending_by(limit):
-                    job.run()
+            for name in weights:
+                again: dict[str, str] = {}
+                for entry in self.record.done(name.removesuffix("_mean")):
+                    again[entry.name] = out = join(self.config.out, "refit", entry.name)
+                    with ending_by(limit):
+                        RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers).run()
+                mean = join("refit", "means", name)
+                members[name] = again[name] if name in again else self.blend(mean, again, "equal", splits)
         except Stopped as stopped:
             if not stopped.is_late:
                 raise
             log.info("auto: no time to refit; a larger budget has it")
             return None
-        except UnavailableError:
-            raise
         except InputError as error:
+            if isinstance(error, UnavailableError):
+                raise
             log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
             return None
-        members = {}
-        for name, entries in models.items():
-            of = {entry.name: again[entry.name] for entry in entries}
-            members[name] = of[name] if name in of else self.blend(join("refit", "means", name), of, "equal", splits)
         return self.blend("final", members, weights, splits)
 
 

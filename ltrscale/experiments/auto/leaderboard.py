@@ -12,6 +12,7 @@ from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.auto.record import HALF, AutoRecord
+from ltrscale.experiments.auto.settings import PRETRAINED_NETWORK, SCRATCH, TREES
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings
@@ -61,10 +62,6 @@ class Board(Findings):
     """The share of the test lists that judged; None without test."""
     others: float | None = None
     """The share of the machine's processors that other programs used meanwhile, where it is known."""
-
-    def validated(self, name: str) -> float | None:
-        """The metric of a method on validation; None without the method."""
-        return next((row.validation for row in self.rows if row.name == name), None)
 
 
 def leaderboard(record: AutoRecord, rankers: Mapping[str, str], final: str | None, metric: str) -> Board:
@@ -143,7 +140,8 @@ def advised(board: Board) -> str:
     if board.late:
         return f"What to do next: more minutes; there were too few for {', '.join(board.late)}."
     parts, gains = [], {}
-    trees, scratch, pretrained = map(board.validated, ("trees", "scratch", "pretrained"))
+    validation = {row.name: row.validation for row in board.rows}
+    trees, scratch, pretrained = map(validation.get, (TREES, SCRATCH, PRETRAINED_NETWORK))
     if board.half is not None and trees is not None:
         gains["label more lists"] = trees - board.half
         parts.append(f"from half of the labels to all, trees gained {trees - board.half:+.4f}")

@@ -10,6 +10,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
@@ -62,7 +63,7 @@ class RunState:
         rest = 0.0  # for what is done
         for name in KNOWN_METHODS:
             if done := self.record.done(name):
-                rest += len(done) * (self.refit_factor * self._again_minutes(name) + self.test_minutes(name))
+                rest += len(done) * (self.refit_factor * self.again_minutes(name) + self.test_minutes(name))
         # in-context rankers score slowly, and their plan includes that
         rest += sum(max(0.0, entry.foretold - entry.minutes) for entry in self.record.done(IN_CONTEXT))
         return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
@@ -94,10 +95,6 @@ class RunState:
         again = self._without_start(name, plan.minutes, plan.settings)
         return plan.minutes + self.refit_factor * again + self.test_minutes(name)
 
-    def further_minutes(self, name: str) -> float:
-        """Minutes of one more model of a method, its refit and its test."""
-        return (1 + self.refit_factor) * self._again_minutes(name) + self.test_minutes(name)
-
     def test_minutes(self, name: str) -> float:
         """Minutes to score the test split with a model, or the part of it that there is time for."""
         return min(_MOST_TEST * self.record.budget, self.whole_test_minutes(name))
@@ -107,7 +104,7 @@ class RunState:
         measured = [entry.scores for entry in self.record.done(name) if entry.scores]
         return self.sizes.tested / (measured[0] if measured else self.speed.scored / KNOWN_METHODS[name].slower) / 60
 
-    def _again_minutes(self, name: str) -> float:
+    def again_minutes(self, name: str) -> float:
         """Minutes to train one more model of a method."""
         first, *others = (entry.minutes for entry in self.record.done(name))
         return max(others) if others else self._without_start(name, first, self.record.methods[name])
@@ -137,9 +134,8 @@ def next_model(state: RunState) -> Decision | None:
         if entry.state == "begun":
             return Decision(entry)
     tried = {entry.method for entry in state.record.entries}
-    first, *others = (name for name in KNOWN_METHODS if name != STUDENT)
-    for name in (first, HALF, *others):
-        if name not in tried:
+    for name in (TREES, HALF, *KNOWN_METHODS):
+        if name not in {*tried, STUDENT}:
             return first_model(state, name)
     if STUDENT not in tried and (teacher := better_network(state)) is not None:
         return first_model(state, STUDENT, teacher)
@@ -182,11 +178,8 @@ def better_network(state: RunState) -> str | None:
     networks = {name: done for name in (SCRATCH, PRETRAINED_NETWORK) if (done := state.record.done(name))}
     if not networks or min(map(len, networks.values())) < TEACHERS:
         return None
-
-    def mean(name: str) -> float:
-        return sum(state.validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
-
-    return max(networks, key=mean)
+    means = {name: fmean(state.validated(entry.url) or 0.0 for entry in done) for name, done in networks.items()}
+    return max(means, key=lambda name: means[name])
 
 
 def method_of_fewest(state: RunState) -> str | None:
@@ -194,12 +187,13 @@ def method_of_fewest(state: RunState) -> str | None:
     counts = {name: len(state.record.done(name)) for name, known in KNOWN_METHODS.items() if known.again}
     counts = counts if any(counts.values()) else {TREES: len(state.record.done(TREES))}
     failed = {entry.method for entry in state.record.entries if entry.state in ("late", "left out")}
-    fits = [
-        name
-        for name, count in counts.items()
-        if 0 < count < MOST_MODELS and name not in failed and state.further_minutes(name) < state.left
-    ]
-    return min(fits, key=lambda name: counts[name], default=None)
+
+    def fits(name: str) -> bool:
+        minutes = (1 + state.refit_factor) * state.again_minutes(name) + state.test_minutes(name)
+        return name not in failed and minutes < state.left
+
+    open_to_more = [name for name, count in counts.items() if 0 < count < MOST_MODELS and fits(name)]
+    return min(open_to_more, key=lambda name: counts[name], default=None)
 
 
 def share_of_test(state: RunState) -> float:

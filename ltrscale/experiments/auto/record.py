@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -124,12 +124,11 @@ class RecordKeeper:
     url: str
     record: AutoRecord
     """Starts with the minutes of earlier processes."""
-    began: float = field(default_factory=time.monotonic)
+    began: float
     """Start of this process, by `time.monotonic()`."""
-    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self._before, self._busy = self.record.minutes, Busy.now()
+        self._before, self._busy, self._lock = self.record.minutes, Busy.now(), threading.RLock()
 
     @property
     def others(self) -> float | None:

@@ -219,18 +219,12 @@ def _student(given: Given) -> Planned:
     )
     if minutes > given.minutes:
         return _too_long(f"a student takes {minutes:.1f} minutes, which the budget has not")
-    settings = {
-        "kind": "self_trained",
-        "of": given.teacher,
-        "runs": TEACHERS,
-        "groups": _TAUGHT_LISTS if sizes.log.documents > documents else None,
-        "student": {
-            "epochs": epochs,
-            "patience": epochs // 3,
-            "minutes": given.end,
-            "stream": _dealt({"docs_per_batch": batch}, sizes),
-        },
-    }
+    stream, groups = (
+        _dealt({"docs_per_batch": batch}, sizes),
+        _TAUGHT_LISTS if sizes.log.documents > documents else None,
+    )
+    student = {"epochs": epochs, "patience": epochs // 3, "minutes": given.end, "stream": stream}
+    settings = {"kind": "self_trained", "of": given.teacher, "runs": TEACHERS, "groups": groups, "student": student}
     return Planned(settings, minutes, f"of {TEACHERS} networks {given.teacher}")
 
 
