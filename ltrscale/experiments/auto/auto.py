@@ -34,7 +34,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.leaderboard import Board, document, leaderboard, validation_metric
+from ltrscale.experiments.auto.leaderboard import Board, document, final_board, validation_metric
 from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
 from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, TREES, TUNED, AutoSizes
@@ -195,7 +195,7 @@ class _Run:
             storage.withdraw(join(self.config.out, "final"))
         if self.record.ended is None:
             self.kept.keep(ended=self.kept.spent, others=None if self.config.workers.most > 1 else self.kept.others)
-        board = leaderboard(self.record, rankers, refitted, self.config.evaluate.primary)
+        board = final_board(self.record, rankers, refitted, self.config.evaluate.primary)
         page = document(board, self.config.evaluation())
         commit_report(join(self.config.out, _BOARD), board, page, made_by={"stage": "auto"})
         return board.final

@@ -64,7 +64,7 @@ class Board(Findings):
     """The share of the machine's processors that other programs used meanwhile, where it is known."""
 
 
-def leaderboard(record: AutoRecord, rankers: Mapping[str, str], final: str | None, metric: str) -> Board:
+def final_board(record: AutoRecord, rankers: Mapping[str, str], final: str | None, metric: str) -> Board:
     """The results of a run that has ended: all rankers with their bundles, and the refitted one if there is one."""
     assert record.ended is not None
     weights, minutes = dict(bundle.load(rankers["blend"]).blended), record.ended

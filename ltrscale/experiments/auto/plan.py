@@ -147,7 +147,7 @@ def next_model(state: RunState) -> Decision | None:
 def first_model(state: RunState, name: str, teacher: str = SCRATCH) -> Decision:
     """The first model of a method, as left out if it does not fit."""
     method = TREES if name == HALF else name
-    plan = fitted(state, method, teacher)
+    plan = first_settings(state, method, teacher)
     late = state.first_minutes(method, plan) > state.left and name != TREES  # at least one must be tried
     if plan.settings is None or late:
         says = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.says
@@ -156,7 +156,7 @@ def first_model(state: RunState, name: str, teacher: str = SCRATCH) -> Decision:
     return Decision(entry, None if name == HALF else plan.settings)
 
 
-def fitted(state: RunState, name: str, teacher: str = SCRATCH) -> Planned:
+def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planned:
     """The settings of a method's first model for its share of the budget, or for less if less time is left.
 
     One that does not fit into its share may take a third of what is left, while that is half of the budget.

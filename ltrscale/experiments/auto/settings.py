@@ -219,10 +219,8 @@ def _student(given: Given) -> Planned:
     )
     if minutes > given.minutes:
         return _too_long(f"a student takes {minutes:.1f} minutes, which the budget has not")
-    stream, groups = (
-        _dealt({"docs_per_batch": batch}, sizes),
-        _TAUGHT_LISTS if sizes.log.documents > documents else None,
-    )
+    groups = _TAUGHT_LISTS if sizes.log.documents > documents else None
+    stream = _dealt({"docs_per_batch": batch}, sizes)
     student = {"epochs": epochs, "patience": epochs // 3, "minutes": given.end, "stream": stream}
     settings = {"kind": "self_trained", "of": given.teacher, "runs": TEACHERS, "groups": groups, "student": student}
     return Planned(settings, minutes, f"of {TEACHERS} networks {given.teacher}")

@@ -221,24 +221,12 @@ def test_where_scoring_takes_too_long_a_drawn_part_of_test_judges(
     assert "evaluation" not in written_directories(config), "a later process judges on the same part"
 
 
-def test_the_page_says_that_others_used_the_machine() -> None:
-    board = Board(rows=(), weights={"linear": 1}, half=None, final="here", refitted=False, budget=5, minutes=4.0)
+def test_the_page_names_the_members_and_says_that_others_used_the_machine() -> None:
+    weights = {"linear": 0.5, "scratch": 0.5}
+    board = Board(rows=(), weights=weights, half=None, final="here", refitted=False, budget=5, minutes=4.0)
+    assert "the mean of 0.50 linear, 0.50 scratch. 4.0" in markdown(document(board, None))
     assert "Other programs used 48% of" in markdown(document(board.replace(others=0.484), None))
     assert "Other programs" not in markdown(document(board.replace(others=0.05), None))
-
-
-def test_the_page_names_what_is_not_in_the_blend() -> None:
-    board = Board(
-        rows=(),
-        weights={"linear": 0.5, "scratch": 0.5},
-        half=None,
-        final="here",
-        refitted=False,
-        budget=5,
-        minutes=4.0,
-    )
-    says = "the mean of 0.50 linear, 0.50 scratch. 4.0"
-    assert says in markdown(document(board, None))
 
 
 def test_the_next_step_is_what_brought_more() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from ltrscale.experiments.auto.plan import MOST_MODELS, RunState, fitted, method_of_fewest, share_of_test
+from ltrscale.experiments.auto.plan import MOST_MODELS, RunState, first_settings, method_of_fewest, share_of_test
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes
 from ltrscale.experiments.first.pipeline import LogSize
@@ -73,7 +73,7 @@ def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -
     assert measured.test_minutes("trees") == pytest.approx(20_000 / 1_000 / 60)
     assert measured.test_minutes("scratch") == pytest.approx(20_000 / 5_000 / 60)
     assert measured.test_minutes("tabm") == pytest.approx(5 * 20_000 / 5_000 / 60)
-    epochs = [fitted(each, "scratch").minutes for each in (measured, state(done("linear"), done("trees")))]
+    epochs = [first_settings(each, "scratch").minutes for each in (measured, state(done("linear"), done("trees")))]
     assert epochs[0] > epochs[1], "validation after an epoch scores too"
 
 
@@ -88,16 +88,16 @@ def test_as_much_is_tested_as_the_time_allows() -> None:
 
 
 def test_a_first_model_takes_what_is_left_of_its_share() -> None:
-    early, late = (fitted(state(spent=spent), "pretrained") for spent in (0.0, 45.0))
+    early, late = (first_settings(state(spent=spent), "pretrained") for spent in (0.0, 45.0))
     assert early.settings is not None
     assert late.settings is not None
     assert late.minutes < early.minutes
     assert state(spent=45.0).first_minutes("pretrained", late) <= state(spent=45.0).left + 0.1
-    assert fitted(state(spent=54.0), "pretrained").settings is None
+    assert first_settings(state(spent=54.0), "pretrained").settings is None
 
 
 def test_ndcg_at_the_cutoff_chooses_in_every_method_and_in_a_student() -> None:
-    planned = {name: fitted(replace(state(), cutoff=10), name).settings for name in KNOWN_METHODS}
+    planned = {name: first_settings(replace(state(), cutoff=10), name).settings for name in KNOWN_METHODS}
     known: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Method])
     methods = known.validate_python({name: settings for name, settings in planned.items() if settings})
     scratch, student = methods["scratch"].finetune, methods["student"].student
