@@ -3,7 +3,8 @@
 First come trees, trees with searched settings, a linear ranker, an in-context ranker, a network, TabM, and the network
 pretrained, each in its share of the budget. Then come models with other seeds while they fit, and a student of the
 better network once each kind of network has three models. The ranker is their blend, with weights chosen on validation.
-Test judges once, then the ranker's members are refitted on all labels. Below `out` are
+Test judges once, then the ranker's members are refitted on all labels. `plan` decides what to train next, `settings`
+what fits into a number of minutes, `record` stores both, and this module carries it out. Below `out` are
 
     auto.json                     decisions and minutes so far; a restart continues from it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
@@ -15,10 +16,10 @@ Test judges once, then the ranker's members are refitted on all labels. Below `o
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Annotated, Any, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -33,18 +34,10 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.plan import (
-    KNOWN_METHODS,
-    PRETRAINED_NETWORK,
-    SCRATCH,
-    STUDENT,
-    TEACHERS,
-    TREES,
-    TUNED,
-    AutoSizes,
-    Planned,
-)
-from ltrscale.experiments.auto.record import AutoRecord, Board, BoardRow, Entry, Forecast, RecordKeeper, document
+from ltrscale.experiments.auto.leaderboard import Board, document, final_board, validation_metric
+from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
+from ltrscale.experiments.auto.settings import KNOWN_METHODS, TREES, TUNED, AutoSizes
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.composed import Method
@@ -63,8 +56,6 @@ from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
-_HALF = "trees_half"
-"""Trees trained on half of the labels; their gap to `trees` shows what more labels would bring."""
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
 _MEASURED, _MEASURED_S = 4096, 1.0
 """Documents of a batch, and seconds, to measure how fast a model scores."""
@@ -119,9 +110,17 @@ class AutoJob(Config):
             with cluster_for(self.workers), one_view():
                 splits = self.resolved()
                 check_splits(splits)
-                run = _Auto.begun(self, splits, began)
-                with run.kept.beating():
-                    return run.run()
+                sizes, data = _measured(self, splits)
+                url, of = join(self.out, _RECORD), f"{data}:{self.seed}:{self.evaluate.primary}"
+                kept = RecordKeeper(url, AutoRecord.resumed(url, of, self.minutes), began)
+                log.info(
+                    "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
+                    *(f"{n:,}" for n in (sizes.lists, sizes.log.informative, sizes.log.documents)),
+                    *(self.minutes, kept.record.minutes),
+                )
+                kept.keep()
+                with kept.beating():
+                    return _Run(self, splits, kept, sizes).run()
 
     def evaluation(self) -> Evaluation | None:
         """The evaluation on test; None without a test split."""
@@ -140,46 +139,36 @@ class AutoJob(Config):
         return validate(Splits, values, "splits")
 
 
+def _measured(config: AutoJob, splits: Splits) -> tuple[AutoSizes, str]:
+    """The sizes of the data and of this machine, and a hash of the data to learn from."""
+    everything = select(splits.train, labelled=False)
+    read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
+    labelled, judged = only_relevant(read["train"]), only_relevant(read["validation"])
+    tested = 0
+    if "test" in read:
+        every = config.evaluate.needs_every_list
+        tested = (read["test"] if every else only_relevant(read["test"])).n_documents
+    sizes = AutoSizes(
+        log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
+        lists=labelled.n_groups,
+        judged=judged.n_documents,
+        tested=tested,
+        numbers=sum(feature.kind == "numeric" for feature in everything.features),
+        longest=max(selection.longest for selection in (everything, *read.values())),  # a refit reads all
+        cores=cores(),
+        workers=config.workers.most,
+    )
+    return sizes, ":".join(selection.hash for selection in (everything, labelled, judged))
+
+
 @dataclass
-class _Auto:
-    """A run and its record."""
+class _Run:
+    """A run: it carries out what `plan` decides, and records decisions and results."""
 
     config: AutoJob
     splits: Splits
     kept: RecordKeeper
     sizes: AutoSizes
-
-    @classmethod
-    def begun(cls, config: AutoJob, splits: Splits, began: float) -> Self:
-        """Continue from the record of an earlier process, or start a new one."""
-        everything = select(splits.train, labelled=False)
-        read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
-        labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
-        data = [selection.hash for selection in (everything, labelled, judged)]
-        of = ":".join([*data, str(config.seed), config.evaluate.primary])
-        url = join(config.out, _RECORD)
-        kept = RecordKeeper(url, AutoRecord.resumed(url, of, config.minutes), began)
-        tested = 0
-        if "test" in read:
-            every = config.evaluate.needs_every_list
-            tested = (read["test"] if every else only_relevant(read["test"])).n_documents
-        sizes = AutoSizes(
-            log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
-            lists=labelled.n_groups,
-            judged=judged.n_documents,
-            tested=tested,
-            numbers=sum(feature.kind == "numeric" for feature in everything.features),
-            longest=max(selection.longest for selection in (everything, *read.values())),  # a refit reads all
-            cores=cores(),
-            workers=config.workers.most,
-        )
-        log.info(
-            "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
-            *(f"{n:,}" for n in (sizes.lists, sizes.log.informative, sizes.log.documents)),
-            *(config.minutes, kept.record.minutes),
-        )
-        kept.keep()
-        return cls(config, splits, kept, sizes)
 
     def run(self) -> str:
         """Train all models; blend, judge, refit, report; returns the ranker."""
@@ -195,128 +184,108 @@ class _Auto:
             if f"{name}_mean" not in rankers and not (TUNED in rankers and name.removesuffix("_mean") == TREES)
         }
         rankers["blend"] = self.blend("blend", members, "greedy")
-        self.kept.keep()
         if self.splits.test is not None:
             self.judge(rankers, SplitsWithTest.from_splits(self.splits))
-            self.kept.keep()
+        self.kept.keep()
         refitted = None
-        if self.refitting and self.record.refitted is not False:
-            refitted = self.refit(rankers["blend"])
+        if self.refit_splits is not None and self.record.refitted is not False:
+            refitted = self.refit(rankers["blend"], self.refit_splits)
             self.kept.keep(refitted=refitted is not None)
         if refitted is None:  # one left by a smaller budget would be taken for the ranker
             storage.withdraw(join(self.config.out, "final"))
         if self.record.ended is None:
             self.kept.keep(ended=self.kept.spent, others=None if self.config.workers.most > 1 else self.kept.others)
-        self.report(rankers, refitted)
-        return refitted or rankers["blend"]
+        board = final_board(self.record, rankers, refitted, self.config.evaluate.primary)
+        page = document(board, self.config.evaluation())
+        commit_report(join(self.config.out, _BOARD), board, page, made_by={"stage": "auto"})
+        return board.final
 
     def train_all(self) -> None:
-        """Try the methods, then train more models of each."""
-        _, *others = (name for name in KNOWN_METHODS if name != STUDENT)  # whose turn comes later
-        for name in (TREES, _HALF, *others):
-            self.try_first(name)
-        while (entry := self.next()) is not None:
-            self.train(entry)
+        """Train one model after the other; each decision is recorded before it is carried out."""
+        while (decision := next_model(self.state)) is not None:
+            entry = decision.entry
+            self.kept.note(entry, decision.settings)
+            if entry.state == "begun":
+                self.train(entry)
+            else:
+                log.info("auto: no %s: %s", entry.name, entry.says)
 
     @property
     def record(self) -> AutoRecord:
         return self.kept.record
 
     @property
-    def forecast(self) -> Forecast:
-        cutoff = self.config.evaluate.primary_cutoff
-        return Forecast(self.record, self.sizes, spent=self.kept.spent, refits=self.refitting, cutoff=cutoff)
+    def state(self) -> RunState:
+        """What has been done and spent by now."""
+        refits, cutoff = self.refit_splits is not None, self.config.evaluate.primary_cutoff
+        return RunState(self.record, self.sizes, self.kept.spent, refits, cutoff, self.validated)
 
     @cached_property
-    def refitting(self) -> bool:
-        """Whether to refit the ranker's models; false if the labels cannot be joined."""
+    def refit_splits(self) -> Splits | None:
+        """All labels, for a refit; None if nothing is to be refitted, or if the labels cannot be joined."""
         if not self.config.refit:
-            return False
+            return None
+        splits = self.splits
         try:
-            joined_splits(self.splits.train, self.splits.validation)
-            if self.splits.test is not None:
-                joined_splits(self.splits.validation, self.splits.test)
+            joined = joined_splits(splits.train, splits.validation)
+            if splits.test is None:
+                return self.learnt
+            joined_splits(splits.validation, splits.test)
         except InputError as error:
             log.info("auto: nothing will be refitted: %s", error)
-            return False
-        return True
-
-    def try_first(self, name: str) -> None:
-        """Decide the settings of the first model of a method, and train it."""
-        known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
-        if (entry := next(known, None)) is None:
-            entry = self.decided(name, self.forecast.first(_alike(name)))
-        self.train(entry)
-
-    def decided(self, name: str, plan: Planned) -> Entry:
-        """The entry of a method's first model, as left out if it does not fit."""
-        forecast = self.forecast
-        late = forecast.takes(name, plan) > forecast.left and name != TREES  # at least one must be tried
-        if plan.settings is None or late:
-            says = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.says
-            log.info("auto: no %s: %s", name, says)
-            state: Literal["late", "left out"] = "late" if late or plan.too_long else "left out"
-            return self.kept.note(Entry(method=name, says=says, state=state))
-        if name != _HALF:
-            self.kept.keep(methods={**self.record.methods, name: dict(plan.settings)})
-        return self.kept.note(Entry(method=name, says=plan.says, foretold=plan.minutes))
-
-    def next(self) -> Entry | None:
-        """The next model: an unfinished one, the student, or one more of the method with the fewest models."""
-        for entry in self.record.entries:
-            if entry.state == "begun":
-                return entry
-        if (student := self.student()) is not None:
-            return student
-        if (name := self.forecast.more()) is None:
             return None
-        return self.kept.note(Entry(method=name, number=len(self.record.done(name)), says="another seed"))
+        return Splits(train=joined, validation=splits.test)
 
-    def student(self) -> Entry | None:
-        """The student of the better network; None before there are enough of each network, or if already decided."""
-        networks = {name: self.record.done(name) for name in (SCRATCH, PRETRAINED_NETWORK) if self.record.done(name)}
-        decided = any(entry.method == STUDENT for entry in self.record.entries)
-        if decided or not networks or min(map(len, networks.values())) < TEACHERS:
-            return None
-
-        def mean(name: str) -> float:
-            return sum(self.validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
-
-        teacher = max(networks, key=mean)
-        return self.decided(STUDENT, self.forecast.first(STUDENT, teacher))
+    @property
+    def learnt(self) -> Splits:
+        """The splits without test."""
+        return Splits.model_validate(self.splits.model_dump(exclude={"test"}))
 
     def train(self, entry: Entry) -> None:
-        """Train a begun model, within the time left."""
-        if entry.state != "begun":
-            return
-
-        busy = Busy.now()
-
-        def noted(**outcome: Any) -> Entry:
-            spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
-            minutes = {"minutes": spent.seconds / 60 if spent else 0.0, "processor": entry.processor + used}
-            return self.kept.note(entry.replace(**minutes, **outcome))
-
+        """Train a model in the time that is left, and record how it ended."""
+        busy, limit = Busy.now(), time.monotonic() + max(0.0, self.state.left) * 60
+        outcome: dict[str, Any]
         try:
-            limit = time.monotonic() + max(0.0, self.forecast.left) * 60
-            url = _in_time(limit, lambda: self.model(entry))
+            with ending_by(limit):
+                url = self.model(entry)
+        except Stopped as stopped:
+            if not stopped.is_late:
+                raise
+            log.info("auto: %s was not ready in time", entry.name)
+            outcome = {"state": "late", "says": "not ready in time"}
         except InputError as error:
             if entry.method == TREES or isinstance(error, UnavailableError):
                 raise
             log.warning("auto: no %s: %s", entry.name, error)  # half of few labels may have no relevant document
-            noted(state="left out", says=str(error))
-            return
-        if url is None:
-            log.info("auto: %s was not ready in time", entry.name)
-            noted(state="late", says="not ready in time")
-            return
-        ready = noted(state="done", url=url, scores=self.scored(entry, url))
-        metric = metric_label(self.config.evaluate.primary)
-        log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
+            outcome = {"state": "left out", "says": str(error)}
+        else:
+            outcome = {"state": "done", "url": url, "scores": self.scored(entry, url)}
+        spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
+        minutes = {"minutes": spent.seconds / 60 if spent else 0.0, "processor": entry.processor + used}
+        ended = entry.replace(**minutes, **outcome)
+        self.kept.note(ended)
+        if ended.state == "done":
+            values = (ended.minutes, metric_label(self.config.evaluate.primary), self.validated(ended.url))
+            log.info("auto: %s in %.1f minutes, validation %s %s", ended.name, *values)
+
+    def model(self, entry: Entry) -> str:
+        """Train a model with the recorded settings of its method; returns its bundle."""
+        adapter: TypeAdapter[Method] = TypeAdapter(Method)
+        methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
+        run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
+        with timed(self.place(entry), self.record.methods[entry.trained_as]):
+            if entry.method == HALF:
+                splits = run.splits.replace(train=_part(run.splits.train, 0.5))
+                return replace(run, splits=splits, out=run.place("half")).model(TREES)
+            return run.repeated(entry.method, entry.number + 1)[-1]
+
+    def place(self, entry: Entry) -> str:
+        """The directory of a model."""
+        return join(self.config.out, "models", entry.place)
 
     def scored(self, entry: Entry, url: str) -> float | None:
         """Documents of validation that the first model of a method scores a second; it takes some seconds at most."""
-        if entry.number or entry.method == _HALF:
+        if entry.number or entry.method == HALF:
             return None
         opened, validation = bundle.load(url), select(self.splits.validation, labelled=True)
         scorer = opened.scorer(features=validation.features)
@@ -328,25 +297,9 @@ class _Auto:
                 break
         return round(documents / max(time.monotonic() - began, 1e-9), 1)
 
-    def model(self, entry: Entry) -> str:
-        """Train a model with the recorded settings of its method; returns its bundle."""
-        adapter: TypeAdapter[Method] = TypeAdapter(Method)
-        methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
-        run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
-        with timed(self.place(entry), self.record.methods[_alike(entry.method)]):
-            if entry.method == _HALF:
-                splits = run.splits.replace(train=_part(run.splits.train, 0.5))
-                return replace(run, splits=splits, out=run.place("half")).model(TREES)
-            return run.repeated(entry.method, entry.number + 1)[-1]
-
-    def place(self, entry: Entry) -> str:
-        """The directory of a model."""
-        below = ["half"] if entry.method == _HALF else ["runs", str(entry.number)] if entry.number else []
-        return join(self.config.out, "models", *below, _alike(entry.method))
-
-    @property
-    def learnt(self) -> Splits:
-        return Splits.model_validate(self.splits.model_dump(exclude={"test"}))
+    def validated(self, url: str) -> float | None:
+        """A bundle's metric on validation."""
+        return validation_metric(url, self.config.evaluate.primary)
 
     def means(self) -> dict[str, str]:
         """The first model of each method, and the mean of its models if there are several."""
@@ -368,7 +321,7 @@ class _Auto:
     def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
         """Evaluate all rankers on test, or on a drawn part of it where the time is too short for all."""
         if self.record.test_share is None:
-            self.kept.keep(test_share=round(self.forecast.test_share, 4))
+            self.kept.keep(test_share=round(share_of_test(self.state), 4))
         if (share := self.record.test_share or 1.0) < 1:
             log.info("auto: test is a drawn part, %.2g of its lists: scoring all takes longer than is left", share)
             splits = splits.replace(test=_part(splits.test, share))
@@ -378,89 +331,31 @@ class _Auto:
         evaluation = EvaluateConfig(**settings, models=models, splits=splits)
         EvaluateJob(out=join(self.config.out, _EVALUATION), evaluate=evaluation).run()
 
-    def refit(self, blend: str) -> str | None:
-        """Refit the ranker's models on all labels; None if there is no time."""
-        weights, learnt_all = bundle.load(blend).blended, self.learnt
-        if self.splits.test is not None:  # the bundle records what its members have seen
-            joined = joined_splits(self.splits.train, self.splits.validation)
-            learnt_all = Splits(train=joined, validation=self.splits.test)
+    def refit(self, blend: str, splits: Splits) -> str | None:
+        """Refit the ranker's models on all labels, and blend them alike; None if there is no time for it."""
+        weights = bundle.load(blend).blended
         limit = time.monotonic() + (_LATEST * self.config.minutes - self.kept.spent) * 60
         members: dict[str, str] = {}
-        for name in weights:
-            again: dict[str, str] = {}
-            for entry in self.record.done(name.removesuffix("_mean")):
-                out = join(self.config.out, "refit", entry.name)
-                job = RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers)
-                try:
-                    ready = _in_time(limit, partial(_bundle_of, job))
-                except InputError as error:
-                    if isinstance(error, UnavailableError):
-                        raise
-                    log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
-                    return None
-                if ready is None:
-                    log.info("auto: no time to refit; a larger budget has it")
-                    return None
-                self.kept.keep()
-                again[entry.name] = out
-            mean = join("refit", "means", name)
-            members[name] = again[name] if name in again else self.blend(mean, again, "equal", learnt_all)
-        return self.blend("final", members, weights, learnt_all)
-
-    def report(self, rankers: Mapping[str, str], final: str | None) -> None:
-        """Commit the leaderboard, and print its opening."""
-        weights = dict(bundle.load(rankers["blend"]).blended)
-        board = Board(
-            rows=tuple(self.row(name, url) for name, url in rankers.items()),
-            weights=weights,
-            metric=self.config.evaluate.primary,
-            left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
-            late=tuple(e.method for e in self.record.entries if e.state == "late" and e.number == 0),
-            half=next((self.validated(entry.url) for entry in self.record.done(_HALF)), None),
-            final=final or rankers["blend"],
-            refitted=final is not None,
-            budget=self.config.minutes,
-            minutes=round(self.record.ended or self.kept.spent, 2),
-            test_share=self.record.test_share,
-            others=self.record.others,
-        )
-        page = document(board, self.config.evaluation())
-        commit_report(join(self.config.out, _BOARD), board, page, made_by={"stage": "auto"})
-
-    def row(self, name: str, url: str) -> BoardRow:
-        """A ranker's row of the leaderboard; a mean has the minutes of its models, and the blend those of the run."""
-        entries = self.record.done(name.removesuffix("_mean"))
-        minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
-        says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
-        if name in KNOWN_METHODS:
-            minutes, says = entries[0].minutes, entries[0].says
-        return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=self.validated(url), url=url)
-
-    def validated(self, url: str) -> float | None:
-        """A bundle's validation metric that chooses; None for `in_context` at cut-offs other than 5 and 10."""
-        value = bundle.load(url).metrics.get(f"validation_{self.config.evaluate.primary}")
-        return round(float(value), 6) if isinstance(value, int | float) else None
-
-
-def _alike(name: str) -> str:
-    """The method with the same settings."""
-    return TREES if name == _HALF else name
-
-
-def _in_time(limit: float, work: Callable[[], str]) -> str | None:
-    """Work until `limit`, a time of `time.monotonic()`; None if it was not done by then."""
-    with ending_by(limit):
         try:
-            return work()
+            for name in weights:
+                again: dict[str, str] = {}
+                for entry in self.record.done(name.removesuffix("_mean")):
+                    again[entry.name] = out = join(self.config.out, "refit", entry.name)
+                    with ending_by(limit):
+                        RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers).run()
+                mean = join("refit", "means", name)
+                members[name] = again[name] if name in again else self.blend(mean, again, "equal", splits)
         except Stopped as stopped:
             if not stopped.is_late:
                 raise
+            log.info("auto: no time to refit; a larger budget has it")
             return None
-
-
-def _bundle_of(job: RefitJob) -> str:
-    job.run()
-    return job.out
+        except InputError as error:
+            if isinstance(error, UnavailableError):
+                raise
+            log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
+            return None
+        return self.blend("final", members, weights, splits)
 
 
 def _part(split: Split, share: float) -> Split:

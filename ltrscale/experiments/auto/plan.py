@@ -1,307 +1,203 @@
-"""How a budget of minutes is spent: methods with their settings, as a pure function of the sizes and the minutes.
+"""The decisions of a run of `jobs.auto`, as functions of what is recorded, the sizes of the data and the minutes spent.
 
-Rates are those measured for `jobs.init` (`FINETUNED`, `PRETRAINED`, `BOOSTED`), times the machine's speed, which the
-first models show.
+| decision | function | recorded as |
+|---|---|---|
+| which model is next, and the settings of its method | `next_model` | `entries`, `methods` |
+| how long it may train | `RunState.left` | its minutes |
+| which share of the test lists judges | `share_of_test` | `test_share` |
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any, NamedTuple
 
-import yaml
-
-from ltrscale.experiments.first.pipeline import (
-    BOOSTED,
-    FINETUNED,
-    PRETRAINED,
-    SCORED,
-    SMALL,
-    STUDIED,
-    FirstSizes,
-    LogSize,
-    epoch_minutes,
-    first_sizes,
-    methods_text,
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
+from ltrscale.experiments.auto.settings import (
+    IN_CONTEXT,
+    KNOWN_METHODS,
+    LINEAR,
+    PRETRAINED_NETWORK,
+    SCRATCH,
+    STUDENT,
+    TEACHERS,
+    TREES,
+    TUNED,
+    AutoSizes,
+    Given,
+    Planned,
+    Speed,
 )
-from ltrscale.training.in_context import InContextConfig
+from ltrscale.experiments.first.pipeline import SCORED
 
-TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
-SCRATCH, TABM, PRETRAINED_NETWORK, STUDENT = "scratch", "tabm", "pretrained", "student"
-MOST_EPOCHS, MOST_TRIALS = 64, 100
-"""Limits of pretraining and search: more did not help in docs/results/study-news.md."""
-_FEWEST_TRIALS = 3
-_PAYS_FROM = 2.0
-"""Networks are pretrained from this many documents per labelled document: fewer add little to the labels."""
-_START_MINUTES, _RAY_START_MINUTES = 0.03, 0.3
-"""Minutes to start a training, in this process and on Ray workers, some twenty processes (2026-11-26)."""
-_READ_LISTS, _READ = 300, 1.2e6
-"""Labelled lists above which training beats an in-context ranker, and the feature values, over all samples, that such a
-ranker scores per second on one core (2026-11-26)."""
-_LATE = 1.5
-"""A training or search that takes this many times its share ends with what is best by then."""
-TEACHERS = 3
-"""Number of networks that teach a student by their mean."""
-_TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
-"""Maximum lists that a student learns, as in the news study, and the documents assumed for them."""
-_STUDENT_EPOCHS, _STUDENT_READS = (8, 40), 4_000_000
-"""Range of a student's epochs, from the news study to the small sets, and the documents that it reads in all."""
-_SPACE = {
-    "gbdt.objective": {"choices": ["lambdarank", "rank_xendcg"]},
-    "gbdt.num_leaves": {"low": 2, "high": 64, "log": True, "integer": True},
-    "gbdt.learning_rate": {"low": 0.02, "high": 0.3, "log": True},
-    "gbdt.min_data_in_leaf": {"low": 2, "high": 100, "log": True, "integer": True},
-    "gbdt.feature_fraction": {"low": 0.2, "high": 1},
-    "gbdt.bagging_fraction": {"low": 0.3, "high": 1},
-    "gbdt.lambda_l2": {"low": 0.001, "high": 100, "log": True},
-}
-"""The search space of the news study."""
-
-
-class AutoSizes(NamedTuple):
-    """The sizes that determine how long a method takes."""
-
-    log: LogSize
-    """Size of the training periods."""
-    lists: int
-    """Labelled training lists with a relevant document."""
-    judged: int
-    """Documents of the validation groups that models are judged on."""
-    tested: int
-    """Documents of the test groups."""
-    numbers: int
-    """Numeric features."""
-    longest: int
-    """Documents of the longest group of all splits; each stream must hold it."""
-    cores: int
-    """CPU cores for trees."""
-    workers: int
-    """Workers for networks, each with its own stream."""
-
-    @property
-    def start(self) -> float:
-        """Minutes to start the training of a network."""
-        return _START_MINUTES if self.workers == 1 else _RAY_START_MINUTES
-
-
-class Speed(NamedTuple):
-    """Speed of this machine, relative to the one of the measured rates."""
-
-    trees: float = 1.0
-    networks: float = 1.0
-    scored: float = SCORED
-    """Documents that a network scores a second, with reading."""
-
-
-class Planned(NamedTuple):
-    """A method with its settings and its minutes, or why it is left out."""
-
-    settings: Mapping[str, Any] | None
-    minutes: float
-    says: str
-    too_long: bool = False
-    """Whether it is left out because it takes too long."""
+MOST_MODELS = 10
+"""Maximum number of models of a method."""
+_RESERVED, _LEAST_RESERVED = 0.1, 0.1
+"""Share of the budget for blend, test and leaderboard, and further minutes."""
+_MOST_TEST, _LEAST_TEST = 0.02, 0.01
+"""The largest share of the budget to test a model, and the least share of the test lists to judge on."""
+_REFIT = 1.2
+"""Time of a refit relative to training, because it reads validation too."""
 
 
 @dataclass(frozen=True)
-class _Room:
-    """The minutes for the first model of a method, and what it learns from."""
+class RunState:
+    """What decides: models so far, sizes, and minutes; with the minutes that further models will take."""
 
+    record: AutoRecord
+    """Models so far, and the budget."""
     sizes: AutoSizes
-    share: float
-    """Minutes."""
-    left: float
-    """Minutes left to all methods."""
-    speed: Speed
-    teacher: str
+    spent: float
+    """Minutes so far, over all processes."""
+    refits: bool
+    """Whether the ranker's models will be refitted."""
+    cutoff: int
+    """Cut-off of the NDCG that chooses."""
+    validated: Callable[[str], float | None]
+    """The metric of a bundle on validation, which chooses the teachers of a student."""
 
     @property
-    def end(self) -> float:
-        """Minutes after which a model that is late ends with what is best by then, after its epoch or tree."""
-        return max(_START_MINUTES, min(_LATE * self.share, self.left / _LATE))
+    def left(self) -> float:
+        """Minutes for further models, their refit and their test."""
+        rest = 0.0  # for what is done
+        for name in KNOWN_METHODS:
+            if done := self.record.done(name):
+                rest += len(done) * (self.refit_factor * self.again_minutes(name) + self.test_minutes(name))
+        # in-context rankers score slowly, and their plan includes that
+        rest += sum(max(0.0, entry.foretold - entry.minutes) for entry in self.record.done(IN_CONTEXT))
+        return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
+
+    @property
+    def refit_factor(self) -> float:
+        """Minutes of a refit relative to those of the training."""
+        return _REFIT if self.refits else 0.0
 
     @cached_property
-    def first(self) -> FirstSizes:
-        return first_sizes(self.sizes.log, cores=self.sizes.cores, networks=1)
+    def speed(self) -> Speed:
+        """The speed of this machine, from the models so far."""
+        first = {name: entries[0] for name in (TREES, LINEAR, SCRATCH) if (entries := self.record.done(name))}
 
-    @cached_property
-    def methods(self) -> dict[str, dict[str, Any]]:
-        return _methods(self.first, self.sizes)
+        def relative(*names: str) -> float:
+            for entry in (first[name] for name in names if name in first):
+                if entry.foretold:  # at most 1: a short time may be early stopping
+                    return min(1.0, entry.foretold / max(entry.minutes, 1e-9))
+            return 1.0
 
-    @property
-    def tree(self) -> float:
-        """Minutes of a tree."""
-        log = self.sizes.log
-        return log.informative * log.features / (BOOSTED * self.sizes.cores * self.speed.trees) / 60
+        networks = relative(SCRATCH, LINEAR)
+        scored = (first[name].scores for name in (SCRATCH, LINEAR) if name in first)
+        return Speed(relative(TREES), networks, next(filter(None, scored), SCORED * networks))
 
-    @property
-    def epoch(self) -> float:
-        """Minutes of an epoch of finetuning, with its validation."""
-        log, rate = self.sizes.log, FINETUNED[self.first.docs_per_batch] * self.speed.networks
-        return epoch_minutes(log.informative, rate, log.features) + self.sizes.judged / self.speed.scored / 60
+    def first_minutes(self, name: str, plan: Planned) -> float:
+        """Minutes of a first model, its refit (without search and pretraining) and its test."""
+        if plan.settings is None:
+            return 0.0
+        again = self._without_start(name, plan.minutes, plan.settings)
+        return plan.minutes + self.refit_factor * again + self.test_minutes(name)
+
+    def test_minutes(self, name: str) -> float:
+        """Minutes to score the test split with a model, or the part of it that there is time for."""
+        return min(_MOST_TEST * self.record.budget, self.whole_test_minutes(name))
+
+    def whole_test_minutes(self, name: str) -> float:
+        """Minutes to score the whole test split with a model, once for all rankers that contain it."""
+        measured = [entry.scores for entry in self.record.done(name) if entry.scores]
+        return self.sizes.tested / (measured[0] if measured else self.speed.scored / KNOWN_METHODS[name].slower) / 60
+
+    def again_minutes(self, name: str) -> float:
+        """Minutes to train one more model of a method."""
+        first, *others = (entry.minutes for entry in self.record.done(name))
+        return max(others) if others else self._without_start(name, first, self.record.methods[name])
+
+    def _without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
+        """Minutes of a method's first model without its search, pretraining or teachers."""
+        if name == TUNED:
+            return 2 * minutes / int(settings["trials"])
+        if name in (PRETRAINED_NETWORK, STUDENT):
+            return min(minutes, max((entry.minutes for entry in self.record.done(SCRATCH)), default=minutes))
+        return minutes
 
 
-def planned(
-    name: str, sizes: AutoSizes, budget: float, speed: Speed, *, left: float = math.inf, teacher: str = SCRATCH
-) -> Planned:
-    """The settings that keep the first model of a method within its share of the budget in minutes.
+class Decision(NamedTuple):
+    """A model to train, or one left out, and the settings of its method if they are new."""
 
-    One that is late ends at 1.5 times its share, or in time for the minutes that are `left`. `teacher` is the network
-    that a planned student learns from.
+    entry: Entry
+    settings: Mapping[str, Any] | None = None
+
+
+def next_model(state: RunState) -> Decision | None:
+    """The unfinished model, else the first model of the next method, else a student, else another seed of a method.
+
+    None if no further model fits into the time that is left.
     """
-    known = KNOWN_METHODS[name]
-    return known.plan(_Room(sizes, known.share * budget, left, speed, teacher))
+    for entry in state.record.entries:
+        if entry.state == "begun":
+            return Decision(entry)
+    tried = {entry.method for entry in state.record.entries}
+    for name in (TREES, HALF, *KNOWN_METHODS):
+        if name not in {*tried, STUDENT}:
+            return first_model(state, name)
+    if STUDENT not in tried and (teacher := better_network(state)) is not None:
+        return first_model(state, STUDENT, teacher)
+    if (method := method_of_fewest(state)) is None:
+        return None
+    return Decision(Entry(method=method, number=len(state.record.done(method)), says="another seed"))
 
 
-def _too_long(says: str) -> Planned:
-    return Planned(None, 0.0, says, too_long=True)
+def first_model(state: RunState, name: str, teacher: str = SCRATCH) -> Decision:
+    """The first model of a method, as left out if it does not fit."""
+    method = TREES if name == HALF else name
+    plan = first_settings(state, method, teacher)
+    late = state.first_minutes(method, plan) > state.left and name != TREES  # at least one must be tried
+    if plan.settings is None or late:
+        says = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.says
+        return Decision(Entry(method=name, says=says, state="late" if late or plan.too_long else "left out"))
+    entry = Entry(method=name, says=plan.says, foretold=plan.minutes)
+    return Decision(entry, None if name == HALF else plan.settings)
 
 
-def _trees(room: _Room) -> Planned:
-    """Trees with samples of rows and features, so that other seeds give other models."""
-    tree = room.tree
-    number = min(STUDIED["trees"], max(50, int((room.share - _START_MINUTES) / (tree or 1e-9))))
-    trees = _methods(room.first._replace(trees=number), room.sizes)[TREES]
-    trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8, "minutes": room.end}
-    return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
+def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planned:
+    """The settings of a method's first model for its share of the budget, or for less if less time is left.
+
+    One that does not fit into its share may take a third of what is left, while that is half of the budget.
+    """
+
+    def within(minutes: float) -> Planned:
+        return known.plan(Given(state.sizes, minutes, state.speed, state.left, state.cutoff, teacher))
+
+    known, budget, tested = KNOWN_METHODS[name], state.record.budget, state.test_minutes(name)
+    plan, left = within(known.share * budget), max(0.0, state.left - tested)
+    if plan.settings is None and left > budget / 2:
+        plan = within(left / 3)
+    takes = state.first_minutes(name, plan) - tested
+    return plan if takes <= left else within(known.share * budget * left / takes)
 
 
-def _tuned(room: _Room) -> Planned:
-    """Trees with the settings that a search finds."""
-    trial = STUDIED["trees"] * room.tree + _START_MINUTES
-    trials = min(MOST_TRIALS, int(room.share / trial))
-    if trials < _FEWEST_TRIALS:
-        return _too_long(f"a trial takes {trial:.1f} minutes: too few for a search")
-    settings = {"kind": "tuned", "of": TREES, "trials": trials, "minutes": room.end, "space": _SPACE}
-    return Planned(settings, trials * trial, f"{trials} trials")
+def better_network(state: RunState) -> str | None:
+    """The network whose models are better on validation; None before there are enough of each kind to teach."""
+    networks = {name: done for name in (SCRATCH, PRETRAINED_NETWORK) if (done := state.record.done(name))}
+    if not networks or min(map(len, networks.values())) < TEACHERS:
+        return None
+    means = {name: fmean(state.validated(entry.url) or 0.0 for entry in done) for name, done in networks.items()}
+    return max(means, key=lambda name: means[name])
 
 
-def _pretrained(room: _Room) -> Planned:
-    """A network with the epochs of pretraining that fit beside finetuning."""
-    log, start, settings = room.sizes.log, room.sizes.start, room.methods[PRETRAINED_NETWORK]
-    if log.documents < _PAYS_FROM * log.informative:
-        known = log.informative / max(log.documents, 1)
-        return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(replace(room, share=room.share / 3, left=room.left / 3), settings)
-    if finetuned.settings is None:
-        return finetuned
-    rate = PRETRAINED[room.first.pretraining_docs_per_batch] * room.speed.networks
-    pretraining = epoch_minutes(log.documents, rate, log.features)
-    epochs = min(MOST_EPOCHS, int((room.share - finetuned.minutes - start) / pretraining))
-    if epochs < 1:
-        return _too_long(f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
-    pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": room.end * 2 / 3}
-    pretrained = {**finetuned.settings, "pretrain": pretrain}
-    minutes = epochs * pretraining + finetuned.minutes + start
-    plural = "" if epochs == 1 else "s"
-    return Planned(pretrained, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+def method_of_fewest(state: RunState) -> str | None:
+    """The method with the fewest models, of which one more fits; None if none does."""
+    counts = {name: len(state.record.done(name)) for name, known in KNOWN_METHODS.items() if known.again}
+    counts = counts if any(counts.values()) else {TREES: len(state.record.done(TREES))}
+    failed = {entry.method for entry in state.record.entries if entry.state in ("late", "left out")}
+
+    def fits(name: str) -> bool:
+        minutes = (1 + state.refit_factor) * state.again_minutes(name) + state.test_minutes(name)
+        return name not in failed and minutes < state.left
+
+    open_to_more = [name for name, count in counts.items() if 0 < count < MOST_MODELS and fits(name)]
+    return min(open_to_more, key=lambda name: counts[name], default=None)
 
 
-def _in_context(room: _Room) -> Planned:
-    """An in-context ranker, for few labels (docs/results/in-context.md); its time is that of scoring."""
-    sizes = room.sizes
-    if sizes.numbers == 0:
-        return Planned(None, 0.0, "no feature is a number")
-    if sizes.lists > _READ_LISTS:
-        return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
-    values = (2 * sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
-    minutes = _START_MINUTES + values / (_READ * room.speed.networks) / 60
-    if minutes > room.share:
-        return _too_long(f"its scoring takes {minutes:.1f} minutes, which the budget has not")
-    return Planned({"kind": "in_context"}, minutes, f"{sizes.lists} lists to read")
-
-
-def _student(room: _Room) -> Planned:
-    """The student of several trained networks, finetuned with their settings."""
-    sizes, documents = room.sizes, min(room.sizes.log.documents, _TAUGHT_DOCUMENTS)
-    few, many = _STUDENT_EPOCHS
-    epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
-    taught = epochs * epoch_minutes(documents, FINETUNED[1024] * room.speed.networks, sizes.log.features)
-    minutes = (
-        taught + STUDIED["finetuning"] * room.epoch + TEACHERS * documents / room.speed.scored / 60 + 2 * sizes.start
-    )
-    if minutes > room.share:
-        return _too_long(f"a student takes {minutes:.1f} minutes, which the budget has not")
-    settings = {
-        "kind": "self_trained",
-        "of": room.teacher,
-        "runs": TEACHERS,
-        "groups": _TAUGHT_LISTS if sizes.log.documents > documents else None,
-        "student": {
-            "epochs": epochs,
-            "patience": epochs // 3,
-            "minutes": room.end,
-            "stream": _dealt({"docs_per_batch": batch}, sizes),
-        },
-    }
-    return Planned(settings, minutes, f"of {TEACHERS} networks {room.teacher}")
-
-
-def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
-    """The methods of `jobs.init`'s pipeline, with one stream per worker."""
-    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(first))["methods"]
-    for name, phase in ((SCRATCH, "finetune"), (PRETRAINED_NETWORK, "finetune"), (PRETRAINED_NETWORK, "pretrain")):
-        methods[name][phase]["stream"] = _dealt(methods[name][phase]["stream"], sizes)
-    return methods
-
-
-def _dealt(stream: Mapping[str, Any], sizes: AutoSizes) -> dict[str, Any]:
-    """Settings for one stream per worker; the streams share the documents of a batch."""
-    least = sizes.workers * sizes.longest if sizes.workers > 1 else 0
-    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], least), "streams": sizes.workers}
-
-
-def _linear(room: _Room) -> Planned:
-    """A linear ranker, trained like the network but in larger steps; good with few labels (docs/auto.md)."""
-    finetune = room.methods[SCRATCH]["finetune"]
-    network = {**finetune["network"], "encoder": {"kind": "identity"}}
-    fast = {**finetune["optimizer"], "learning_rate": 1e-2}
-    return _network(room, {"kind": "neural", "finetune": {**finetune, "network": network, "optimizer": fast}})
-
-
-def _tabm(room: _Room) -> Planned:
-    """TabM on piecewise-linear numbers (docs/results/encoders.md); no noise, as it would move values between bins."""
-    finetune = room.methods[SCRATCH]["finetune"]
-    encoder = {"kind": "tabm", "members": 8, "hidden": [128] * 3}
-    network = {**finetune["network"], "encoder": encoder, "numbers": {"kind": "ple", "bins": 16}}
-    optimizer = {**finetune["optimizer"], "learning_rate": 1e-3}
-    finetune = {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}
-    return _network(room, {"kind": "neural", "finetune": finetune}, slower=KNOWN_METHODS[TABM].slower)
-
-
-def _network(room: _Room, settings: Mapping[str, Any], *, slower: float = 1.0) -> Planned:
-    """A network with the epochs of finetuning that fit into its share of the budget."""
-    epoch, start = slower * room.epoch, room.sizes.start
-    epochs = min(STUDIED["finetuning"], int((room.share - start) / epoch))
-    if epochs < 2:
-        takes = start + 2 * epoch
-        return _too_long(f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
-    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": room.end}
-    return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What is known of a method."""
-
-    plan: Callable[[_Room], Planned]
-    share: float
-    """Maximum share of the budget for its first model; the rest is for further models, blend, test and refit."""
-    again: bool = False
-    """Whether it has further models of other seeds."""
-    slower: float = 1.0
-    """Time relative to the network, in training and scoring (2026-11-26)."""
-
-
-KNOWN_METHODS = {
-    TREES: _Known(_trees, 0.1),
-    TUNED: _Known(_tuned, 0.2, again=True),
-    LINEAR: _Known(_linear, 0.04),
-    IN_CONTEXT: _Known(_in_context, 0.06),
-    SCRATCH: _Known(lambda room: _network(room, room.methods[SCRATCH]), 0.08, again=True),
-    TABM: _Known(_tabm, 0.12, again=True, slower=5.0),
-    PRETRAINED_NETWORK: _Known(_pretrained, 0.25, again=True),
-    STUDENT: _Known(_student, 0.12),
-}
-"""The methods, in the order of their first models; a student has its turn later."""
+def share_of_test(state: RunState) -> float:
+    """The share of the test lists that every model can score in the time left, or in half of it before a refit."""
+    needed = sum(len(state.record.done(name)) * state.whole_test_minutes(name) for name in KNOWN_METHODS)
+    left = state.record.budget - state.spent
+    return min(1.0, max(_LEAST_TEST, (left / 2 if state.refits else left) / max(needed, 1e-9)))

@@ -18,9 +18,11 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.experiments.auto import auto as auto_module
 from ltrscale.experiments.auto import record
-from ltrscale.experiments.auto.auto import AutoJob, _Auto
-from ltrscale.experiments.auto.record import AutoRecord, Board, BoardRow, Entry, advised, document
+from ltrscale.experiments.auto.auto import AutoJob, _measured, _Run
+from ltrscale.experiments.auto.leaderboard import Board, BoardRow, advised, document
+from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.reports.findings import markdown
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -133,7 +135,7 @@ def test_time_counts_while_a_model_trains_without_a_word(
 ) -> None:
     """A process that is killed has spent it all the same."""
 
-    def trains(run: _Auto, _: Entry) -> str:
+    def trains(run: _Run, _: Entry) -> str:
         url, before = run.kept.url, record_at(run.kept.url)
 
         def counted() -> bool:
@@ -143,7 +145,7 @@ def test_time_counts_while_a_model_trains_without_a_word(
         raise Stopped("killed")
 
     monkeypatch.setattr(record, "_BEAT_S", 0.02)
-    monkeypatch.setattr(_Auto, "model", trains)
+    monkeypatch.setattr(_Run, "model", trains)
     with pytest.raises(Stopped, match="killed"):
         auto(synthetic_dataset, tmp_path / "out").run()
 
@@ -198,16 +200,16 @@ def test_streams_have_room_for_the_longest_group_of_all_splits(
 
     groups = {"2026-W0" + str(week): [group(documents)] for week, documents in ((1, 3), (2, 4), (3, 5), (4, 9))}
     config = auto(write_dataset(groups, [Feature(name="f")]), tmp_path / "out")
-    assert _Auto.begun(config, config.resolved(), 0.0).sizes.longest == 9
+    assert _measured(config, config.resolved())[0].longest == 9
     untested = config.replace(splits={name: SPLITS[name] for name in ("train", "validation")})
-    assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved(), 0.0).sizes.longest == 5
+    assert _measured(untested, untested.resolved())[0].longest == 5
 
 
 @pytest.mark.slow
 def test_where_scoring_takes_too_long_a_drawn_part_of_test_judges(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record.Forecast, "test_share", 0.25)
+    monkeypatch.setattr(auto_module, "share_of_test", lambda _: 0.25)
     config = auto(synthetic_dataset, tmp_path / "out", budget=0.2)
     config.run()
     test = config.resolved().test
@@ -215,28 +217,16 @@ def test_where_scoring_takes_too_long_a_drawn_part_of_test_judges(
     judged = Evaluation.read(str(tmp_path / "out" / "evaluation")).test.groups
     assert judged == pytest.approx(select(test, labelled=True).n_groups / 4, abs=1)
     assert "Test is a drawn part, 0.25 of its lists" in (tmp_path / "out" / "leaderboard" / "report.md").read_text()
-    monkeypatch.setattr(record.Forecast, "test_share", 1.0)
+    monkeypatch.setattr(auto_module, "share_of_test", lambda _: 1.0)
     assert "evaluation" not in written_directories(config), "a later process judges on the same part"
 
 
-def test_the_page_says_that_others_used_the_machine() -> None:
-    board = Board(rows=(), weights={"linear": 1}, half=None, final="here", refitted=False, budget=5, minutes=4.0)
+def test_the_page_names_the_members_and_says_that_others_used_the_machine() -> None:
+    weights = {"linear": 0.5, "scratch": 0.5}
+    board = Board(rows=(), weights=weights, half=None, final="here", refitted=False, budget=5, minutes=4.0)
+    assert "the mean of 0.50 linear, 0.50 scratch. 4.0" in markdown(document(board, None))
     assert "Other programs used 48% of" in markdown(document(board.replace(others=0.484), None))
     assert "Other programs" not in markdown(document(board.replace(others=0.05), None))
-
-
-def test_the_page_names_what_is_not_in_the_blend() -> None:
-    board = Board(
-        rows=(),
-        weights={"linear": 0.5, "scratch": 0.5},
-        half=None,
-        final="here",
-        refitted=False,
-        budget=5,
-        minutes=4.0,
-    )
-    says = "the mean of 0.50 linear, 0.50 scratch. 4.0"
-    assert says in markdown(document(board, None))
 
 
 def test_the_next_step_is_what_brought_more() -> None:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from ltrscale.errors import Stopped
 from ltrscale.experiments.auto import auto
-from ltrscale.experiments.auto.auto import AutoJob, _Auto
-from ltrscale.experiments.auto.plan import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
+from ltrscale.experiments.auto.auto import AutoJob, _Run
+from ltrscale.experiments.auto.plan import Decision, RunState, next_model
 from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
+from ltrscale.experiments.auto.settings import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
 from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.signals import stop_on_signal
 
@@ -38,7 +39,7 @@ def stages(method: str, settings: Any) -> list[tuple[float, float]]:
     return [(1 / len(limits), limit) for limit in limits]
 
 
-class Machine(_Auto):
+class Machine(_Run):
     """A run whose models only move a clock."""
 
     slowness: Callable[[], float]
@@ -46,7 +47,7 @@ class Machine(_Auto):
     finished: list[str]
 
     def model(self, entry: Entry) -> str:
-        settings = self.record.methods[auto._alike(entry.method)]
+        settings = self.record.methods[entry.trained_as]
         planned = entry.foretold or self.record.done(entry.method)[0].foretold
         parts = stages(entry.method, settings)[-1 if entry.number else 0 :]
         with stop_on_signal() as stopping:
@@ -91,15 +92,17 @@ def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
         config = AutoJob(out="out", data="data", budget=budget, refit=refits)
         kept = RecordKeeper("auto.json", AutoRecord(of="", budget=budget), 0.0)
         run = Machine(config, None, kept, sizes(log))  # type: ignore[arg-type]
-        run.slowness, run.clock, run.finished, run.__dict__["refitting"] = slowness, clock, [], refits
+        run.slowness, run.clock, run.finished = slowness, clock, []
+        run.__dict__["refit_splits"] = object() if refits else None
         half_left: dict[str, bool] = {}
-        decided = _Auto.decided
 
-        def deciding(self: _Auto, name: str, plan: Any) -> Entry:
-            half_left[name] = self.forecast.left > budget / 2
-            return decided(self, name, plan)
+        def deciding(state: RunState) -> Decision | None:
+            decision = next_model(state)
+            if decision is not None:
+                half_left.setdefault(decision.entry.name, state.left > budget / 2)
+            return decision
 
-        patch.setattr(_Auto, "decided", deciding)
+        patch.setattr(auto, "next_model", deciding)
         run.train_all()
     entries = {entry.name: entry for entry in run.record.entries}
     assert [name for name, entry in entries.items() if entry.state == "done"] == run.finished

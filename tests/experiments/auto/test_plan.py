@@ -1,120 +1,104 @@
-"""What a budget is spent on: shares are kept, larger budgets ask for more, and what does not fit says why."""
+"""What fits into the minutes that are left: all that is done and all that it still takes counts, and nothing twice."""
 
-import itertools
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from ltrscale.config import validate
-from ltrscale.experiments.auto.plan import (
-    KNOWN_METHODS,
-    MOST_EPOCHS,
-    MOST_TRIALS,
-    AutoSizes,
-    Planned,
-    Speed,
-    planned,
-)
+from ltrscale.experiments.auto.plan import MOST_MODELS, RunState, first_settings, method_of_fewest, share_of_test
+from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes
 from ltrscale.experiments.first.pipeline import LogSize
-from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.methods.composed import Method
 
-BUDGETS = [5.0, 60.0, 600.0]
-
-
-def sizes(documents: int, informative: int, features: int, **others: int) -> AutoSizes:
-    """Of a log, with a small validation and test split, on two cores."""
-    rest = {"cores": 2, "workers": 1, "longest": 40, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
-    return AutoSizes(LogSize(documents, informative, features), **{**rest, **others})
+LOG = LogSize(550_000, 195_000, 13)
+SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1)
 
 
-LOGS = [sizes(9_630, 7_000, 46), sizes(550_000, 195_000, 13), sizes(36_000_000, 300_000, 12)]
+def state(*entries: Entry, spent: float = 0.0, refits: bool = False) -> RunState:
+    methods: dict[str, dict[str, Any]] = {name: {"trials": 10} for name in KNOWN_METHODS}
+    record = AutoRecord(of="", budget=60, methods=methods)
+    for entry in entries:
+        record = record.noted(entry)
+    return RunState(record, SIZES, spent=spent, refits=refits, cutoff=5, validated=lambda _: None)
 
 
-@pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("name", KNOWN_METHODS)
-def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, log: AutoSizes) -> None:
-    choices = [planned(name, log, budget, Speed()) for budget in BUDGETS]
-    for choice, budget in zip(choices, BUDGETS, strict=True):
-        assert choice.says
-        assert choice.minutes <= KNOWN_METHODS[name].share * budget or name == "trees"
-        assert (choice.settings is None) == (choice.minutes == 0.0)
-    assert all(few.minutes <= many.minutes for few, many in itertools.pairwise(choices))
+def done(method: str, number: int = 0, minutes: float = 2.0, foretold: float = 0.0) -> Entry:
+    return Entry(method=method, number=number, minutes=minutes, foretold=foretold, state="done")
 
 
-@pytest.mark.parametrize("log", LOGS)
-def test_settings_are_those_of_a_pipeline_and_keep_their_limits(log: AutoSizes) -> None:
-    found = {name: planned(name, log, 600.0, Speed()).settings for name in KNOWN_METHODS}
-    methods = {name: settings for name, settings in found.items() if settings is not None}
-    config = pipeline_of(methods)
-    assert methods["trees_tuned"]["trials"] <= MOST_TRIALS
-    assert methods["student"]["of"] == "scratch"
-    if "pretrained" in methods:
-        assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
-        assert config.methods["pretrained"].encoder("pretrained", config.methods) == "pretrained"
-    assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.informative)
+def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
+    nothing, tested = state(), state().test_minutes("scratch")
+    assert 0 < nothing.left < 60
+    assert state(spent=7.0).left == pytest.approx(nothing.left - 7)
+    assert state(done("scratch"), done("scratch", 1)).left == pytest.approx(nothing.left - 2 * tested)
+    assert state(done("tabm")).left == pytest.approx(nothing.left - 5 * tested), "TabM scores as slowly as it learns"
 
 
-def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineJob:
-    values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}, "workers": workers}
-    periods = {name: {"periods": name} for name in ("train", "validation", "test")}
-    return validate(PipelineJob, {**values, "splits": periods}, "auto")
+def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
+    def needed(*entries: Entry) -> float:
+        return state(*entries).left - state(*entries, refits=True).left
+
+    assert needed(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
+    assert needed(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
+    pretrained = done("pretrained", minutes=20)
+    assert needed(done("scratch", minutes=3), pretrained) == pytest.approx(1.2 * (3 + 3)), "finetuned as the other is"
+    assert needed(pretrained, done("pretrained", 1, minutes=4)) == pytest.approx(1.2 * (4 + 4)), "as its second was"
 
 
-def test_networks_have_a_stream_for_each_worker() -> None:
-    several = LOGS[1]._replace(workers=3, longest=1500)
-    found = {name: planned(name, several, 600.0, Speed()).settings for name in KNOWN_METHODS}
-    methods = {name: settings for name, settings in found.items() if settings is not None}
-    assert methods.keys() >= {"linear", "scratch", "pretrained", "student"}
-    of_methods = pipeline_of(methods, workers=3).methods.values()
-    streams = {(stream.streams, stream.docs_per_batch >= 4500) for method in of_methods for stream in method.streams()}
-    assert streams == {(3, True)}, "each has room for the longest group"
+def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
+    first = [done("trees_tuned"), done("scratch"), done("tabm")]
+    assert method_of_fewest(state(*first)) == "trees_tuned"
+    assert method_of_fewest(state(*first, done("trees_tuned", 1))) == "scratch"
+    late = Entry(method="scratch", number=1, state="late")
+    assert method_of_fewest(state(*first, done("trees_tuned", 1), late)) == "tabm", "a method that was late is over"
+    assert method_of_fewest(state(done("trees"))) == "trees", "trees as given where nothing else is there"
+    assert method_of_fewest(state(done("trees"), *first[1:2])) == "scratch"
+    assert method_of_fewest(state(*(done("scratch", number, 0.1) for number in range(MOST_MODELS)))) is None
+    assert method_of_fewest(state(*first, spent=55)) is None
+    assert method_of_fewest(state()) is None
 
 
-def test_workers_of_ray_take_longer_to_start() -> None:
-    """So that a small budget has no room for what they would train."""
-    alone, several = (planned("scratch", LOGS[0]._replace(workers=workers), 2.0, Speed()) for workers in (1, 2))
-    assert alone.settings is not None
-    assert several == Planned(None, 0.0, several.says, too_long=True)
-    assert planned("scratch", LOGS[0]._replace(workers=2), 60.0, Speed()).settings is not None
+def test_a_machine_that_was_slow_is_predicted_to_be_and_one_that_stopped_early_is_not_fast() -> None:
+    assert state(done("scratch", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25)
+    assert state(done("linear", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25), "the first network says it already"
+    assert state(done("trees", minutes=1, foretold=4)).speed[:2] == (1.0, 1.0)
+    slow, fast = state(done("scratch", minutes=4, foretold=1)), state(done("scratch", minutes=4, foretold=4))
+    assert slow.test_minutes("scratch") == pytest.approx(4 * fast.test_minutes("scratch"))
 
 
-def test_fewer_trees_learn_faster() -> None:
-    few, many = (planned("trees", sizes(550_000, n, 13), 5.0, Speed()).settings for n in (10**7, 10**4))
-    assert few is not None
-    assert many is not None
-    assert few["gbdt"]["num_trees"] < many["gbdt"]["num_trees"]
-    learnt = [settings["gbdt"]["num_trees"] * settings["gbdt"]["learning_rate"] for settings in (few, many)]
-    assert learnt[0] == pytest.approx(learnt[1], rel=1e-3)
+def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -> None:
+    measured = state(done("linear").replace(scores=5_000.0), done("trees").replace(scores=1_000.0))
+    assert measured.test_minutes("trees") == pytest.approx(20_000 / 1_000 / 60)
+    assert measured.test_minutes("scratch") == pytest.approx(20_000 / 5_000 / 60)
+    assert measured.test_minutes("tabm") == pytest.approx(5 * 20_000 / 5_000 / 60)
+    epochs = [first_settings(each, "scratch").minutes for each in (measured, state(done("linear"), done("trees")))]
+    assert epochs[0] > epochs[1], "validation after an epoch scores too"
 
 
-def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
-    fast, slow = (
-        {name: planned(name, LOGS[1], 60.0, speed) for name in KNOWN_METHODS}
-        for speed in (Speed(), Speed(trees=0.25, networks=0.25))
-    )
-    assert fast["trees_tuned"].settings is not None
-    assert slow["trees_tuned"].settings is not None
-    assert slow["trees_tuned"].settings["trials"] < fast["trees_tuned"].settings["trials"]
-    assert fast["pretrained"].settings is not None
-    assert slow["pretrained"].settings is not None
-    assert slow["pretrained"].settings["pretrain"]["epochs"] < fast["pretrained"].settings["pretrain"]["epochs"]
+def test_as_much_is_tested_as_the_time_allows() -> None:
+    fast, slow = (done("scratch").replace(scores=scores) for scores in (50_000.0, 20.0))
+    assert share_of_test(state(fast, spent=50)) == 1
+    needed = 20_000 / 20 / 60
+    assert share_of_test(state(slow, spent=50)) == pytest.approx(10 / needed)
+    assert share_of_test(state(slow, spent=50, refits=True)) == pytest.approx(5 / needed)
+    assert share_of_test(state(slow, spent=60)) == 0.01, "some lists at least"
+    assert state(slow).test_minutes("scratch") == 0.02 * 60, "no model takes more to test than this"
 
 
-def test_what_does_not_fit_says_why() -> None:
-    huge = sizes(400_000_000, 40_000_000, 100)
-    for name in ("trees_tuned", "scratch", "pretrained", "student"):
-        left_out = planned(name, huge, 5.0, Speed())
-        assert left_out.settings is None
-        assert "minutes" in left_out.says
+def test_a_first_model_takes_what_is_left_of_its_share() -> None:
+    early, late = (first_settings(state(spent=spent), "pretrained") for spent in (0.0, 45.0))
+    assert early.settings is not None
+    assert late.settings is not None
+    assert late.minutes < early.minutes
+    assert state(spent=45.0).first_minutes("pretrained", late) <= state(spent=45.0).left + 0.1
+    assert first_settings(state(spent=54.0), "pretrained").settings is None
 
 
-def test_examples_are_read_where_lists_are_few_and_scoring_is_short() -> None:
-    def choice(**others: int) -> Planned:
-        return planned("in_context", LOGS[1]._replace(**others), 5.0, Speed())
-
-    assert choice().settings == {"kind": "in_context"}
-    assert choice(lists=301).says == "of more than 300 lists training learns more"
-    assert "its scoring takes" in choice(tested=1_000_000).says
-    assert choice(tested=1_000_000).settings is None
-    assert choice(numbers=0) == Planned(None, 0.0, "no feature is a number")
+def test_ndcg_at_the_cutoff_chooses_in_every_method_and_in_a_student() -> None:
+    planned = {name: first_settings(replace(state(), cutoff=10), name).settings for name in KNOWN_METHODS}
+    known: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Method])
+    methods = known.validate_python({name: settings for name, settings in planned.items() if settings})
+    scratch, student = methods["scratch"].finetune, methods["student"].student
+    assert scratch.validation_metric == student.finetuning(scratch).validation_metric == "ndcg@10"

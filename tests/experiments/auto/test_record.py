@@ -1,5 +1,6 @@
 """The time of a run of jobs.auto: what killed processes have spent counts, but for some seconds each."""
 
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ def test_any_number_of_kills_costs_no_more_than_the_time_between_two_beats_each(
 def test_the_time_goes_on_while_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "_BEAT_S", 0.02)
     url = str(tmp_path / "auto.json")
-    kept = RecordKeeper(url, AutoRecord(of="data", budget=1.0))
+    kept = RecordKeeper(url, AutoRecord(of="data", budget=1.0), time.monotonic())
     kept.keep()
     with kept.beating():
         before = record_at(url).minutes
