@@ -24,8 +24,8 @@ from ltrscale.arrays import Doubles, Floats, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
@@ -125,9 +125,8 @@ Scores = Callable[[Floats], Any]
 """A ranker: the scores [N] of features [N, F]."""
 
 
-def read(split: Split, left_out: Sequence[str]) -> Lists:
-    """The labelled lists of a split."""
-    selection = select(split.replace(leave_out=tuple(left_out)), labelled=True)
+def read(selection: Selection) -> Lists:
+    """The lists of a selection."""
     parts = [*iterate(selection, docs_per_batch=_BATCH)]
     lengths_Q = np.concatenate([np.diff(part.offsets_Q1.numpy()) for part in parts])
     labels = [part.labels_N.double().numpy() for part in parts if part.labels_N is not None]
@@ -330,7 +329,7 @@ def _auto(splits: Splits, minutes: float, k: int, seed: int, out: str) -> tuple[
     )
     bundle = load(auto.train())
     took = (time.monotonic() - start) / 60
-    test = select(splits.test, labelled=True)
+    test = only_relevant(select(splits.test, labelled=True))
     score = bundle.scorer(features=test.features, threads=1)
 
     def values(groups: QueryGroups) -> Doubles:
@@ -340,21 +339,17 @@ def _auto(splits: Splits, minutes: float, k: int, seed: int, out: str) -> tuple[
     return took, np.concatenate([values(groups) for groups in iterate(test, docs_per_batch=_BATCH)])
 
 
-def _other(name: Name, splits: Splits, minutes: float, k: int, seed: int) -> tuple[float, Doubles]:
-    """The minutes of another library's search, and NDCG of its ranker on each test list."""
-    assert splits.test is not None
-    train, validation, test = (
-        read(split, splits.train.leave_out) for split in (splits.train, splits.validation, splits.test)
-    )
-    start = time.monotonic()
-    ranker = _OTHERS[name](Search(train, validation, k, start + 60 * minutes, seed))
-    took = (time.monotonic() - start) / 60
-    scores = [ranker(part_NF) for part_NF in np.array_split(test.features_NF, len(test.labels_N) // _BATCH + 1)]
-    return took, test.ndcg(np.concatenate(scores), k)
+def _lists(splits: Splits) -> Iterator[Lists]:
+    """Lists to learn from, to choose by and to judge on, with the features that training reads.
+
+    Those without a relevant document teach no order and have no NDCG: all methods leave them out.
+    """
+    for split in splits.by_name.values():
+        yield read(only_relevant(select(split.replace(leave_out=splits.train.leave_out), labelled=True)))
 
 
 def compare(job: BaselinesJob) -> None:
-    """Train what is missing, a draw with all methods after the other, and report.
+    """Train what is missing, all methods on a draw before the next, and report.
 
     Raises:
         InputError: splits have no test, or FLAML is asked for and not installed.
@@ -362,19 +357,23 @@ def compare(job: BaselinesJob) -> None:
     for name, chosen in job.sets.items():
         if chosen.splits.test is None:
             raise InputError(f"sets.{name}.splits: set test")
-        for draw, (cell, splits) in enumerate(chosen.cells()):
-            for method in job.methods:
-                out = storage.join(job.out, name, cell, method)
-                url = f"{out}.json"
-                if storage.read_if_there(url) is not None:
-                    continue
+        for seed, (cell, splits) in enumerate(chosen.cells()):
+            urls = {method: storage.join(job.out, name, cell, f"{method}.json") for method in job.methods}
+            missing = [method for method, url in urls.items() if storage.read_if_there(url) is None]
+            lists = [*_lists(splits)] if {*missing} - {"auto"} else []
+            for method in missing:
                 log.info("%s: %s by %s", name, cell, method)
                 if method == "auto":
-                    took, ndcg_Q = _auto(splits, chosen.minutes, job.cutoff, draw, out)
+                    out = storage.join(job.out, name, cell, "auto")
+                    took, ndcg_Q = _auto(splits, chosen.minutes, job.cutoff, seed, out)
                 else:
-                    took, ndcg_Q = _other(method, splits, chosen.minutes, job.cutoff, draw)
+                    train, validation, test = lists
+                    start = time.monotonic()
+                    ranker = _OTHERS[method](Search(train, validation, job.cutoff, start + 60 * chosen.minutes, seed))
+                    took = (time.monotonic() - start) / 60
+                    ndcg_Q = test.ndcg(ranker(test.features_NF), job.cutoff)
                 record = {"minutes": took, "ndcg": [None if np.isnan(x) else float(x) for x in ndcg_Q]}
-                storage.write_bytes(url, json.dumps(record).encode())
+                storage.write_bytes(urls[method], json.dumps(record).encode())
     report = markdown(document(job))
     storage.write_bytes(storage.join(job.out, REPORT), report.encode())
     print(report)
