@@ -148,6 +148,7 @@ def _best_of(search: Search, trial: Callable[[Any], tuple[float, Scores]]) -> Sc
         return found[0]
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=search.seed))
+    study.optimize(value, n_trials=1)  # however late
     study.optimize(value, timeout=search.left_s)
     log.info("%d trials, the best with %.4f on validation", len(study.trials), best[0][0])
     return best[0][1]
@@ -230,7 +231,7 @@ def xgboost(search: Search) -> Scores:
             "nthread": 1,
             "seed": search.seed,
         }
-        stops = [xgb.callback.EarlyStopping(_PATIENCE, metric_name=metric, maximize=True, save_best=True), InTime()]
+        stops = [xgb.callback.EarlyStopping(rounds=_PATIENCE, metric_name=metric, maximize=True, save_best=True), InTime()]
         booster = xgb.train(
             settings, data, _MOST_TREES, evals=[(valid, "validation")], callbacks=stops, verbose_eval=False
         )
