@@ -5,6 +5,7 @@ Initial weights of a transformer may be at any URL, in Hugging Face's format: `c
 BERT. Nothing is downloaded and nothing is unpickled.
 """
 
+import copy
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -35,12 +36,15 @@ from ltrscale.models.features import (
 )
 from ltrscale.models.fitting import FeatureStatistics, Sample, Wanted
 from ltrscale.models.layers import Encoder, EncoderSettings
-from ltrscale.origin import is_current, made_by
+from ltrscale.origin import digest, is_current, made_by
 from ltrscale.pretext.augment import MaskConfig
 from ltrscale.progress import log, progress
 
 _CONFIG, _WEIGHTS, _TENSORS = "config.json", "model.safetensors", "tensors.safetensors"
 _DOCUMENTS, _DOCS_PER_BATCH = 200_000, 8192
+_FITS, _FIT_BYTES = 8, 32 << 20
+_fits: dict[str, FeatureTransform] = {}
+"""The transforms that this process fitted last, by their origin: a search trains many networks on one split."""
 
 
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
@@ -112,7 +116,9 @@ def _sample_of_part(transform: FeatureTransform, size: int, documents: int, part
 
 
 def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = run_here) -> FeatureTransform:
-    """The transform of `fit`, cached in a committed directory so that a resumed run need not fit again.
+    """The transform of `fit`, kept in a committed directory, from which a resumed run reads it.
+
+    A process that has fitted the same transform to the same data does not read the data again.
 
     Raises:
         InputError: as `fit`, or the directory cannot be written.
@@ -128,12 +134,24 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
             raise
         except InputError as error:
             log.warning("%s; making it again", error)
-    transform = fit(selection, config, run=run)
+    key = digest(origin)
+    if key in _fits:
+        log.info("feature statistics: those of an earlier network on the same data")
+    transform = copy.deepcopy(_fits[key]) if key in _fits else fit(selection, config, run=run)
+    _keep(key, transform)
     with storage.Commit(url) as commit:
         with commit.file(_TENSORS) as path:
             safetensors.torch.save_file(transform.state_dict(), path)
         commit.finish({"made_by": origin})
     return transform
+
+
+def _keep(key: str, transform: FeatureTransform) -> None:
+    """Keep a transform, unless its vocabularies are large, and forget the oldest ones."""
+    if sum(values.nbytes for values in transform.state_dict().values()) <= _FIT_BYTES:
+        _fits[key] = copy.deepcopy(transform)
+    while len(_fits) > _FITS:
+        del _fits[next(iter(_fits))]
 
 
 def masked_features(

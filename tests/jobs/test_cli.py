@@ -12,6 +12,7 @@ import pytest
 from command_lines import run_here
 from rich.console import Console
 
+from jobs.bench.baselines import BaselinesJob
 from jobs.cli import Command, _shown_log, command, main, read
 from ltrscale import config as configs
 from ltrscale.config import Config
@@ -109,6 +110,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     urls = [str(path), *([str(path.with_stem(below))] if below else [])]
     kinds = {
         "auto": AutoJob,
+        "baselines": BaselinesJob,
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": RelabelJob,

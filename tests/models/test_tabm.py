@@ -209,3 +209,16 @@ def test_a_head_may_start_as_the_identity() -> None:
     head = mlp_head(HeadConfig(layers=2, init="identity"), 4, members=3)
     h_ND = torch.rand(5, 12)
     assert torch.equal(head(h_ND).squeeze(-1), h_ND.view(5, 3, 4)[..., 0])
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_scoring_with_the_factors_inside_the_weights_gives_what_training_computes(batch_norm: bool) -> None:
+    config = TabMConfig(members=3, hidden=(8, 6, 4), dropout=0, batch_norm=batch_norm)
+    encoder = ranker(config).encoder.double()
+    x_NF = torch.randn(50, 5, dtype=torch.float64)
+    for norm in (module for module in encoder.modules() if isinstance(module, MicroBatchNorm)):
+        norm.train = lambda _=True, kept=norm: kept  # type: ignore[method-assign]  # running statistics in both
+        norm.training = False
+    scoring = encoder.eval()(x_NF)
+    torch.testing.assert_close(encoder.train()(x_NF), scoring, rtol=1e-12, atol=1e-12)
+    assert scoring.std() > 0.01

@@ -310,7 +310,10 @@ def never(*_: Any) -> Iterator[Any]:
     raise AssertionError("it is fitted again")
 
 
-def test_what_is_fitted_once_is_read_the_next_time(selection: Selection, tmp_path: Path) -> None:
+def test_what_is_fitted_once_is_read_the_next_time(
+    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_FITS", 0)  # as another process, which remembers none
     url = str(tmp_path / "transform")
     for config in CONFIGS:  # each takes the place of the one before
         first = fitted(selection, network_config(config), url)
@@ -323,6 +326,26 @@ def test_what_is_fitted_once_is_read_the_next_time(selection: Selection, tmp_pat
     fitted(selection, other_encoder, url, run=never)
     with pytest.raises(AssertionError, match="fitted again"):
         fitted(selection, network_config(), url, run=never)
+
+
+def test_a_process_fits_what_several_networks_share_once(
+    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_fits", {})
+    first = fitted(selection, network_config(CONFIGS[0]), str(tmp_path / "a"))
+    expected = {name: values.clone() for name, values in first.state_dict().items()}
+    for values in first.state_dict().values():
+        values.zero_()
+    again = fitted(selection, network_config(CONFIGS[0]), str(tmp_path / "b"), run=never)
+    assert all(torch.equal(values, expected[name]) for name, values in again.state_dict().items())
+    assert_same_bits(fitted(selection, network_config(CONFIGS[0]), str(tmp_path / "b"), run=never), again)
+    for config in CONFIGS[1:]:
+        with pytest.raises(AssertionError, match="fitted again"):
+            fitted(selection, network_config(config), str(tmp_path / "c"), run=never)
+    monkeypatch.setattr(network, "_FIT_BYTES", 0)  # vocabularies may be large
+    fitted(selection, network_config(CONFIGS[1]), str(tmp_path / "d"))
+    with pytest.raises(AssertionError, match="fitted again"):
+        fitted(selection, network_config(CONFIGS[1]), str(tmp_path / "e"), run=never)
 
 
 def test_a_transform_of_other_data_is_not_taken(selection: Selection, tmp_path: Path) -> None:

@@ -1,0 +1,442 @@
+"""Tuned rankers of other libraries against jobs.auto: the same lists, the same minutes, the same judge.
+
+  OMP_NUM_THREADS=1 python -m jobs.bench.baselines --config jobs/configs/results/baselines.yaml
+
+On Linux, start it with `taskset -c 0` to hold all to one core. A repeated command continues where it stopped. FLAML is
+no dependency: pip install flaml.
+
+Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, T draws.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from jobs.cli import Command, Job, main
+from ltrscale import storage
+from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import load
+from ltrscale.config import Config
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.split import Splits
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means
+from ltrscale.experiments.auto.auto import AutoJob
+from ltrscale.progress import log
+from ltrscale.ranking.metrics import ndcg
+from ltrscale.reports.document import Document, Figure, Section, Table, TableRow, Text
+from ltrscale.reports.findings import REPORT, markdown
+
+Name = Literal["auto", "lightgbm", "xgboost", "catboost", "flaml"]
+_BATCH, _MOST_TREES, _PATIENCE = 1 << 18, 3000, 100
+
+
+class BaselineSet(Config):
+    """Lists to compare on: splits of data sets, once for each fold or each draw of labels."""
+
+    splits: Splits
+    """Training, validation and test; `{fold}` in the names of data sets stands for each of `folds`."""
+    folds: tuple[str, ...] = ()
+    """Names of the folds of a collection."""
+    minutes: float = Field(default=2.0, gt=0)
+    """For each search, without reading and without scoring the test."""
+    draws: int = Field(default=1, ge=1)
+    """Samples of the training labels, with the seeds 0, 1, ...; below five judge nothing."""
+
+    def cells(self) -> Iterator[tuple[str, Splits]]:
+        """The name and the splits of each fold and draw."""
+        for fold in self.folds or ("",):
+            for draw in range(self.draws):
+                named = {
+                    name: split.replace(data=tuple(url.replace("{fold}", fold) for url in split.data))
+                    for name, split in self.splits.by_name.items()
+                }
+                named["train"] = named["train"].replace(labelled_seed=draw)
+                yield "-".join(filter(None, [fold, str(draw)])), self.splits.replace(**named)
+
+
+class BaselinesJob(Config):
+    """Compare jobs.auto with tuned rankers of other libraries."""
+
+    out: str
+    """Directory of the results, a file for each model, and `report.md`."""
+    methods: tuple[Name, ...] = get_args(Name)
+    """Which to compare."""
+    cutoff: int = Field(default=5, ge=1)
+    """NDCG at this cut-off chooses trees and settings on validation, and judges on test."""
+    sets: dict[str, BaselineSet]
+    """What to compare on, by name."""
+
+
+class Lists(NamedTuple):
+    """The labelled lists of a split in memory."""
+
+    features_NF: Floats
+    labels_N: Doubles
+    offsets_Q1: Ints
+
+    @property
+    def lengths_Q(self) -> Ints:
+        """Documents of each list."""
+        return np.diff(self.offsets_Q1)
+
+    @property
+    def ids_N(self) -> Ints:
+        """The number of each document's list."""
+        return np.repeat(np.arange(len(self.lengths_Q)), self.lengths_Q)
+
+    def ndcg(self, scores_N: Any, k: int) -> Doubles:
+        """NDCG@k of each list; NaN without a relevant document."""
+        scores = torch.as_tensor(np.asarray(scores_N, np.float64))
+        return ndcg(scores, torch.as_tensor(self.labels_N), torch.as_tensor(self.offsets_Q1), k=k).numpy()
+
+
+class Search(NamedTuple):
+    """What a search may use."""
+
+    train: Lists
+    validation: Lists
+    k: int
+    ends: float
+    """When it has to end, on the clock of `time.monotonic`."""
+    seed: int
+
+    @property
+    def late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self.ends
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that it has left."""
+        return max(self.ends - time.monotonic(), 0.0)
+
+
+Scores = Callable[[Floats], Any]
+"""A ranker: the scores [N] of features [N, F]."""
+
+
+def read(selection: Selection) -> Lists:
+    """The lists of a selection."""
+    parts = [*iterate(selection, docs_per_batch=_BATCH)]
+    lengths_Q = np.concatenate([np.diff(part.offsets_Q1.numpy()) for part in parts])
+    labels = [part.labels_N.double().numpy() for part in parts if part.labels_N is not None]
+    features_NF = np.concatenate([part.features_NF.numpy() for part in parts])
+    return Lists(features_NF, np.concatenate(labels), np.concatenate([[0], np.cumsum(lengths_Q)]))
+
+
+def _best_of(search: Search, trial: Callable[[Any], tuple[float, Scores]]) -> Scores:
+    """The ranker of the best trial of a Bayesian search (Optuna's TPE) that ends in time."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    best: list[tuple[float, Scores]] = []
+
+    def value(asked: "optuna.Trial") -> float:
+        found = trial(asked)
+        if not best or found[0] > best[0][0]:
+            best[:] = [found]
+        return found[0]
+
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=search.seed))
+    study.optimize(value, n_trials=1)  # however late
+    study.optimize(value, timeout=search.left_s)
+    log.info("%d trials, the best with %.4f on validation", len(study.trials), best[0][0])
+    return best[0][1]
+
+
+def lightgbm(search: Search) -> Scores:
+    """LightGBM's LambdaRank, eight settings searched, stopped early on validation."""
+    import lightgbm as lgb
+
+    data = lgb.Dataset(
+        search.train.features_NF,
+        search.train.labels_N,
+        group=search.train.lengths_Q,
+        params={"feature_pre_filter": False, "verbose": -1},
+        free_raw_data=False,
+    )
+    valid = data.create_valid(
+        search.validation.features_NF, search.validation.labels_N, group=search.validation.lengths_Q
+    )
+
+    def in_time(env: lgb.callback.CallbackEnv) -> None:
+        if search.late:
+            raise lgb.callback.EarlyStopException(env.iteration, env.evaluation_result_list or [])
+
+    def trial(asked: Any) -> tuple[float, Scores]:
+        settings = {
+            "objective": "lambdarank",
+            "metric": "ndcg",
+            "eval_at": [search.k],
+            "learning_rate": asked.suggest_float("learning_rate", 0.01, 0.3, log=True),
+            "num_leaves": asked.suggest_int("num_leaves", 4, 128, log=True),
+            "min_data_in_leaf": asked.suggest_int("min_data_in_leaf", 1, 200, log=True),
+            "feature_fraction": asked.suggest_float("feature_fraction", 0.3, 1.0),
+            "bagging_fraction": asked.suggest_float("bagging_fraction", 0.4, 1.0),
+            "bagging_freq": 1,
+            "lambda_l1": asked.suggest_float("lambda_l1", 1e-8, 10.0, log=True),
+            "lambda_l2": asked.suggest_float("lambda_l2", 1e-8, 10.0, log=True),
+            "lambdarank_truncation_level": asked.suggest_int("lambdarank_truncation_level", search.k, 30),
+            "num_threads": 1,
+            "verbose": -1,
+            "seed": search.seed,
+        }
+        stops = [lgb.early_stopping(_PATIENCE, verbose=False), in_time]
+        booster = lgb.train(settings, data, _MOST_TREES, valid_sets=[valid], callbacks=stops)
+        trees = booster.best_iteration or booster.current_iteration()
+        scores_N = booster.predict(search.validation.features_NF, num_iteration=trees)
+        value = float(np.nanmean(search.validation.ndcg(scores_N, search.k)))
+        return value, lambda features_NF: booster.predict(features_NF, num_iteration=trees)
+
+    return _best_of(search, trial)
+
+
+def xgboost(search: Search) -> Scores:
+    """XGBoost's rank:ndcg, eight settings searched, stopped early on validation."""
+    import xgboost as xgb
+
+    class InTime(xgb.callback.TrainingCallback):  # type: ignore[misc]
+        def after_iteration(self, *_: object) -> bool:
+            return search.late
+
+    data, valid = (
+        xgb.DMatrix(lists.features_NF, lists.labels_N, qid=lists.ids_N) for lists in (search.train, search.validation)
+    )
+    metric = f"ndcg@{search.k}"
+
+    def trial(asked: Any) -> tuple[float, Scores]:
+        settings = {
+            "objective": "rank:ndcg",
+            "eval_metric": metric,
+            "tree_method": "hist",
+            "eta": asked.suggest_float("eta", 0.01, 0.3, log=True),
+            "max_depth": asked.suggest_int("max_depth", 2, 10),
+            "min_child_weight": asked.suggest_float("min_child_weight", 0.01, 100.0, log=True),
+            "subsample": asked.suggest_float("subsample", 0.4, 1.0),
+            "colsample_bytree": asked.suggest_float("colsample_bytree", 0.3, 1.0),
+            "alpha": asked.suggest_float("alpha", 1e-8, 10.0, log=True),
+            "lambda": asked.suggest_float("lambda", 1e-8, 10.0, log=True),
+            "lambdarank_num_pair_per_sample": asked.suggest_int("pairs", search.k, 30),
+            "lambdarank_pair_method": "topk",
+            "nthread": 1,
+            "seed": search.seed,
+        }
+        stops = [xgb.callback.EarlyStopping(rounds=_PATIENCE, metric_name=metric, maximize=True, save_best=True), InTime()]
+        booster = xgb.train(
+            settings, data, _MOST_TREES, evals=[(valid, "validation")], callbacks=stops, verbose_eval=False
+        )
+        value = float(np.nanmean(search.validation.ndcg(booster.predict(valid), search.k)))
+        return value, lambda features_NF: booster.predict(xgb.DMatrix(features_NF))
+
+    return _best_of(search, trial)
+
+
+def catboost(search: Search) -> Scores:
+    """CatBoost's YetiRank, four settings searched, stopped early on validation."""
+    from catboost import CatBoost, Pool
+
+    class InTime:
+        def after_iteration(self, _: object) -> bool:
+            return not search.late
+
+    data, valid = (
+        Pool(lists.features_NF, lists.labels_N, group_id=lists.ids_N) for lists in (search.train, search.validation)
+    )
+
+    def trial(asked: Any) -> tuple[float, Scores]:
+        model = CatBoost(
+            {
+                "loss_function": "YetiRank",
+                "eval_metric": f"NDCG:top={search.k};type=Exp",
+                "iterations": _MOST_TREES,
+                "od_type": "Iter",
+                "od_wait": _PATIENCE,
+                "use_best_model": True,
+                "learning_rate": asked.suggest_float("learning_rate", 0.01, 0.3, log=True),
+                "depth": asked.suggest_int("depth", 2, 8),
+                "l2_leaf_reg": asked.suggest_float("l2_leaf_reg", 0.1, 30.0, log=True),
+                "random_strength": asked.suggest_float("random_strength", 0.01, 10.0, log=True),
+                "thread_count": 1,
+                "random_seed": search.seed,
+                "allow_writing_files": False,
+                "logging_level": "Silent",
+            }
+        )
+        model.fit(data, eval_set=valid, callbacks=[InTime()])
+        return float(np.nanmean(search.validation.ndcg(model.predict(valid), search.k))), model.predict
+
+    return _best_of(search, trial)
+
+
+def flaml(search: Search) -> Scores:
+    """FLAML's AutoML for ranking: LightGBM and XGBoost, settings and sizes by its own search."""
+    try:
+        from flaml import AutoML
+    except ImportError as error:
+        raise InputError(f"methods: flaml needs a library that is not installed ({error}); pip install flaml") from None
+
+    found = AutoML()
+    found.fit(
+        X_train=search.train.features_NF,
+        y_train=search.train.labels_N,
+        groups=search.train.lengths_Q,
+        X_val=search.validation.features_NF,
+        y_val=search.validation.labels_N,
+        groups_val=search.validation.lengths_Q,
+        task="rank",
+        metric=f"ndcg@{search.k}",
+        eval_method="holdout",
+        retrain_full=False,
+        time_budget=search.left_s,
+        n_jobs=1,
+        seed=search.seed,
+        verbose=0,
+    )
+    log.info("its best is %s", found.best_estimator)
+    return found.predict  # type: ignore[no-any-return]
+
+
+_OTHERS: Mapping[Name, Callable[[Search], Scores]] = {
+    "lightgbm": lightgbm,
+    "xgboost": xgboost,
+    "catboost": catboost,
+    "flaml": flaml,
+}
+
+
+def _auto(splits: Splits, minutes: float, k: int, seed: int, out: str) -> tuple[float, Doubles]:
+    """The minutes of `jobs.auto`, without its test, and NDCG of its ranker on each test list."""
+    assert splits.test is not None
+    start = time.monotonic()
+    settings = EvaluateSettings(ndcg_at=(k,), primary_cutoff=k)
+    auto = AutoJob(
+        out=out,
+        data=splits.train.data[0],
+        splits=splits.replace(test=None),
+        budget=minutes,
+        evaluate=settings,
+        refit=False,
+        seed=seed,
+    )
+    bundle = load(auto.train())
+    took = (time.monotonic() - start) / 60
+    test = only_relevant(select(splits.test, labelled=True))
+    score = bundle.scorer(features=test.features, threads=1)
+
+    def values(groups: QueryGroups) -> Doubles:
+        assert groups.labels_N is not None
+        return ndcg(score(groups).double(), groups.labels_N, groups.offsets_Q1, k=k).numpy()
+
+    return took, np.concatenate([values(groups) for groups in iterate(test, docs_per_batch=_BATCH)])
+
+
+def _lists(splits: Splits) -> Iterator[Lists]:
+    """Lists to learn from, to choose by and to judge on, with the features that training reads.
+
+    Those without a relevant document teach no order and have no NDCG: all methods leave them out.
+    """
+    for split in splits.by_name.values():
+        yield read(only_relevant(select(split.replace(leave_out=splits.train.leave_out), labelled=True)))
+
+
+def compare(job: BaselinesJob) -> None:
+    """Train what is missing, all methods on a draw before the next, and report.
+
+    Raises:
+        InputError: splits have no test, or FLAML is asked for and not installed.
+    """
+    for name, chosen in job.sets.items():
+        if chosen.splits.test is None:
+            raise InputError(f"sets.{name}.splits: set test")
+        for seed, (cell, splits) in enumerate(chosen.cells()):
+            urls = {method: storage.join(job.out, name, cell, f"{method}.json") for method in job.methods}
+            missing = [method for method, url in urls.items() if storage.read_if_there(url) is None]
+            lists = [*_lists(splits)] if {*missing} - {"auto"} else []
+            for method in missing:
+                log.info("%s: %s by %s", name, cell, method)
+                if method == "auto":
+                    out = storage.join(job.out, name, cell, "auto")
+                    took, ndcg_Q = _auto(splits, chosen.minutes, job.cutoff, seed, out)
+                else:
+                    train, validation, test = lists
+                    start = time.monotonic()
+                    ranker = _OTHERS[method](Search(train, validation, job.cutoff, start + 60 * chosen.minutes, seed))
+                    took = (time.monotonic() - start) / 60
+                    ndcg_Q = test.ndcg(ranker(test.features_NF), job.cutoff)
+                record = {"minutes": took, "ndcg": [None if np.isnan(x) else float(x) for x in ndcg_Q]}
+                storage.write_bytes(urls[method], json.dumps(record).encode())
+    report = markdown(document(job))
+    storage.write_bytes(storage.join(job.out, REPORT), report.encode())
+    print(report)
+
+
+def document(job: BaselinesJob) -> Document:
+    """A table for each set: NDCG of each method, what auto has more, and in how many draws."""
+    sections = []
+    for name, chosen in job.sets.items():
+        found = {
+            method: [
+                json.loads(storage.read_bytes(storage.join(job.out, name, cell, f"{method}.json")))
+                for cell, _ in chosen.cells()
+            ]
+            for method in job.methods
+        }
+        table = Table.from_rows([*_rows(chosen, job.cutoff, found)])
+        folds = f", {len(chosen.folds)} folds" if chosen.folds else ""
+        few = "" if chosen.folds or chosen.draws >= FEWEST_DRAWS else ", too few to judge"
+        sections.append(
+            Section(
+                name,
+                [
+                    Text(f"{chosen.minutes:g} minutes for each search; draws of labels: {chosen.draws}{few}{folds}"),
+                    table,
+                ],
+            )
+        )
+    opening = [Text("What auto has more, with its 95% interval, and in how many folds and draws it is ahead.")]
+    return Document("jobs.auto and tuned rankers of other libraries", opening, sections)
+
+
+def _rows(chosen: BaselineSet, k: int, found: Mapping[Name, Sequence[Mapping[str, Any]]]) -> Iterator[TableRow]:
+    values = {name: [np.array(each["ndcg"], np.float64) for each in records] for name, records in found.items()}
+    for name, records in found.items():
+        row: TableRow = {
+            "method": name,
+            f"NDCG@{k}": float(np.mean([np.nanmean(values_Q) for values_Q in values[name]])),
+            "minutes": round(float(np.mean([each["minutes"] for each in records])), 2),
+        }
+        if name != "auto" and "auto" in values:
+            less = [ours_Q - theirs_Q for ours_Q, theirs_Q in zip(values["auto"], values[name], strict=True)]
+            row["auto more by"] = _difference(less, chosen.draws)
+            row["auto ahead in"] = f"{sum(np.nanmean(each_Q) > 0 for each_Q in less)} of {len(less)}"
+        yield row
+
+
+def _difference(less: Sequence[Doubles], draws: int) -> Figure:
+    """The mean over lists and draws, those of each fold crossed; from differences [Q] of each fold's draws in order."""
+    starts = range(0, len(less) + 1, draws)
+    folds = [np.stack(less[start:end], axis=1) for start, end in pairwise(starts)]
+    folds_Q = np.repeat(np.arange(len(folds)), [len(values_QT) for values_QT in folds])
+    means = crossed_means(np.concatenate(folds)[..., None], folds_Q)
+    low_M, high_M = means.interval()
+    return Figure(mean=float(means.mean_M[0]), low=float(low_M[0]), high=float(high_M[0]))
+
+
+def _job() -> Job:
+    return BaselinesJob, compare
+
+
+COMMAND = Command("baselines", _job, __doc__, package="jobs.bench")
+
+if __name__ == "__main__":
+    main(COMMAND)
