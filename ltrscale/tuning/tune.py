@@ -38,20 +38,8 @@ from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.history import (
-    LATE,
-    PICTURES,
-    TABLE,
-    History,
-    Result,
-    SearchOutcome,
-    Trial,
-    best,
-    ended,
-    lying_in,
-    trials_by_value,
-    write_results,
-)
+from ltrscale.tuning.history import LATE, History, Result, Trial, best, ended, lying_in, trials_by_value
+from ltrscale.tuning.results import PICTURES, TABLE, SearchOutcome, write_results
 from ltrscale.tuning.searched import (
     FinetuneSearch,
     GBDTSearch,
