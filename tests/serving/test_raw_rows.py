@@ -29,6 +29,7 @@ from ltrscale.data.dataset.origin import read_as
 from ltrscale.errors import InputError
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import raw, raw_rows
+from ltrscale.serving.columns import reading_raw
 
 Row = Mapping[str, Any]
 TABLE = {
@@ -634,10 +635,10 @@ def test_a_record_of_the_rows_that_was_changed_is_one_line(tmp_path: Path) -> No
     features, made = dataset.manifest.features, read_as(dataset)
     changed: Any = SimpleNamespace(url="bundle", features=features, read_as={**made, "raw": {"rows": "tables"}})
     with pytest.raises(InputError, match=r"^bundle: read_as of its config\.json: "):
-        raw.reading_raw(changed, ["f"])
+        reading_raw(changed, ["f"])
     no_items = {**made, "source": {"kind": "letor"}}
     changed = SimpleNamespace(url="bundle", features=features, read_as=no_items)
-    assert raw.reading_raw(changed, ["f"]) is None
+    assert reading_raw(changed, ["f"]) is None
 
 
 def test_the_file_needs_python_3_9_alone() -> None:
