@@ -11,7 +11,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.serving.raw import how_read
+from ltrscale.serving.columns import how_read
 
 
 def compare(

@@ -50,7 +50,7 @@ from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
-from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of, with_fills
+from ltrscale.serving.columns import ROW, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _SCORED_AT_ONCE = 1 << 16

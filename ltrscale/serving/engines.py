@@ -1,4 +1,6 @@
-"""Trees for the Learning to Rank plugins of Elasticsearch and OpenSearch, in the format `model/xgboost+json`.
+"""Trees for search engines: the Learning to Rank plugins of Elasticsearch and OpenSearch, and Vespa.
+
+**The plugins** read trees in the format `model/xgboost+json`.
 
     featureset.json  body of PUT _ltr/_featureset/NAME: a query for each feature that a tree splits on, or two
     model.json       body of POST _ltr/_featureset/NAME/_createmodel
@@ -8,33 +10,26 @@ A node of the format has either a `leaf`, or a feature `split`, a threshold `spl
 single precision and add up the leaves. A document that the query of a feature does not match has the value 0 in
 Elasticsearch's plugin. In OpenSearch's, from version 3.8, it has no value and goes to the child that `missing` names.
 
-A value is the score of a query, and no score is negative. A field with values below 0 therefore has two queries: one
-for max(x, 0), and one for max(-x, 0) with a label that ends in `_negative`. A split reads the query that decides it:
+A value is the score of a query, and no score is negative: an engine ends a search with an error instead. A field with
+values below 0 therefore has two queries: one for max(x, 0), and one for max(-x, 0) with a label that ends in
+`_negative`. A split reads the query that decides it:
 
     x < t, where t > 0:    max(x, 0) < t
     x < t, where t <= 0:   not max(-x, 0) < u, where u is the next number above -t
 
-Both are exact, because a float32 and its negative have the same precision.
+Both are exact, because a float32 and its negative have the same precision. The queries are `function_score`: the first
+function with a filter that matches a document gives its score, computed in double precision and kept in single.
 
-The queries are `function_score`: the first function with a filter that matches a document gives its score. Values are
-computed in double precision, the score in single. An engine ends a search with an error if a field's value gives a
-negative result.
-
-Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8);
-the references of both engines ("Function score query") and their `FieldValueFactorFunction`.
-
-Shapes: N documents, G columns, n of the documents.
-
-LightGBM's trees for Vespa: `model.json` is LightGBM's dump, adapted to mean the same in Vespa.
-
-Vespa turns each split into a ranking expression. A numeric one is `feature < threshold`, or
+**Vespa** turns each split of LightGBM's dump into a ranking expression. A numeric one is `feature < threshold`, or
 `!(feature >= threshold)` where `default_left` says that a missing value goes left; LightGBM has `<=`. A category is
 compared as text with the entries of `pandas_categorical`; its lists belong to the features with values in
 `feature_infos`, in feature order.
 
-Source: Vespa's documentation (Ranking with LightGBM Models) and its importer, version 8.
+Sources: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8);
+the references of both engines ("Function score query") and their `FieldValueFactorFunction`; Vespa's documentation
+(Ranking with LightGBM Models) and its importer, version 8.
 
-Shapes: N documents, G columns.
+Shapes: N documents, G columns, n of the documents.
 """
 
 import json
@@ -170,12 +165,12 @@ def _values_of(fields: Fields, field: str) -> NDArray[np.float32]:
 def _plugin_files(trees: Trees, negative: Collection[str], to: str) -> Files:
     """The files of trees; `negative` are the features with values below 0, and `to` names the engine in errors."""
     roots = _roots(trees, to)
-    parts = _second_labels(trees.columns, negative)
+    second = _second_labels(trees.columns, negative)
     for root in roots:
         _give_ids(root)
         for node in _nodes(root):
-            if node.get("split") in parts and node["split_condition"] <= 0:
-                _mirror(node, parts[node["split"]])
+            if node.get("split") in second and node["split_condition"] <= 0:
+                _mirror(node, second[node["split"]])
     used = {node["split"] for root in roots for node in _nodes(root) if "split" in node}
     for column in trees.columns:
         if column.kind == "categorical" and column.label in used:
@@ -185,7 +180,7 @@ def _plugin_files(trees: Trees, negative: Collection[str], to: str) -> Files:
             raise InputError(
                 f"{trees.url}: {to} would fill in the feature's name {column.name!r} as a template; {remedy}"
             )
-    queries = [query for column in trees.columns for query in _feature_queries(column, parts) if query["name"] in used]
+    queries = [query for column in trees.columns for query in _feature_queries(column, second) if query["name"] in used]
     model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {
         _FEATURES: _json({"featureset": {"features": queries}}),
@@ -266,11 +261,10 @@ def _nodes(root: Node) -> Iterator[Node]:
 
 def _second_labels(columns: Sequence[ModelColumn], negative: Collection[str]) -> dict[str, str]:
     """The label of the second query for each column with values below 0, by the column's label."""
-    signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
     labels = [column.label for column in columns]
-    return dict(
-        zip(signed, labels_of([*labels, *(f"{label}_negative" for label in signed)])[len(labels) :], strict=True)
-    )
+    signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
+    unique = labels_of([*labels, *(f"{label}_negative" for label in signed)])
+    return dict(zip(signed, unique[len(labels) :], strict=True))
 
 
 def _mirror(node: Node, label: str) -> None:
@@ -281,31 +275,32 @@ def _mirror(node: Node, label: str) -> None:
     node["yes"], node["no"] = node["no"], node["yes"]
 
 
-def _feature_queries(column: ModelColumn, parts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The query for a numeric field, or for its two parts; none matches a document without the field."""
-    value = {"field_value_factor": {"field": column.name}}
+def _feature_queries(column: ModelColumn, second: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The query for a numeric field, or for its two sides of 0; none matches a document without the field."""
+    field = column.name
+    value = {"field_value_factor": {"field": field}}
     bodies: dict[str, dict[str, Any]] = {column.label: value}
-    if column.label in parts:
-        minus = {"field_value_factor": {"field": column.name, "factor": -1}}
+    if column.label in second:
+        minus = {"field_value_factor": {"field": field, "factor": -1}}
         bodies = {
-            column.label: _one_side(column, "gt", "lte", value),
-            parts[column.label]: _one_side(column, "lt", "gte", minus),
+            column.label: _one_side(field, "gt", "lte", value),
+            second[column.label]: _one_side(field, "lt", "gte", minus),
         }
-    exists = {"query": {"exists": {"field": column.name}}}
+    exists = {"exists": {"field": field}}
     return [
         {
             "name": label,
             "params": [],
             "template_language": "mustache",
-            "template": {"function_score": {**exists, **body, "boost_mode": "replace"}},
+            "template": {"function_score": {"query": exists, **body, "boost_mode": "replace"}},
         }
         for label, body in bodies.items()
     ]
 
 
-def _one_side(column: ModelColumn, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _one_side(field: str, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The value on one side of 0, and 0 on the other."""
-    sides = [{"filter": {"range": {column.name: {side: 0}}}} for side in (inside, outside)]
+    sides = [{"filter": {"range": {field: {side: 0}}}} for side in (inside, outside)]
     return {"functions": [{**sides[0], **value}, {**sides[1], "weight": 0}], "score_mode": "first"}
 
 
@@ -318,9 +313,6 @@ def _splits_on_category(trees: Trees, column: ModelColumn, to: str) -> InputErro
 
 def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-
-
-_MODEL = "model.json"
 
 
 class VespaFormat(EngineFormat):
@@ -357,7 +349,7 @@ The features have the names of `label`. Categories are text: their functions tak
             columns: list[Any] = list(matrix_NG.T.astype(np.float64))
             for i, column in enumerate(described):
                 if column.kind == "categorical":
-                    by_place = {place: text for text, place in (column.values or {}).items()}
+                    by_place = _by_place(column)
                     columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
             scores_N = np.zeros(len(matrix_NG))
             for tree in model["tree_info"]:
@@ -370,16 +362,13 @@ The features have the names of `label`. Categories are text: their functions tak
 def _dump(trees: Trees) -> bytes:
     dump = trees.booster.dump_model()
     roots = [_node(tree["tree_structure"]) for tree in dump["tree_info"]]
-    infos = dump["feature_infos"]
-    texts = [
-        _texts_of(trees, i) for i, c in enumerate(trees.columns) if c.codes and infos.get(c.label, {}).get("values")
-    ]
+    texts = [_texts_of(c, trees.url) for c in trees.columns if c.codes and _category_values(dump, c.label)]
     model = {
         "name": "tree",
         "version": dump["version"],
         "objective": dump.get("objective", "regression"),  # a custom one has no name; neither changes scores
         "feature_names": dump["feature_names"],
-        "feature_infos": infos,
+        "feature_infos": dump["feature_infos"],
         "tree_info": [{"tree_index": i, "tree_structure": root} for i, root in enumerate(roots)],
         "pandas_categorical": texts,
     }
@@ -401,18 +390,22 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _texts_of(trees: Trees, i: int) -> list[str]:
+def _texts_of(column: ModelColumn, url: str) -> list[str]:
     """The text of each category of a column, in the order of the model's numbers."""
-    column = trees.columns[i]
-    by_place = {place: text for text, place in (column.values or {}).items()}
+    by_place = _by_place(column)
     unnamed = [code for place, code in enumerate(column.codes or ()) if place not in by_place]
     if unnamed or len(by_place) < len(column.values or {}):
         raise InputError(
-            f"{trees.url}: Vespa compares categories as text, and the data set does not record one text for each code "
+            f"{url}: Vespa compares categories as text, and the data set does not record one text for each code "
             f"of {column.name!r} ({len(unnamed):,} have none); export with the training data set, prepare the data "
             "again if it is that one, or train without the feature (leave_out in the training split)"
         )
     return [by_place[place] for place in range(len(by_place))]
+
+
+def _by_place(column: ModelColumn) -> dict[int, str]:
+    """The texts of a category by the model's numbers."""
+    return {place: text for text, place in (column.values or {}).items()}
 
 
 def _category_values(model: Mapping[str, Any], name: str) -> Any:

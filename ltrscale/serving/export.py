@@ -19,17 +19,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, load
+from ltrscale.bundle import load
 from ltrscale.config import Operational, by_kind
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import Report, log
+from ltrscale.serving.columns import reading_raw
 from ltrscale.serving.engines import ElasticsearchFormat, OpenSearchFormat, VespaFormat
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
 from ltrscale.serving.onnx_graph import OnnxFormat
-from ltrscale.serving.parity import Parity, check_parity, raw_files_of, sample_raw, transformer
-from ltrscale.serving.raw import CODE, reading_raw
+from ltrscale.serving.parity import Parity, check_parity
+from ltrscale.serving.raw import CODE, RawSample, raw_files_of, sample_raw
 from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
 from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
@@ -40,20 +41,17 @@ AnyFormat = (
 
 FORMATS: dict[str, Format] = {kind: format_class() for kind, format_class in by_kind(AnyFormat).items()}
 """All formats by their names."""
+_MLFLOW = "mlflow"
 if TYPE_CHECKING:
     FormatName = str
+    _Target = str
 else:
     FormatName = Literal[tuple(FORMATS)]
-
+    _Target = Literal[FormatName, _MLFLOW]
 
 _QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"
 _NO_ITEMS = "was not trained on rows that have one item and all features each"
-_MLFLOW = "mlflow"
-if TYPE_CHECKING:
-    _Target = str
-else:
-    _Target = Literal[(*FORMATS, _MLFLOW)]
 
 
 class ExportJob(Stage):
@@ -114,18 +112,17 @@ class ExportJob(Stage):
         return (dataset_hashes([self._split]) if self.data else {}) | super().inputs() | raw
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Compare scores, and publish the files if the differences are within the tolerance; or register the bundle."""
+        """Publish the files of the format once their scores are compared, or register the bundle."""
         if self.registry is not None:
             version = register_bundle(self.bundle, self.registry)
             with storage.Commit(self.out) as commit:
                 commit.finish({"made_by": origin, "name": self.registry.name, "version": version})
             return
-        bundle = load(self.bundle)
+        bundle, to = load(self.bundle), FORMATS[self.to]
         has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not has_items:
             raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
         raw_files = raw_files_of(self.raw, self._data) if has_items else []
-        to = FORMATS[self.to]
         files, parity = check_parity(to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance)
         _publish(to, files, parity, self.out, made_by=origin)
 
@@ -133,10 +130,11 @@ class ExportJob(Stage):
         """Export unless it is up to date; then measure if `measure` is set."""
         result = super().run()
         if self.measure:
-            self._measure()
+            log.info("measure: %s: %s", self.out, self._times())
         return result
 
-    def _measure(self) -> None:
+    def _times(self) -> str:
+        """The times of queries with the export, each of as many raw rows as the data set's mean group has documents."""
         bundle, manifest = load(self.bundle), storage.read_manifest(self.out) or {}
         if CODE not in storage.listed_in(manifest):
             raise InputError(f"measure: {self.out} has no {CODE}: its model {_NO_ITEMS}")
@@ -145,10 +143,11 @@ class ExportJob(Stage):
         with storage.scratch.directory() as folder:
             for name in storage.listed_in(manifest):
                 (folder / name).write_bytes(storage.read_verified(self.out, name, manifest))
-            times = _time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self._data), rows)
-        if times is None:
-            raise InputError("measure: no raw row that can be used is at hand; name some as raw")
-        log.info("measure: %s: %s", self.out, times)
+            files = raw_files_of(self.raw, self._data)
+            sampled = sample_raw(bundle, folder, files, rows * (_QUERIES + _WARM))
+            if sampled is None:
+                raise InputError("measure: no raw row that can be used is at hand; name some as raw")
+            return _time_queries(sampled, FORMATS[self.to], folder, rows)
 
     @property
     def _data(self) -> str:
@@ -185,16 +184,12 @@ Before this was published, the scores of a reader that has these files only were
         log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
 
 
-def _time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> str | None:
-    """The times of queries of `rows` rows each, made from the first rows of some files; None without such rows."""
-    module = transformer(folder)
-    sampled = sample_raw(bundle, module, files, rows * (_QUERIES + _WARM))
-    if sampled is None:
-        return None
+def _time_queries(sampled: RawSample, to: Format, folder: Path, rows: int) -> str:
+    """The times of queries of `rows` raw rows each, with the export in a folder."""
     lists = [sampled.rows[start : start + rows] for start in range(0, len(sampled.rows), rows)]
     lists = lists[:-1] if len(lists) > 1 and len(lists[-1]) < rows else lists
     reader = to.readers(folder)[0] if to.in_process else None
-    seconds = [_timed(row_list, module.inputs, reader) for row_list in [*lists[:_WARM], *lists]]
+    seconds = [_timed(row_list, sampled.transformer.inputs, reader) for row_list in [*lists[:_WARM], *lists]]
     matrix_Q, scores_Q = np.array(seconds[min(_WARM, len(lists)) :]).T
     parts = [f"raw rows to the model's features {_shown(matrix_Q)}"]
     if reader is None:

@@ -5,19 +5,13 @@ Raw rows are compared too: through the exported files, and through `prepare` and
 Shapes: N documents or rows, F raw features, Q1 = groups + 1 offsets, G columns of the matrix.
 """
 
-import importlib.util
-import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -25,19 +19,11 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.config import Strict
-from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.manifest import Manifest, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import first_groups, iterate
 from ltrscale.errors import InputError
-from ltrscale.ingest.assembly import completed
-from ltrscale.ingest.inputs import PrepareConfig, raw_files
-from ltrscale.ingest.items import Items, load_tables
-from ltrscale.ingest.rows import RowBlock, concat, cut, keep
-from ltrscale.ingest.source import File, Source
-from ltrscale.ingest.tables import typed_rows
-from ltrscale.progress import log
-from ltrscale.serving import raw
 from ltrscale.serving.format import (
     FEATURES_FILE,
     ExportedFeatures,
@@ -49,6 +35,7 @@ from ltrscale.serving.format import (
     features_in,
 )
 from ltrscale.serving.onnx_graph import is_listwise
+from ltrscale.serving.raw import CODE, RawSample, sample_raw, write_raw
 
 _DISTURBED = 0.02
 _UNSEEN = (1 << 24) - 1
@@ -114,10 +101,14 @@ def check_parity(
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        export = _Export(to, bundle, allowed, features_in(folder), to.readers(folder))
-        matrix_NG = export.features.matrix(names, groups.features_NF.numpy())
-        difference, largest = export.apart(groups, matrix_NG, "documents")
-        from_raw = _from_raw(export, folder, raw_urls, rows) if raw.CODE in files else None
+        features, compare = features_in(folder), partial(_compare, to, bundle, to.readers(folder), allowed)
+        matrix_NG = features.matrix(names, groups.features_NF.numpy())
+        difference, largest = compare(groups, matrix_NG, "documents")
+        from_raw = None
+        if CODE in files and (sampled := sample_raw(bundle, folder, raw_urls, rows)) is not None:
+            matrix_NG = _raw_matrix(sampled, names, [column.name for column in features.columns])
+            raw_difference, _ = compare(sampled.groups, matrix_NG, "raw rows")
+            from_raw = RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=raw_difference)
     return files, Parity(
         to=to.kind,
         documents=groups.n_documents,
@@ -147,53 +138,35 @@ def write_export(to: Format, bundle: Bundle, observed: Observed) -> Files:
     files, columns = to.write(bundle, observed)
     features = ExportedFeatures(to=to.kind, missing=to.missing, columns=columns)
     described = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
-    return {**files, FEATURES_FILE: described, **raw.write_raw(bundle, [column.name for column in columns])}
+    return {**files, FEATURES_FILE: described, **write_raw(bundle, [column.name for column in columns])}
 
 
-class _Export(NamedTuple):
-    """A bundle and the readers of its exported files."""
-
-    to: Format
-    bundle: Bundle
-    tolerance: float
-    features: ExportedFeatures
-    readers: tuple[MatrixScorer, ...]
-
-    def apart(self, groups: QueryGroups, matrix_NG: NDArray[np.float32], whose: str) -> tuple[float, float]:
-        """Largest difference of a reader's scores from the bundle's, checked for tolerance, and the largest score."""
-        bundle, tolerance = self.bundle, self.tolerance
-        bundle_scores_N = bundle.scorer()(groups).double().numpy()
-        reader_scores_RN = [self._scores(reader, groups, matrix_NG) for reader in self.readers]
-        difference, largest = (
-            float(np.abs(x).max(initial=0.0)) for x in (np.stack(reader_scores_RN) - bundle_scores_N, bundle_scores_N)
+def _compare(
+    to: Format,
+    bundle: Bundle,
+    readers: Sequence[MatrixScorer],
+    tolerance: float,
+    groups: QueryGroups,
+    matrix_NG: NDArray[np.float32],
+    whose: str,
+) -> tuple[float, float]:
+    """The largest difference of a reader's scores from the bundle's, if within the tolerance, and the largest score."""
+    # list by list if a document's score depends on its list
+    bounds = groups.offsets_Q1.tolist() if is_listwise(bundle) else [0, len(matrix_NG)]
+    lists = [matrix_NG[a:b] for a, b in pairwise(bounds) if b > a]
+    reader_scores_RN = np.stack([np.concatenate([np.zeros(0), *map(reader, lists)]) for reader in readers])
+    bundle_scores_N = bundle.scorer()(groups).double().numpy()
+    difference = float(np.abs(reader_scores_RN - bundle_scores_N).max(initial=0.0))
+    largest = float(np.abs(bundle_scores_N).max(initial=0.0))
+    if not difference <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
+        has_missing_F = groups.features_NF.isnan().any(0).tolist()
+        incomplete = [feature.name for feature, missing in zip(bundle.features, has_missing_F, strict=True) if missing]
+        raise InputError(
+            f"{bundle.url}: {to.kind} gives scores up to {difference:.3g} away from the bundle's on "
+            f"{len(bundle_scores_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
+            + (_zeros_hint(incomplete) if to.missing == "zero" and incomplete else "")
         )
-        if not difference <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
-            has_missing_F = groups.features_NF.isnan().any(0).tolist()
-            incomplete = [
-                feature.name for feature, has_missing in zip(bundle.features, has_missing_F, strict=True) if has_missing
-            ]
-            raise InputError(
-                f"{bundle.url}: {self.to.kind} gives scores up to {difference:.3g} away from the bundle's on "
-                f"{len(bundle_scores_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
-                + (_zeros_hint(incomplete) if self.to.missing == "zero" and incomplete else "")
-            )
-        return difference, largest
-
-    def _scores(self, reader: MatrixScorer, groups: QueryGroups, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Scores [N] from a reader; list by list if a document's score depends on its list."""
-        bounds = groups.offsets_Q1.tolist() if is_listwise(self.bundle) else [0, len(matrix_NG)]
-        return np.concatenate([np.zeros(0), *(reader(matrix_NG[a:b]) for a, b in pairwise(bounds) if b > a)])
-
-
-def _from_raw(export: _Export, folder: Path, files: Sequence[str], rows: int) -> RawParity | None:
-    """Compare the first raw rows of some files through the transformer; None without such rows."""
-    module, names = transformer(folder), [column.name for column in export.features.columns]
-    sampled = sample_raw(export.bundle, module, files, rows)
-    if sampled is None:
-        return None
-    matrix_NG = _raw_matrix(sampled, module, names, export.bundle)
-    difference, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
-    return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=difference)
+    return difference, largest
 
 
 def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> FeatureCodes:
@@ -244,137 +217,28 @@ def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> Q
     return replace(groups, features_NF=features_NF)
 
 
-_MOST_BYTES = 1 << 30
-_ROWS_AT_ONCE = 1 << 12
+def _raw_matrix(sampled: RawSample, names: Sequence[str], exported: Sequence[str]) -> NDArray[np.float32]:
+    """The matrix of the exported columns, by the transformer; each feature must equal that of `prepare`.
 
-
-@dataclass(frozen=True)
-class RawSample:
-    """Raw rows of a file that `prepare` accepts, sorted by query, with their prepared features."""
-
-    file: str
-    lines_N: NDArray[np.int64]
-    rows: list[Mapping[str, Any]]
-    groups: QueryGroups
-    """The bundle's features of the rows."""
-
-
-def transformer(folder: Path) -> ModuleType:
-    """Import the exported transformer of a folder, as a service does."""
-    spec = importlib.util.spec_from_file_location("exported_raw_rows", folder / raw.CODE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) -> RawSample | None:
-    """The first rows of the first file with rows that `prepare` accepts for this bundle; None without one.
-
-    Raises:
-        InputError: a file is missing, damaged or lacks columns.
+    `names` are those of the bundle's features.
     """
-    reading = raw.reading_raw(bundle, [feature.name for feature in bundle.features])
-    assert reading is not None
-    for url in files:
-        with storage.scratch.directory() as folder:
-            rows_read = _taken(url, *reading, rows)
-            if rows_read is None:
-                continue
-            place_of_line = {int(line): place for place, line in enumerate(rows_read.lines_N)}
-            kept: list[Any] = [None] * len(place_of_line)
-            last = max(place_of_line)
-            for line, row in typed_rows(url, _ROWS_AT_ONCE) or _text_rows(url, module, folder):
-                if line in place_of_line:
-                    kept[place_of_line[line]] = row
-                if line >= last:
-                    break
-        coded = rows_read.query_ids_N.dictionary_encode().indices.to_numpy()
-        order_N = np.argsort(coded, kind="stable")
-        offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(coded))])
-        names = [feature.name for feature in reading[1]]
-        columns = [names.index(feature.name) for feature in bundle.features]
-        features_NF = torch.from_numpy(rows_read.features_NF[order_N][:, columns])
-        groups = QueryGroups(features_NF, torch.from_numpy(offsets_Q1))
-        found = [kept[i] for i in order_N.tolist()]
-        if any(join["table"] is None for join in module.beside(str(Path(str(module.__file__)).parent)).recipe["joins"]):
-            found = _with_tables(found, reading[0].source, reading[1])
-        return RawSample(url, rows_read.lines_N[order_N], found, groups)
-    return None
-
-
-def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -> list[Any]:
-    """Rows with the columns of joined tables, which a service supplies if a table is too large to export."""
-    assert isinstance(source, Items)
-    for table in load_tables(source.joins, source.columns, features):
-        keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
-        joined = table(keys)[0].select([*table.join.columns]).to_pylist()
-        rows = [{**row, **more} for row, more in zip(rows, joined, strict=True)]
-    return rows
-
-
-def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
-    """The files of raw rows to check: the named ones, or those of the data set that still exist.
-
-    Raises:
-        InputError: the named files are missing.
-    """
-    if raw_rows is not None:
-        return storage.list_files(raw_rows)
-    if not (urls := raw_files(open_dataset(data))):
-        log.warning(
-            "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
-        )
-    return urls
-
-
-def _raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
-    """The exported model's matrix of the rows, made by the transformer; each value must equal that of `prepare`."""
-    places = [[feature.name for feature in bundle.features].index(name) for name in names]
-    expected_NG = sampled.groups.features_NF.numpy()[:, places]
-    for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG, strict=True):
+    expected_NG = sampled.groups.features_NF.numpy()[:, [names.index(name) for name in exported]]
+    transformer = sampled.transformer
+    for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG.tolist(), strict=True):
         try:
-            values = module.features(row)
-        except module.RowError as error:
+            values = transformer.features(row)
+        except transformer.RowError as error:
             raise InputError(
-                f"{sampled.file}: row {line}: {raw.CODE} refuses it ({error}), prepare does not; nothing is published"
+                f"{sampled.file}: row {line}: {CODE} refuses it ({error}), prepare does not; nothing is published"
             ) from error
-        for name, expected, value in zip(names, expected_G.tolist(), values, strict=True):
+        for name, expected, value in zip(exported, expected_G, values, strict=True):
             if _bits(expected) != _bits(value):
                 raise InputError(
-                    f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {value!r}, prepare {expected!r}; "
+                    f"{sampled.file}: row {line}: {CODE} makes {name!r} {value!r}, prepare {expected!r}; "
                     "nothing is published"
                 )
-    return np.array([module.inputs(row) for row in sampled.rows], np.float32).reshape(len(sampled.rows), len(names))
+    return np.array([transformer.inputs(row) for row in sampled.rows], np.float32).reshape(expected_NG.shape)
 
 
 def _bits(value: float) -> bytes:
     return b"" if value != value else struct.pack("<d", value)
-
-
-def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows: int) -> RowBlock | None:
-    """The first rows of a file that `prepare` accepts; None without any."""
-    read = config.source.open(features, first=url, encoders={})
-    blocks: list[RowBlock] = []
-    n = 0
-    for block in read(File(url=url)):
-        whole = completed(block, config, features)
-        whole = keep(whole, np.asarray(~np.isinf(whole.features_NF).any(1)))
-        blocks.append(cut(whole, 0, min(len(whole), rows - n)))
-        n += len(blocks[-1])
-        if n >= rows:
-            break
-    return concat(blocks) if n else None
-
-
-def _text_rows(url: str, module: ModuleType, folder: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a text file with their line numbers, as the transformer reads them."""
-    path = Path(url)
-    if not path.exists():
-        if storage.size(url) > _MOST_BYTES:
-            raise InputError(f"{url}: more than 1 GB, and raw rows are copied here to be checked; name fewer as raw")
-        path = folder / url.rpartition("/")[2]
-        with storage.open_input(url) as source, path.open("wb") as target:
-            shutil.copyfileobj(source, target)
-    yield from module.numbered(path)

@@ -1,56 +1,53 @@
-"""The transformer of raw rows in every export of an item model, so that a service prepares rows exactly as training.
+"""The transformer of raw rows in every export of an item model, so that a service makes features as training did.
 
 raw_rows.py      the transformer: a copy of the module of that name, which needs only Python
 raw_rows.json    its recipe: the columns of a raw row, and how to make each feature of the model from them
 raw_rows_*.jsonl a small table to join with the rows: a list of key and values per line
 
-It reads columns in the same way as for training; so do `jobs.predict` and the registry's model.
+`write_raw` makes these files. `sample_raw` reads raw rows that `prepare` accepts, on which an export is checked.
+
+Shapes: N rows, F raw features, K rows of a joined table, Q1 = queries + 1 offsets.
 """
 
+import importlib.util
 import inspect
 import json
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import torch
+from numpy.typing import NDArray
 
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.config import validate
 from ltrscale.data.columns import is_list
-from ltrscale.data.dataset.manifest import Feature, RawColumns
-from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
+from ltrscale.data.dataset.manifest import Feature, RawColumns, open_dataset
+from ltrscale.data.dataset.origin import RAW
 from ltrscale.errors import InputError
+from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.csvjson import NULLS, booleans
-from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import Items, load_tables
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.source import Needs
-from ltrscale.ingest.tables import Join, Joined
+from ltrscale.ingest.rows import RowBlock, concat, cut, keep
+from ltrscale.ingest.source import File
+from ltrscale.ingest.tables import Join, Joined, typed_rows
+from ltrscale.progress import log
 from ltrscale.serving import raw_rows
+from ltrscale.serving.columns import reading_raw
 from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
 _MOST_ROWS, _MOST_NUMBERS = 200_000, 5_000_000
 """Limits of an exported table, and of the numbers in its lists: about 100 MB of text."""
-
-
-def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
-    """The settings of `prepare` that read some of a bundle's features from raw rows, and these features in its order.
-
-    None if it is unknown how the rows were read, if they were not items, or if they lack a feature that a job such as
-    `jobs.relabel` added later.
-    """
-    if RAW not in bundle.read_as or not names:
-        return None
-    where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
-    log_columns, columns = validate(RawColumns, bundle.read_as[RAW], where).reads, config.source.mapping
-    if columns is None or columns.sources_of(names).keys() - log_columns.keys():
-        return None
-    features = tuple(feature for feature in bundle.features if feature.name in names)
-    fills = fills_of(bundle.read_as)
-    source = config.source.for_scoring(Needs(features, fills=fills))
-    return config.replace(source=source), features
+_MOST_BYTES = 1 << 30
+_ROWS_AT_ONCE = 1 << 12
 
 
 def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
@@ -66,17 +63,10 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
     source = config.source
     assert isinstance(source, Items)
     columns, raw = source.columns, RawColumns.model_validate(bundle.read_as[RAW])
-    joins, files = [], Files()
-    for number, joined in enumerate(load_tables(source.joins, columns, features), 1):
-        join, table = joined.join, _table(joined)
-        name = None if table is None else f"raw_rows_{number}.jsonl"
-        joins.append(
-            {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}
-        )
-        if table is not None:
-            files[f"raw_rows_{number}.jsonl"] = table
-    by_name, made = {feature.name: feature for feature in features}, _made(columns)
-    dated = sorted({made[name]["column"] for name in names if "part" in made.get(name, {})})
+    joined = load_tables(source.joins, columns, features)
+    tables = {f"raw_rows_{number}.jsonl": _table(each) for number, each in enumerate(joined, 1)}
+    by_name, derived = {feature.name: feature for feature in features}, _derived(columns)
+    dated = sorted({derived[name]["column"] for name in names if "part" in derived.get(name, {})})
     recipe = {
         "format": "ltrscale-raw-rows",
         "version": 1,
@@ -95,14 +85,15 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
             "zone": columns.time_zone,
             "formats": list(columns.time_format),
             "row": columns.time,
-            "columns": [*([columns.time] if columns.time else []), *(name for name in dated if name != columns.time)],
+            "columns": [name for name in dict.fromkeys([columns.time, *dated]) if name],
         },
         "vectors": columns.vector_columns,
         "infinite": config.infinite,
         "columns": _columns(columns, source.joins, [by_name[name] for name in names], raw),
-        "joins": joins,
-        "features": [_feature(by_name[name], columns, made) for name in names],
+        "joins": [_join(each.join, tables, name) for each, name in zip(joined, tables, strict=True)],
+        "features": [_feature(by_name[name], columns, derived) for name in names],
     }
+    files = {name: table for name, table in tables.items() if table is not None}
     text = json.dumps(recipe, indent=1, ensure_ascii=False) + "\n"
     return {CODE: inspect.getsource(raw_rows).encode(), raw_rows.RECIPE: text.encode(), **files}
 
@@ -139,18 +130,24 @@ def _columns(
     }
 
 
-def _feature(feature: Feature, columns: ColumnMapping, made: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _join(join: Join, tables: Mapping[str, bytes | None], name: str) -> dict[str, Any]:
+    """A table to join; without the name of a file if it is too large to export."""
+    file = None if tables[name] is None else name
+    return {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": file}
+
+
+def _feature(feature: Feature, columns: ColumnMapping, derived: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     fill = columns.fill_of(feature)
-    of = made.get(feature.name, {"column": feature.name})
+    of = derived.get(feature.name, {"column": feature.name})
     return {"name": feature.name, "kind": feature.kind, **of, **({} if fill is None else {"fill": fill})}
 
 
-def _made(columns: ColumnMapping) -> dict[str, dict[str, Any]]:
+def _derived(columns: ColumnMapping) -> dict[str, dict[str, Any]]:
     """The sources of features that are not columns themselves."""
-    made: dict[str, dict[str, Any]] = {}
-    made |= {name: {"column": column, "part": part} for name, (column, part) in columns.date_features().items()}
-    made |= {name: {"column": column, "place": i} for name, (column, i) in columns.vector_features().items()}
-    return made | {
+    derived: dict[str, dict[str, Any]] = {}
+    derived |= {name: {"column": column, "part": part} for name, (column, part) in columns.date_features().items()}
+    derived |= {name: {"column": column, "place": i} for name, (column, i) in columns.vector_features().items()}
+    return derived | {
         name: {"column": one, "similarity": kind, "other": other}
         for name, (kind, one, other) in columns.similarity_features().items()
     }
@@ -173,75 +170,116 @@ def _is_plain(kind: pa.DataType) -> bool:
     return bool(numeric or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
-ROW = "__row__"
-"""The column of row numbers."""
+@dataclass(frozen=True)
+class RawSample:
+    """Raw rows of a file that `prepare` accepts, sorted by query, with their prepared features."""
+
+    file: str
+    lines_N: NDArray[np.int64]
+    rows: list[Mapping[str, Any]]
+    groups: QueryGroups
+    """The bundle's features of the rows."""
+    transformer: Any
+    """The exported `raw_rows.py`, as a module."""
 
 
-def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
-    """The uses of columns that scores depend on; `ROW` identifies the documents.
+def sample_raw(bundle: Bundle, export: Path, files: Sequence[str], rows: int) -> RawSample | None:
+    """The first rows of the first file with rows that `prepare` accepts for this bundle; None without one.
 
-    Uses that scoring does not need are left out; `named` are those that the caller of `predict` gave.
-
-    Raises:
-        InputError: a use does not exist or does not fit the others; scores do not depend on a named use.
-    """
-    mapping = validate(ColumnMapping, columns, "Ranker.predict")
-    read = _scoring(mapping, bundle).replace(item=ROW)
-    if idle := [use for use in named if getattr(read, use) != getattr(mapping, use)]:
-        raise InputError(f"Ranker.predict: scores do not depend on {', '.join(idle)}; leave out what is not read")
-    return _plain(read)
-
-
-def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
-    """What decides a bundle's feature values in rows read with these uses of columns and settings of `prepare`.
-
-    Readers for which this is equal see the same features, though they may reject different rows.
-    """
-    mapping = validate(ColumnMapping, columns, "Ranker")
-    read = _scoring(mapping, bundle)
-    return {
-        "fill": {feature.name: mapping.fill_of(feature) for feature in bundle.features},
-        "infinite": settings.get("infinite", "reject"),
-        **{use: getattr(read, use) for use in ("dates", "vectors", "similarities", "positions", "tokens")},
-        **{use: getattr(read, use) if read.dates else None for use in ("time", "time_zone", "time_format")},
-    }
-
-
-def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
-    """Uses of columns with training's fill values for missing values, including computed medians."""
-    other_uses = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
-    return other_uses | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
-
-
-def uses_of(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The uses of columns and other keys of `prepare` that read the training rows of a bundle.
-
-    If the bundle does not record them, or its rows were not items, each feature is a column.
+    `export` is the folder of the exported files.
 
     Raises:
-        InputError: the bundle's record is damaged.
+        InputError: a file is missing, damaged or lacks columns.
     """
-    columns: dict[str, Any] = {
-        use: [feature.name for feature in bundle.features if feature.kind == kind]
-        for kind, use in (("numeric", "features"), ("categorical", "categorical"))
-    }
-    if not bundle.read_as:
-        return columns, {}
-    where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
-    if (mapping := config.source.mapping) is not None:
-        # `score` reads labels too
-        columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
-    return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
+    reading = reading_raw(bundle, [feature.name for feature in bundle.features])
+    assert reading is not None
+    for url in files:
+        block = _first_rows(url, *reading, rows)
+        if block is not None:
+            transformer = _imported(export)
+            make: raw_rows.RawRows = transformer.beside(str(export))
+            query_N = block.query_ids_N.dictionary_encode().indices.to_numpy()
+            order_N = np.argsort(query_N, kind="stable")
+            offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(query_N))])
+            groups = QueryGroups(torch.from_numpy(block.features_NF[order_N]), torch.from_numpy(offsets_Q1))
+            lines_N = block.lines_N[order_N]
+            raw_N = _rows_at(url, lines_N, make)
+            if any(join["table"] is None for join in make.recipe["joins"]):
+                raw_N = _with_tables(raw_N, *reading)
+            return RawSample(url, lines_N, raw_N, groups, transformer)
+    return None
 
 
-def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
-    """What `jobs.predict` needs of a mapping for rows of a fixed period."""
-    positions, tokens = bundle.reads_positions, bundle.reads_tokens
-    needs = Needs(bundle.features, positions=positions, tokens=tokens, fills=fills_of(bundle.read_as))
-    return Items(columns=mapping).for_scoring(needs).columns
+def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
+    """The files of raw rows to check: the named ones, or those of the data set that still exist.
+
+    Raises:
+        InputError: the named files are missing.
+    """
+    if raw_rows is not None:
+        return storage.list_files(raw_rows)
+    if not (urls := raw_files(open_dataset(data))):
+        log.warning(
+            "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
+        )
+    return urls
 
 
-def _plain(mapping: ColumnMapping) -> dict[str, Any]:
-    """A mapping as plain data; it lists the features even if there are none, so that none are inferred."""
-    return {"features": [], "categorical": [], **mapping.model_dump(mode="json", exclude_defaults=True)}
+def _imported(folder: Path) -> Any:
+    """The transformer of a folder as a module, imported as a service does."""
+    spec = importlib.util.spec_from_file_location("exported_raw_rows", folder / CODE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _first_rows(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows: int) -> RowBlock | None:
+    """The first rows of a file that `prepare` accepts; None without any."""
+    read = config.source.open(features, first=url, encoders={})
+    blocks: list[RowBlock] = []
+    n = 0
+    for block in read(File(url=url)):
+        whole = completed(block, config, features)
+        whole = keep(whole, np.asarray(~np.isinf(whole.features_NF).any(1)))
+        blocks.append(cut(whole, 0, min(len(whole), rows - n)))
+        n += len(blocks[-1])
+        if n >= rows:
+            break
+    return concat(blocks) if n else None
+
+
+def _rows_at(url: str, lines_N: NDArray[np.int64], make: raw_rows.RawRows) -> list[Any]:
+    """The raw rows of a file at these lines, in this order."""
+    wanted, found = set(lines_N.tolist()), {}
+    with storage.scratch.directory() as folder:
+        for line, row in typed_rows(url, _ROWS_AT_ONCE) or _text_rows(url, make, folder):
+            if line in wanted:
+                found[line] = row
+            if len(found) == len(wanted):
+                break
+    return [found[line] for line in lines_N.tolist()]
+
+
+def _text_rows(url: str, make: raw_rows.RawRows, folder: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a text file with their line numbers, as the transformer reads them."""
+    path = Path(url)
+    if not path.exists():
+        if storage.size(url) > _MOST_BYTES:
+            raise InputError(f"{url}: more than 1 GB, and raw rows are copied here to be checked; name fewer as raw")
+        path = folder / url.rpartition("/")[2]
+        with storage.open_input(url) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    yield from make.numbered(path)
+
+
+def _with_tables(rows: list[Any], config: PrepareConfig, features: Sequence[Feature]) -> list[Any]:
+    """Rows with the columns of joined tables, which a service supplies if a table is too large to export."""
+    source = config.source
+    assert isinstance(source, Items)
+    for table in load_tables(source.joins, source.columns, features):
+        keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
+        joined = table(keys)[0].select([*table.join.columns]).to_pylist()
+        rows = [{**row, **more} for row, more in zip(rows, joined, strict=True)]
+    return rows

@@ -11,6 +11,9 @@ exported model.
 A row is a dict with the columns of the raw log: values as in the log's file (fields of a CSV file are text) or Python
 numbers, dates and times. A row that cannot be used raises `RowError`, with the reason why the preparation of the
 training data would have rejected it.
+
+From top to bottom: `RawRows` reads files, then the values of a row, then makes features of them; below it are the rules
+for categories, numbers, vectors and times, and at the end the functions of a service.
 """
 
 from __future__ import annotations
@@ -125,7 +128,7 @@ class RawRows:
         return (row for _, row in self.numbered(path))
 
     def numbered(self, path: str | Path) -> Iterator[tuple[int, Row]]:
-        """The rows of a file, as from `read`, with their line numbers."""
+        """The rows of a file as from `read`, with their line numbers."""
         form, name = self.recipe["csv"], str(path)
         with _opened(name, "utf-8-sig" if form["encoding"] == "utf-8" else form["encoding"]) as file:
             lines = ((number, line) for number, line in enumerate(file, 1) if line not in ("\n", "\r\n"))
@@ -181,11 +184,10 @@ class RawRows:
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
         """A value of the row, as the log's file would give it."""
         about, form = self.recipe["columns"][name], self.recipe["rows"]
-        reads = about["reads"]
         if name not in row and form != "json" and not about.get("optional"):
             raise RowError(f"no column {name!r}; give None where it has no value")
         value = row.get(name)
-        if reads == "numbers" and value is not None and hasattr(value, "tolist"):  # an array
+        if about["reads"] == "numbers" and value is not None and hasattr(value, "tolist"):  # an array
             value = value.tolist()
         # as pandas has a missing time, and Python's JSON anything that is missing
         if value is None or (value != value and (form == "json" or not isinstance(value, float))):
@@ -196,17 +198,17 @@ class RawRows:
             except UnicodeEncodeError:  # from bytes that are not text in `read`
                 raise RowError(f"column {name!r} is not text in UTF-8") from None
         if form == "json":
-            here, there = _JSON.get(type(value), type(value).__name__), _KINDS.get(reads)
-            if there is not None and here != there:
-                raise RowError(f"column {name!r} is {here} here and {there} elsewhere ({value!r})")
-            if reads == "integer" and (not isinstance(value, int) or not -(2**63) <= value < 2**63):
-                raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
-            return _double(value) if reads == "number" else value
-        if form == "csv" and isinstance(value, str) and value in self._missing:
+            return _json_value(name, value, about["reads"])
+        return self._csv_value(name, value, about["reads"]) if form == "csv" else value
+
+    def _csv_value(self, name: str, value: Any, reads: str) -> Any:
+        if isinstance(value, str) and value in self._missing:
             return None
-        if form == "csv" and reads in ("number", "boolean"):
-            return self._boolean(name, value) if reads == "boolean" else self._number(name, value)
-        return None if form == "csv" and value != value else value
+        if reads == "boolean":
+            return self._boolean(name, value)
+        if reads == "number":
+            return self._number(name, value)
+        return None if value != value else value
 
     def _boolean(self, name: str, value: Any) -> float:
         words = self.recipe["csv"]
@@ -248,20 +250,14 @@ class RawRows:
         """A list of single-precision numbers; None if missing."""
         if value is None:
             return None
-        if isinstance(value, str) and self.recipe["columns"][name]["reads"] == "text":
+        about = self.recipe["columns"][name]
+        if isinstance(value, str) and about["reads"] == "text":
             found = _listed(name, value)
-            return self._whole_vector(name, found, size)
-        if not isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple)):
+            is_json = self.recipe["rows"] == "json" and "table" not in about
+            found = [_plain(name, _json_number(name, each, value) if is_json else each) for each in value]
+        else:
             raise RowError(f"column {name!r} is not a list of numbers ({value!r})")
-        form = self.recipe["rows"] if "table" not in self.recipe["columns"][name] else "parquet"
-        for each in value if form == "json" else ():
-            here = _JSON.get(type(each), type(each).__name__)
-            if each is not None and here != "number":
-                raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({value!r})")
-        found = [_plain(name, _double(each) if form == "json" and each is not None else each) for each in value]
-        return self._whole_vector(name, found, size)
-
-    def _whole_vector(self, name: str, found: list[float], size: int | None) -> list[float]:
         if size is not None and len(found) != size:
             raise RowError(f"column {name!r} has {len(found)} numbers, not {size}")
         if any(math.isnan(each) for each in found):
@@ -299,7 +295,8 @@ class RawRows:
                 return None if "%Z" in form and at.tzinfo is None else self._utc(at)
             if _NUMBER.fullmatch(text) or _NO_NUMBER.fullmatch(text):
                 return _epoch(float(text))
-            return self._utc(_from_iso(_ZONE.sub(lambda zone: zone[1] if zone[1][0] in "+-" else "Z", text)))
+            text = _ZONE.sub(lambda zone: zone[1] if zone[1][0] in "+-" else "Z", text)
+            return self._utc(datetime.fromisoformat(text) if sys.version_info >= (3, 11) else iso_time(text))
         except (ValueError, OverflowError):
             return None
 
@@ -407,6 +404,26 @@ def _dot(x: list[float], y: list[float]) -> float:
     return total
 
 
+def _json_value(name: str, value: Any, reads: str) -> Any:
+    here, there = _json_type(value), _KINDS.get(reads)
+    if there is not None and here != there:
+        raise RowError(f"column {name!r} is {here} here and {there} elsewhere ({value!r})")
+    if reads == "integer" and (not isinstance(value, int) or not -(2**63) <= value < 2**63):
+        raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
+    return _double(value) if reads == "number" else value
+
+
+def _json_type(value: Any) -> str:
+    return _JSON.get(type(value), type(value).__name__)
+
+
+def _json_number(name: str, value: Any, whole: Any) -> float | None:
+    """A number in a list of JSON; None if missing."""
+    if value is not None and (here := _json_type(value)) != "number":
+        raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({whole!r})")
+    return None if value is None else _double(value)
+
+
 def _listed(name: str, text: str) -> list[float]:
     """The numbers of a text such as [0.5, -2e3], in single precision; NaN for anything else."""
     if not _LIST.fullmatch(text):
@@ -479,10 +496,6 @@ def _offset(seconds: int, zone: tzinfo) -> int:
     except (ValueError, OverflowError, OSError):
         return 0
     return round(offset.total_seconds()) if offset else 0
-
-
-def _from_iso(text: str) -> datetime:
-    return datetime.fromisoformat(text) if sys.version_info >= (3, 11) else iso_time(text)
 
 
 def iso_time(text: str) -> datetime:

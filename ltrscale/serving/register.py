@@ -11,7 +11,7 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
-from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of
+from ltrscale.serving.columns import ROW, uses_in_scoring, uses_of
 from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, patient, plain_key
 from ltrscale.stages.trackers import numbers
 

@@ -38,20 +38,8 @@ from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.history import (
-    LATE,
-    PICTURES,
-    TABLE,
-    History,
-    Result,
-    SearchOutcome,
-    Trial,
-    best,
-    ended,
-    lying_in,
-    trials_by_value,
-    write_results,
-)
+from ltrscale.tuning.history import LATE, History, Result, Trial, best, ended, lying_in, trials_by_value
+from ltrscale.tuning.results import PICTURES, TABLE, SearchOutcome, write_results
 from ltrscale.tuning.searched import (
     FinetuneSearch,
     GBDTSearch,
@@ -64,13 +52,12 @@ from ltrscale.tuning.searched import (
 )
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue, SearchConfig
 
-_WRITTEN = (TABLE, REPORT, *PICTURES)
+_WRITTEN = (TABLE, REPORT, *PICTURES, "best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
+"""Files beside the history."""
 _RESTARTS = 1
 """How often a trial restarts after its process has died, for instance for lack of memory."""
-
-_BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
-
 _STARTER_CPUS = 0.1
+"""CPUs of a trial that only waits for its workers."""
 
 
 class TuneJob(SearchConfig, Stage):
@@ -112,7 +99,7 @@ class TuneJob(SearchConfig, Stage):
         """Remove the history and the results."""
         if self.fresh:
             History(self.out).remove(RUN_FILES)
-            for name in (*_WRITTEN, *_BEST):
+            for name in _WRITTEN:
                 storage.remove(join(self.out, name))
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
@@ -128,12 +115,12 @@ class TuneJob(SearchConfig, Stage):
             raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
         history.open(identity)
         config, cpus, workers = self, self.cpus, self.job.workers
-        if workers.most > 1 or workers.gpus > 0:  # the trial only waits for its workers, which need CPUs to read
+        if workers.most > 1 or workers.gpus > 0:  # the workers compute, and need a CPU each to read
             config = self.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0})
             cpus = _STARTER_CPUS + workers.most * (workers.cpus + 1)
         with one_view() as view, stop_on_signal() as stopping:
-            search = self._search(config, history, view)
-            search.run(report, stopping=stopping, cluster_cpus=math.ceil(self.concurrent * cpus))
+            cluster_cpus = math.ceil(self.concurrent * cpus)
+            self._search(config, history, view).run(report, stopping=stopping, cluster_cpus=cluster_cpus)
         self.write_found()
 
     def best_here(self, number: int = 1) -> list[Searched]:
@@ -215,7 +202,7 @@ class Search:
     given: Params | None
     """Parameters of the config as given, if the space contains it."""
     same: Callable[[Params], str]
-    """Maps parameters to a text that is equal for equal settings, which are tried only once."""
+    """A text of parameters, equal for equal settings; none is tried twice."""
 
     def run(self, report: Report, *, stopping: Callable[[], bool] = lambda: False, cluster_cpus: int = 1) -> None:
         """Run trials until `config.trials` have ended, its minutes are up, or every setting has been tried.
@@ -245,20 +232,18 @@ class Search:
         _set_up_tune()
         from ltrscale.tuning.under_tune import Proposals
 
-        past_trials = self.history.trials()
-        proposals = Proposals(self.config, self.history, past_trials, given=self.given, same=self.same)
-        for name in map(str, range(self.config.trials - len(ended(past_trials)))):
+        past = self.history.trials()
+        proposals = Proposals(self.config, self.history, past, given=self.given, same=self.same)
+        for n in range(self.config.trials - len(ended(past))):
             if time.monotonic() >= end_s:
-                log.info(
-                    "tune: its %g minutes are up after %d trials", self.config.minutes, len(past_trials) + int(name)
-                )
+                log.info("tune: its %g minutes are up after %d trials", self.config.minutes, len(past) + n)
                 break
-            proposal = proposals.suggest(name)
+            proposal = proposals.suggest(str(n))
             if proposals.exhausted:
                 break
             number = proposal["number"]
             self.history.end(number, self._attempt(proposal["params"], self.history.folder(number), end_s))
-            proposals.on_trial_complete(name)
+            proposals.on_trial_complete(str(n))
         self.check_any_complete()
         return self.history.trials()
 

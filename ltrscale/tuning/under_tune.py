@@ -71,7 +71,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         """The next trial, recorded in the history as begun."""
         if self._again:
             begun = self._again.pop(0)
-            self._take_up(trial_id, begun.params)
+            self._enqueue(trial_id, begun.params)
         else:
             params = self._draw(trial_id)
             if params is None:
@@ -84,7 +84,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self._history.begin(begun)
         return {"number": begun.number, "params": begun.params}
 
-    def _take_up(self, trial_id: str, params: Params) -> None:
+    def _enqueue(self, trial_id: str, params: Params) -> None:
         """Add a trial that Optuna did not propose to its study, if the space contains the parameters."""
         if is_in(self._config.space, params):
             self._study.enqueue_trial(to_optuna(self._config.space, params))
@@ -104,7 +104,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
             self._study.tell(proposed, state=TrialState.FAIL)
         for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):  # few are left, and draws miss them
             if self._same(cell) not in self._seen:
-                self._take_up(trial_id, cell)
+                self._enqueue(trial_id, cell)
                 return cell
         return None
 
@@ -182,7 +182,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._trials = {trial.number: trial for trial in ended(past)}
 
     def is_late(self) -> bool:
-        """Whether the time left for trials is up, counted from the start of the first."""
+        """True if the time left for trials is up, counted from the start of the first."""
         return time.monotonic() >= min(self._began.values(), default=math.inf) + self._left_s
 
     def record_late(self) -> None:
@@ -209,28 +209,25 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
-        number = trial.config["number"]
-        curve = tuple(self._curves.get(number, ()))
-        if (recorded := self._history.result(number)) is not None:
+        if (recorded := self._history.result(trial.config["number"])) is not None:
             self._announce(trial, recorded)
         elif not self._stopping() and not self.is_late():  # otherwise it runs again next time, or is late
-            value = curve[-1][1] if curve else None
-            self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))
+            points = self._curves.get(trial.config["number"])
+            self._end(trial, state="stopped", value=points[-1][1] if points else None)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Record the failure of a trial whose process has died too often."""
-        if self._stopping() or self.is_late():
-            return
-        number = trial.config["number"]
-        curve = tuple(self._curves.get(number, ()))
-        reason = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
-        self._end(trial, Result(state="failed", curve=curve, seconds=self._seconds(number), reason=reason))
+        if not self._stopping() and not self.is_late():
+            reason = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
+            self._end(trial, state="failed", reason=reason)
 
     def _seconds(self, number: int) -> float:
         return round(time.monotonic() - self._began.get(number, time.monotonic()), 3)
 
-    def _end(self, trial: Any, result: Result) -> None:
-        self._announce(trial, self._history.end(trial.config["number"], result))
+    def _end(self, trial: Any, **outcome: Any) -> None:
+        number = trial.config["number"]
+        result = Result(curve=tuple(self._curves.get(number, ())), seconds=self._seconds(number), **outcome)
+        self._announce(trial, self._history.end(number, result))
 
     def _announce(self, trial: Any, result: Result) -> None:
         number = trial.config["number"]

@@ -19,6 +19,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob
+from ltrscale.serving import parity as check
 from ltrscale.serving import raw
 from ltrscale.serving.export import ExportJob
 from ltrscale.trees.gbdt import GBDTJob
@@ -84,14 +85,14 @@ def test_new_raw_rows_have_the_scores_of_predict(shop: tuple[Path, str, str], tm
 def test_a_transformer_that_differs_is_not_published(
     old: str, new: str, says: str, shop: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = raw.write_raw
+    honest = check.write_raw
 
     def broken(*given: Any) -> Any:
         files = honest(*given)
         assert old.encode() in files[raw.CODE]
         return {**files, raw.CODE: files[raw.CODE].replace(old.encode(), new.encode())}
 
-    monkeypatch.setattr(raw, "write_raw", broken)
+    monkeypatch.setattr(check, "write_raw", broken)
     _, data, bundle = shop
     with pytest.raises(InputError, match=says):
         ExportJob(out=str(tmp_path / "out"), bundle=bundle, data=data, rows=500).run()

@@ -11,7 +11,8 @@ import pytest
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.stages.runs import RUN_FILES
-from ltrscale.tuning.history import TABLE, History, Result, SearchOutcome, Trial, best, write_results
+from ltrscale.tuning.history import History, Result, Trial, best
+from ltrscale.tuning.results import TABLE, SearchOutcome, write_results
 from ltrscale.tuning.space import Dimension
 
 GOOD = Result(state="complete", value=0.5, curve=((1, 0.4), (2, 0.5)), seconds=1.5)

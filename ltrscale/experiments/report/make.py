@@ -25,7 +25,7 @@ from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.findings import files
 from ltrscale.stages.stage import Origin, Stage, content_of
-from ltrscale.tuning.history import TABLE
+from ltrscale.tuning.results import TABLE
 
 _FEATURES_ASKED = 2
 """Maximum number of features that the opening asks about."""

@@ -18,7 +18,8 @@ from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretr
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join
-from ltrscale.tuning.history import History, ended, history_chart, trial_table, value_of
+from ltrscale.tuning.history import History, ended, value_of
+from ltrscale.tuning.results import history_chart, trial_table
 
 _POINTS = 150
 """Maximum points of a curve; more are averaged in runs."""
