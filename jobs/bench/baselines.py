@@ -231,7 +231,10 @@ def xgboost(search: Search) -> Scores:
             "nthread": 1,
             "seed": search.seed,
         }
-        stops = [xgb.callback.EarlyStopping(rounds=_PATIENCE, metric_name=metric, maximize=True, save_best=True), InTime()]
+        stops = [
+            xgb.callback.EarlyStopping(rounds=_PATIENCE, metric_name=metric, maximize=True, save_best=True),
+            InTime(),
+        ]
         booster = xgb.train(
             settings, data, _MOST_TREES, evals=[(valid, "validation")], callbacks=stops, verbose_eval=False
         )

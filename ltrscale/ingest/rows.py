@@ -6,8 +6,8 @@ Shapes: N rows (documents) of a block, F features.
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale.arrays import Bools, Floats, Ints
-from ltrscale.errors import without_credentials
-from ltrscale.storage import Commit, named_errors
+from ltrscale.errors import InputError, without_credentials
+from ltrscale.storage import Commit, is_fault, named_errors
 
 Rule = Literal[
     "unparsable",
@@ -256,3 +256,16 @@ class Quarantine:
             self._writer.close()
             self._stack.close()
         return (self._commit.files[-1].path,)
+
+
+@contextmanager
+def damage(url: str, where: str) -> Iterator[None]:
+    """Raise InputError, with the place in the file, if pyarrow cannot decode it."""
+    with named_errors(url):
+        try:
+            yield
+        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
+        except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+            if is_fault(error):
+                raise
+            raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error

@@ -25,7 +25,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
-from ltrscale.ingest.rows import Raw, RowTexts
+from ltrscale.ingest.rows import Raw, RowTexts, damage
 
 _READ_AHEAD = 1 << 18
 
@@ -82,19 +82,6 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
             )
             assert file.schema_arrow is not None
         yield file
-
-
-@contextmanager
-def damage(url: str, where: str) -> Iterator[None]:
-    """Raise InputError, with the place in the file, if pyarrow cannot decode it."""
-    with storage.named_errors(url):
-        try:
-            yield
-        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
-        except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
-            if storage.is_fault(error):
-                raise
-            raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error
 
 
 _PACKED = ("", ".gz", ".xz")

@@ -328,7 +328,7 @@ class _AdaptedLinear(nn.Module):
     def of_shared(self, x_NA: Tensor, r_MA: Tensor) -> Tensor:
         """The outputs [N, M, B] of inputs that members share before their factors r."""
         weights_XA = self._weights_MBA(r_MA).flatten(0, 1)
-        return F.linear(x_NA, weights_XA, self.bias_MB.flatten()).unflatten(1, self.bias_MB.shape)
+        return F.linear(x_NA, weights_XA, self.bias_MB.flatten()).view(-1, *self.bias_MB.shape)
 
     def _weights_MBA(self, r_MA: Tensor) -> Tensor:
         return self.linear.weight * self.s_MB[:, :, None] * r_MA[:, None]
