@@ -21,7 +21,7 @@ from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
 from ltrscale.experiments.first.prepare import (
-    FEWEST_LISTS,
+    FEWEST_PERIODS,
     LogCounts,
     clicks_text,
     count_lists,
@@ -86,7 +86,7 @@ class InitJob(Config):
             if storage.exists(path):  # it may have been edited
                 raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
         urls = storage.list_files(self.file)
-        roles = {use: getattr(self, use) for use in ("query", "item", "label", "time", "positions")}
+        roles = self.model_dump(include={"query", "item", "label", "time", "positions"})
         if not self.header and (lines := other_form(self.file, urls, out, roles)):
             _write(out, {"prepare": yaml_text(lines)})
             log.info(
@@ -125,7 +125,7 @@ class InitJob(Config):
 
 def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str], list[str]]:
     """The configs of commands that train, and notes on them; none without labels or with too few periods."""
-    if guessed.label is None or len(counted.periods) < FEWEST_LISTS:
+    if guessed.label is None or len(counted.periods) < FEWEST_PERIODS:
         return {}, []
     width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
     width += sum(column.size for column in guessed.vectors)
@@ -202,8 +202,8 @@ def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColum
         yield f"{name} is not in all files, and not used: {guessed.others[name]}"
     if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
-    if len(periods) < FEWEST_LISTS:
-        yield f"no column with times over {FEWEST_LISTS} periods, by which a pipeline.yaml would divide the log"
+    if len(periods) < FEWEST_PERIODS:
+        yield f"no column with times over {FEWEST_PERIODS} periods, by which a pipeline.yaml would divide the log"
     if guessed.label is not None and (guessed.clicks is not None or not guessed.label.numeric):
         needed = {
             "the position at which an item was shown": guessed.positions,
