@@ -226,20 +226,21 @@ class WeeklyJob(Config):
         is_begun = earlier is not None and earlier.content == content
         check_new(new, periods, self.data, all_periods, joins=bool(self.inputs), is_begun=is_begun)
         before = [period for period in all_periods if period not in periods]
-        splits = {key: self.named(names) for key, names in (("before", before), ("splits", [*before, *periods]))}
-        production = self._baseline(earlier) or self._first_model(splits["before"])
-        unseen_periods(splits["splits"], production)
+        splits_before, splits = self.named(before), self.named([*before, *periods])
+        production = self._baseline(earlier) or self._first_model(splits_before)
+        unseen_periods(splits, production)  # raises if there are none
         if InService.read(self.out) is None:
             production = copied(production, self.out)
-            put_into_service(self.out, production, (splits["before"].test.periods or ("",))[-1])
+            put_into_service(self.out, production, (splits_before.test.periods or ("",))[-1])
             log.info("weekly: %s is in service to begin with, compared with no other", production)
         week = Week(
             period=periods[-1],
             content=content,
             settings=self.settings_hash,
             production=production,
+            before=splits_before,
+            splits=splits,
             bundle=earlier.bundle if earlier is not None else None,
-            **splits,
         )
         week.write(self.out)
         return week

@@ -94,6 +94,18 @@ class InitJob(Config):
             )
             _say_next("prepare", out)
             return
+        texts, notes = self._configs_of_items(urls, out, roles)
+        _write(out, texts)
+        for note in notes:
+            log.info("init: %s", note)
+        for name in (each for each in _WRITES if each in texts and each not in _LATER):
+            _say_next(name, out)
+
+    def _configs_of_items(
+        self, urls: Sequence[str], out: str, roles: Mapping[str, str | None]
+    ) -> tuple[dict[str, str], list[str]]:
+        """The configs by name, and notes on them, for a log with one item per row."""
+        assert self.file is not None
         dialect = dialect_of(urls[0], self.header) if file_form(urls[0]) == "csv" else Dialect()
         files = files_of(urls, dialect)
         urls, columns = [*files], first_columns(files, dialect, self.rows)
@@ -102,25 +114,17 @@ class InitJob(Config):
         sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
         guessed = guess(columns, sample, roles, urls[0])
         refuse_without_features(guessed, guessed.readable, urls[0])
-        in_roles = [
-            each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
-        ]
-        complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
+        in_roles = (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time)
+        needed = [each.name for each in in_roles if each]
+        complete = sample if sample.whole else read_structure(urls, needed, dialect, rows=None)
         counted = count_lists(guessed, complete)
         asked = _asked_of(guessed, complete, urls, dialect)
         guessed = replace(guessed, asked={**guessed.asked, **asked})
         texts = {"prepare": yaml_text(prepare_lines(self.file, out, dialect, guessed, counted))}
         runs, notes = _runs(out, guessed, counted)
-        texts |= runs
-        if clicks := clicks_text(out, guessed):
-            texts["clicks"] = clicks
-        _write(out, texts)
-        for line in summary(guessed):
-            log.info("init: %s", escaped(line))
-        for reason in (*notes, *_why_less(guessed, counted.periods, columns)):
-            log.info("init: %s", reason)
-        for name in (each for each in _WRITES if each in texts and each not in _LATER):
-            _say_next(name, out)
+        clicks = clicks_text(out, guessed)
+        texts |= runs | ({"clicks": clicks} if clicks else {})
+        return texts, [*map(escaped, summary(guessed)), *notes, *_why_less(guessed, counted.periods, columns)]
 
 
 def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str], list[str]]:

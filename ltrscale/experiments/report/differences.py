@@ -185,8 +185,8 @@ def _list_tables(
 ) -> Iterator[Table]:
     (one, other), (title, titles) = methods, titled
     worth = sources.gains_called
-    columns = [[feature.name for feature in selection.features].index(name) for name in names]
-    shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
+    places = [[feature.name for feature in selection.features].index(name) for name in names]
+    shown_as = [partial(_shown_as, sources, selection.features[place]) for place in places]
     bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
     for q, (first, last) in enumerate(bounds):
         labels_L = labels_in(part.groups)[first:last].numpy()
@@ -194,25 +194,23 @@ def _list_tables(
         close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
         shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
         ids, gains = (_lists_of(part, name)[q] for name in ("doc_ids", "gains"))
-        gains = gains if worth else None
-        values_LF = part.groups.features_NF[first:last, columns].numpy()
-        rows = [
-            [
-                f"{labels_L[i]:g}",
-                f"{ranks[other][i]}",
-                f"{ranks[one][i]}",
-                *([_number_or_dash(gains[i])] if gains else []),
-                str(ids[i]) if ids else f"{i + 1}",
-                *([_cut(titles.get(ids[i], "-"))] if title and ids else []),
-                *(show(value) for show, value in zip(shown_as, values_LF[i].tolist(), strict=True)),
-            ]
-            for i in shown
+        columns = [
+            ("label", [f"{label:g}" for label in labels_L[shown]]),
+            (f"rank by {other}", [f"{rank}" for rank in ranks[other][shown]]),
+            (f"rank by {one}", [f"{rank}" for rank in ranks[one][shown]]),
         ]
-        header = ["label", f"rank by {other}", f"rank by {one}", *([worth] if gains else []), "document"]
-        header += [*([title] if title and ids else []), *names]
+        if worth and gains:
+            columns.append((worth, [_number_or_dash(gains[i]) for i in shown]))
+        columns.append(("document", [str(ids[i]) if ids else f"{i + 1}" for i in shown]))
+        if title and ids:
+            columns.append((title, [_cut(titles.get(ids[i], "-")) for i in shown]))
+        values_FL = part.groups.features_NF[first:last][shown][:, places].T.tolist()
+        for name, show, values_L in zip(names, shown_as, values_FL, strict=True):
+            columns.append((name, [*map(show, values_L)]))
+        rows = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
         caption = f"query {part.ids.column('query_id')[q].as_py()}{_about(part, q)}, {last - first} documents"
         shades = [charts.shade(float(labels_L[i]), float(labels_L.max())) for i in shown]
-        yield Table(header, rows, caption=caption, shades=shades)
+        yield Table([name for name, _ in columns], rows, caption=caption, shades=shades)
 
 
 def _lists_of(part: ScoredGroups, name: str) -> list[list[Any] | None]:
