@@ -189,7 +189,7 @@ class DistillJob(Config):
             teachers = [self.teacher]
         else:
             for split in (self._scored(self._splits.train), self._scored(self._splits.test)):
-                select(split, labelled=True)
+                select(split, labelled=True)  # raises where a period has no scores
             teachers = scored_by(self._scored(self._splits.test))
         if len(teachers) > 1:
             raise InputError(f"{self._scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
@@ -373,8 +373,5 @@ def document(found: Distillation, out: str) -> Document:
     return Document(
         "Distillation",
         (Text(evaluation.test.described), _side_by_side(found), Chart(spec, f"{label} of each method", "methods")),
-        (
-            Section("How to read the table", [Points(how_to_read)]),
-            Section("More", [Points(further)]),
-        ),
+        (Section("How to read the table", [Points(how_to_read)]), Section("More", [Points(further)])),
     )

@@ -42,14 +42,7 @@ from ltrscale.experiments.methods.base import (
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
-from ltrscale.experiments.study_models import (
-    MOST_STUDY_DRAWS,
-    Cell,
-    GridConfig,
-    Measurement,
-    StudySummary,
-    TestGroups,
-)
+from ltrscale.experiments.study_models import MOST_STUDY_DRAWS, Cell, GridConfig, Measurement, StudySummary, TestGroups
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE

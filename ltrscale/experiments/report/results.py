@@ -148,13 +148,8 @@ def _thinned(curve: _LinePoints) -> _LinePoints:
 
 def feature_blocks(sources: Sources) -> Iterator[Block]:
     """Importances of the trees of each method, and how often each feature is missing."""
-    of_methods: dict[str, dict[str, float]] = {}
-    for name, url in sources.bundles():
-        try:
-            importances = sources.opened(url).importances()
-            of_methods |= {} if importances is None else {name: importances}
-        except InputError as error:
-            yield LeftOut(f"{name}: {error}")
+    of_methods, unread = sources.importances
+    yield from unread
     if of_methods:
         most = {
             name: max(of.get(name, 0.0) for of in of_methods.values()) for name in set().union(*of_methods.values())
