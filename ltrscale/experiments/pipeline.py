@@ -8,6 +8,7 @@ With `folds` everything runs once for each fold of a collection, below `out/FOLD
 over the test groups of all folds.
 """
 
+import itertools
 import re
 import shlex
 import typing
@@ -28,7 +29,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
+from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
@@ -42,47 +43,6 @@ from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, OutputUrl, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.training.settings import Preset
-
-
-def command(job: str, **settings: str) -> str:
-    """A command line that sets some keys.
-
-    Example:
-        >>> command("refit", out="runs/final", bundle="runs/the trees")
-        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
-    """
-    return f"{called(job)}{_set(settings)}"
-
-
-def predict_command(bundle: str, data: str, out: str) -> str:
-    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
-
-    It accepts the same share of bad rows as the data set.
-    """
-    made_by = open_dataset(data).manifest.made_by
-    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
-    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
-    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
-    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
-    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
-    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
-
-
-def rank_command(bundle: str, data: str, out: str) -> str | None:
-    """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
-    if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
-        return None
-    return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")
-
-
-def weekly_command(config: str) -> str | None:
-    """The command for the next period; None if its config does not exist."""
-    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
-
-
-def _set(settings: Mapping[str, str]) -> str:
-    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())
-
 
 FOLD = "{fold}"
 """Placeholder for the fold's name in a pipeline's texts."""
@@ -207,12 +167,12 @@ class PipelineJob(Config):
         """
         with recorded(self.out, self, "pipeline"), cluster_for(self.workers):  # one cluster for all stages
             if not self.folds:
-                _run(self)
+                self._run_stages()
                 return
             for fold in self.folds:
                 log.info("fold %s", fold)
                 self.for_fold(fold).run()
-            summaries = [self._summarised(column) for column in self.evaluate_on]
+            summaries = [self._summarised(_evaluation_on(column)) for column in self.evaluate_on]
         for out in summaries:
             print_report(out, document(Crossval.read(out)))
 
@@ -221,12 +181,108 @@ class PipelineJob(Config):
         values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
         return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
 
-    def _summarised(self, column: LabelColumn) -> str:
-        name = _evaluation_on(column)
-        out = join(self.out, name.replace("evaluation", _SUMMARY))
-        evaluations = {fold: join(self.out, fold, name) for fold in self.folds}
+    def _summarised(self, evaluation: str) -> str:
+        out = join(self.out, evaluation.replace("evaluation", _SUMMARY))
+        evaluations = {fold: join(self.out, fold, evaluation) for fold in self.folds}
         FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
         return out
+
+    # the stages of a pipeline without folds, in their order
+
+    def _run_stages(self) -> None:
+        data = self.data or join(self.out, "data")
+        if self.prepare is not None:
+            PrepareJob(out=data, prepare=self.prepare, synthetic=self.synthetic).run()
+        data = _relabelled(data, self.relabel, join(self.out, "relabelled"))
+        sources = {
+            name: source.splits.on(_relabelled(data, source.relabel, join(self.out, "learn-from", name)))
+            for name, source in self.learn_from.items()
+        }
+        with one_view():  # only now, because the stages above make the data sets
+            splits = with_relative_named(self.splits.on(data), "splits")
+            learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in sources.items()}
+            self._check_data(splits, learn_from)
+            models = self._train(splits, learn_from)
+            self._evaluate(models, splits)
+            if self.refit is not None:
+                test_too = splits.test if self.refit.test else None
+                for name in self.refit.methods:
+                    bundle, out = models[name][0], self._final(name)
+                    RefitJob(out=out, bundle=bundle, also=test_too, workers=self.workers).run()
+            self._log_next(data, {name: bundles[0] for name, bundles in models.items()})
+
+    def _check_data(self, splits: Splits, learn_from: Mapping[str, Splits]) -> None:
+        """Refuse before training what would fail after it."""
+        check_splits(splits)
+        for url in splits.test.data if splits.test else ():
+            if missing := set(self.evaluate_on) - set(column_names(open_dataset(url))):
+                raise InputError(
+                    f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
+                )
+        if splits.test is not None:
+            correction_of(self.evaluate, select(splits.test, labelled=True))
+        for source in learn_from.values():
+            check_splits(source.replace(test=splits.test))
+        for seed, (name, method) in itertools.product(self.seeds, self.methods.items()):
+            try:
+                method.check_inputs(splits.drawn(seed))
+            except InputError as error:
+                raise InputError(f"methods.{name}.{error}") from error
+
+    def _train(self, splits: Splits, learn_from: Mapping[str, Splits]) -> dict[str, list[str]]:
+        """Train every method with every seed; returns the bundles of each method, by seed."""
+        models: dict[str, list[str]] = {name: [] for name in self.methods}
+        encoders: SeedRun | None = None
+        for seed in self.seeds:
+            others = {name: source.drawn(seed) for name, source in learn_from.items()}
+            out = join(self.out, f"seed-{seed}")
+            run = SeedRun(self.methods, splits.drawn(seed), seed, self.workers, out, encoders, others)
+            if self.pretrain_once and encoders is None:
+                encoders = run
+            for name in self.methods:
+                log.info("seed %d: %s", seed, name)
+                models[name].append(run.model(name))
+        return models
+
+    def _evaluate(self, models: dict[str, list[str]], splits: Splits) -> None:
+        if splits.test is None:
+            log.info("splits.test is left out: nothing is evaluated")
+            return
+        for column in self.evaluate_on:
+            tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
+            evaluation = EvaluateConfig(**self.evaluate.model_dump(), models=models, splits=tested)
+            EvaluateJob(out=join(self.out, _evaluation_on(column)), evaluate=evaluation).run()
+
+    def _final(self, name: str) -> str:
+        return join(self.out, "final", name)
+
+    def _log_next(self, data: str, bundles: Mapping[str, str]) -> None:
+        """Log the bundles of the first seed, and the next commands for the best one on validation."""
+        folder = join(self.out, f"seed-{self.seeds[0]}")
+        log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
+        best = _best_on_validation(bundles)
+        chosen = bundles[best]
+        if self.refit is not None and best in self.refit.methods:
+            chosen = self._final(best)
+        elif self.methods[best].is_one_model:
+            refit = command("refit", out=self._final(best), bundle=chosen)
+            log.info("next, to learn from the validation groups too: %s", refit)
+            chosen = self._final(best)
+        if self.splits.test is not None:
+            evaluation = join(self.out, _evaluation_on(self.evaluate_on[0]))
+            page = command("report", evaluation=evaluation, out=join(self.out, "page"))
+            log.info("next, a page of HTML to look at: %s", page)
+        if re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):  # periods are times
+            ranked = {"bundle": chosen, "data": data, "out": join(self.out, "ranked")}
+            log.info(
+                "next, to rank the newest period: %s", command("score", **ranked, layout="items", periods="last 1")
+            )
+        log.info(
+            "next, to rank a file of raw rows, such as a new one: %s",
+            predict_command(chosen, data, join(self.out, "predictions")),
+        )
+        if weekly := weekly_command(join(self.out.rstrip("/").rpartition("/")[0] or ".", "weekly.yaml")):
+            log.info("next, when the next period is there: %s", weekly)
 
 
 class FoldSummary(Stage):
@@ -259,19 +315,6 @@ def _with_fold(value: Any, fold: str) -> Any:
             return value
 
 
-def _run(config: PipelineJob) -> None:
-    data = config.data or join(config.out, "data")
-    if config.prepare is not None:
-        PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
-    data = _relabelled(data, config.relabel, join(config.out, "relabelled"))
-    learn_from = {
-        name: source.splits.on(_relabelled(data, source.relabel, join(config.out, "learn-from", name)))
-        for name, source in config.learn_from.items()
-    }
-    with one_view():  # only now, because the stages above make the data sets
-        _compare(config, data, learn_from)
-
-
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
     """The relabelled data set in `out`, or the original one without `relabel`."""
     if relabel is None:
@@ -280,80 +323,20 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
     return out
 
 
-def _compare(config: PipelineJob, data: str, learn_from: Mapping[str, Splits]) -> None:
-    """Train every method with every seed on a data set, and evaluate."""
-    splits = with_relative_named(config.splits.on(data), "splits")
-    learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
-    _check_splits(splits, config.evaluate_on)
-    if splits.test is not None:
-        correction_of(config.evaluate, select(splits.test, labelled=True))  # raise before training
-    for source in learn_from.values():
-        _check_splits(source.replace(test=splits.test), ())
-    for seed in config.seeds:
-        _check_inputs(splits.drawn(seed), config.methods)
-    models: dict[str, list[str]] = {name: [] for name in config.methods}
-    encoders: SeedRun | None = None
-    for seed in config.seeds:
-        folder = join(config.out, f"seed-{seed}")
-        others = {name: source.drawn(seed) for name, source in learn_from.items()}
-        run = SeedRun(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders, others)
-        if config.pretrain_once and encoders is None:
-            encoders = run
-        for name in config.methods:
-            log.info("seed %d: %s", seed, name)
-            models[name].append(run.model(name))
-    if splits.test is None:
-        log.info("splits.test is left out: nothing is evaluated")
-    else:
-        for column in config.evaluate_on:
-            tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
-            evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
-            EvaluateJob(out=join(config.out, _evaluation_on(column)), evaluate=evaluation).run()
-    if config.refit is not None:
-        test_too = splits.test if config.refit.test else None
-        for name in config.refit.methods:
-            RefitJob(out=_final(config, name), bundle=models[name][0], also=test_too, workers=config.workers).run()
-    _log_next(config, data, {name: urls[0] for name, urls in models.items()})
-
-
-def _final(config: PipelineJob, name: str) -> str:
-    return join(config.out, "final", name)
-
-
-def _log_next(config: PipelineJob, data: str, bundles: Mapping[str, str]) -> None:
-    """Log the bundles of the first seed, and the next commands for the best one on validation."""
-    folder = join(config.out, f"seed-{config.seeds[0]}")
-    log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
-    judged = {name: _validated(url) for name, url in bundles.items()}
-    shared = [metric for metric in judged[next(iter(judged))] if all(metric in each for each in judged.values())]
-    best = max(judged, key=lambda name: judged[name][shared[0]]) if shared else next(iter(judged))
-    if shared:
-        log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared[0], judged[best][shared[0]])
-    chosen = bundles[best]
-    if config.refit is not None and best in config.refit.methods:
-        chosen = _final(config, best)
-    elif config.methods[best].is_one_model:
-        refit = command("refit", out=_final(config, best), bundle=chosen)
-        log.info("next, to learn from the validation groups too: %s", refit)
-        chosen = _final(config, best)
-    if config.splits.test is not None:
-        evaluation = join(config.out, _evaluation_on(config.evaluate_on[0]))
-        page = command("report", evaluation=evaluation, out=join(config.out, "page"))
-        log.info("next, a page of HTML to look at: %s", page)
-    if rank := rank_command(chosen, data, join(config.out, "ranked")):
-        log.info("next, to rank the newest period: %s", rank)
-    log.info(
-        "next, to rank a file of raw rows, such as a new one: %s",
-        predict_command(chosen, data, join(config.out, "predictions")),
-    )
-    if weekly := weekly_command(join(config.out.rstrip("/").rpartition("/")[0] or ".", "weekly.yaml")):
-        log.info("next, when the next period is there: %s", weekly)
-
-
-def _validated(url: str) -> dict[str, float]:
-    """The validation metrics of a bundle; the first one chose its epoch or trees."""
-    metrics = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+def _best_on_validation(bundles: Mapping[str, str]) -> str:
+    """The method with the best bundle, by the first validation metric that all have; without one, the first."""
+    metrics: dict[str, dict[str, float]] = {}
+    for name, url in bundles.items():
+        of_bundle = bundle.load(url).metrics.items()
+        found = {key: v for key, v in of_bundle if re.match(r"validation_(?!groups)", key)}
+        metrics[name] = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+    first = next(iter(bundles))
+    shared = next((key for key in metrics[first] if all(key in each for each in metrics.values())), None)
+    if shared is None:
+        return first
+    best = max(metrics, key=lambda name: metrics[name][shared])
+    log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared, metrics[best][shared])
+    return best
 
 
 def _evaluation_on(column: LabelColumn) -> str:
@@ -361,19 +344,34 @@ def _evaluation_on(column: LabelColumn) -> str:
     return "evaluation" if column == "labels" else f"evaluation-{column}"
 
 
-def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
-    check_splits(splits)
-    for url in splits.test.data if splits.test else ():
-        if missing := set(tested_on) - set(column_names(open_dataset(url))):
-            raise InputError(
-                f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
-            )
+def command(job: str, **settings: str) -> str:
+    """A command line that sets some keys.
+
+    Example:
+        >>> command("refit", out="runs/final", bundle="runs/the trees")
+        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
+    """
+    return f"{called(job)}{_set(settings)}"
 
 
-def _check_inputs(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
-    """Check that what methods name exists and fits the splits."""
-    for name, method in methods.items():
-        try:
-            method.check_inputs(splits)
-        except InputError as error:
-            raise InputError(f"methods.{name}.{error}") from error
+def predict_command(bundle: str, data: str, out: str) -> str:
+    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
+
+    It accepts the same share of bad rows as the data set.
+    """
+    made_by = open_dataset(data).manifest.made_by
+    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
+    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
+    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
+    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
+    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
+    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
+
+
+def weekly_command(config: str) -> str | None:
+    """The command for the next period; None if its config does not exist."""
+    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
+
+
+def _set(settings: Mapping[str, str]) -> str:
+    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())

@@ -1,4 +1,4 @@
-"""Records that jobs keep in JSON files of their own, to go on from where an earlier process was; the time of models."""
+"""JSON records from which a restarted job continues, and the record of training time."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from ltrscale.storage import join
 
 
 def read_record(cls: type[StrictT], url: str, remedy: str) -> StrictT | None:
-    """The record in a file, None without one; an `InputError` that ends with the remedy if it is invalid."""
+    """The record in a file, None if there is no file; an `InputError` that ends with the remedy if it is invalid."""
     data = storage.read_if_there(url)
     if data is None:
         return None

@@ -4,6 +4,7 @@ Validation found how long to train. Its groups, the latest ones, are then more u
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field
@@ -93,45 +94,42 @@ class RefitJob(TrainingStage):
     also: Split | None = None
     """Further groups to learn from, such as the test periods of the data set; nothing is left to test the model on."""
 
+    @cached_property
+    def _learned(self) -> _Learned:
+        return _Learned.read(self.bundle)
+
+    @property
+    def _rest(self) -> Split:
+        """The groups that join those of the training split."""
+        validation = self._learned.validation
+        return validation if self.also is None else joined_splits(validation, self.also)
+
     def identity(self) -> Settings:
         """Settings and periods of the bundle, and the further periods."""
-        learned = _Learned.read(self.bundle)
-        return with_splits(learned.settings, learned.train, self._rest(learned))
+        return with_splits(self._learned.settings, self._learned.train, self._rest)
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, of the bundle, and of the bundle that it started from."""
-        learned = _Learned.read(self.bundle)
-        bundles = [self.bundle, *([learned.start] if learned.start else [])]
-        weights = weights_of(learned.settings) if isinstance(learned.settings, InContextConfig) else {}
-        return dataset_hashes([learned.train, self._rest(learned)]) | bundle_hashes(bundles) | weights
+        settings, start = self._learned.settings, self._learned.start
+        bundles = [self.bundle, *([start] if start else [])]
+        weights = weights_of(settings) if isinstance(settings, InContextConfig) else {}
+        return dataset_hashes([self._learned.train, self._rest]) | bundle_hashes(bundles) | weights
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle."""
-        learned = _Learned.read(self.bundle)
-        splits = Splits(train=learned.train, validation=self._rest(learned))
+        learned = self._learned
+        splits = Splits(train=learned.train, validation=self._rest)
         match learned.settings:
-            case FinetuneConfig() as settings:
-                job = FinetuneJob(
-                    out=self.out,
-                    splits=splits,
-                    pretrained=learned.start,
-                    finetune=settings.replace(probe_epochs=0),
-                    workers=self.workers,
+            case FinetuneConfig() as network:
+                network = network.replace(probe_epochs=0)
+                tuned = FinetuneJob(
+                    out=self.out, splits=splits, pretrained=learned.start, finetune=network, workers=self.workers
                 )
-                job.work(origin, report, epochs=learned.epochs())
-            case InContextConfig() as settings:
-                InContextJob(out=self.out, splits=splits, in_context=settings).work(origin, report, refit=True)
+                tuned.work(origin, report, epochs=learned.epochs())
+            case InContextConfig() as in_context:
+                InContextJob(out=self.out, splits=splits, in_context=in_context).work(origin, report, refit=True)
             case trees:
-                kept = learned.opened.count("trees") or trees.num_trees
-                grown = GBDTJob(
-                    out=self.out,
-                    splits=splits,
-                    gbdt=trees.replace(num_trees=kept, early_stopping_rounds=None, minutes=None),
-                    start=learned.start,
-                    workers=self.workers,
-                )
+                number = learned.opened.count("trees") or trees.num_trees
+                trees = trees.replace(num_trees=number, early_stopping_rounds=None, minutes=None)
+                grown = GBDTJob(out=self.out, splits=splits, gbdt=trees, start=learned.start, workers=self.workers)
                 grown.work(origin, report, refit=True)
-
-    def _rest(self, learned: _Learned) -> Split:
-        """The groups that join those of the training split."""
-        return learned.validation if self.also is None else joined_splits(learned.validation, self.also)

@@ -137,8 +137,12 @@ def listing(runs: list[_ListedRun]) -> Table:
 def comparison(a: _ListedRun, b: _ListedRun) -> Table:
     """The settings in which two runs differ, their time, and the last value of each metric."""
     table = Table("", a.out, b.out, "difference", box=None)
-    for name in ("stage", "started", "state"):
-        table.add_row(name, getattr(a, name), getattr(b, name))
+    for name, of_a, of_b in (
+        ("stage", a.stage, b.stage),
+        ("started", a.started, b.started),
+        ("state", a.state, b.state),
+    ):
+        table.add_row(name, of_a, of_b)
     difference = _seconds(b.seconds - a.seconds) if a.seconds is not None and b.seconds is not None else ""
     table.add_row("time", _seconds(a.seconds), _seconds(b.seconds), difference, end_section=True)
     table.add_section()

@@ -56,6 +56,11 @@ class Served(Strict):
         """The directories that serve."""
         return (self.bundle,) if self.export is None else (self.bundle, self.export)
 
+    def check(self) -> None:
+        """Raise an `InputError` if a file of the copies was changed or is missing."""
+        for place in self.copies:
+            _check_copy(place)
+
     @classmethod
     def now(cls, bundle: str, period: str, **others: Any) -> Self:
         """A bundle copy that goes into service now."""
@@ -75,9 +80,9 @@ class InService(Served):
         return read_record(cls, join(out, SERVICE), _DAMAGED.format(copies=join(out, _COPIES)))
 
     def check(self) -> None:
-        """Raise an `InputError` if a file of the copies was changed or is missing."""
+        """Also say in the error how to return to the model before it."""
         try:
-            _check_copies(self)
+            super().check()
         except UnavailableError:  # unavailable storage says nothing about the copies
             raise
         except InputError as error:
@@ -112,15 +117,10 @@ def _check_copy(place: str) -> None:
         storage.read_verified(place, name, manifest)
 
 
-def _check_copies(served: Served) -> None:
-    for place in served.copies:
-        _check_copy(place)
-
-
 def _is_whole(served: Served) -> bool:
     """Whether the copies of a model are unchanged; logs any fault."""
     try:
-        _check_copies(served)
+        served.check()
     except UnavailableError:
         raise
     except InputError as error:

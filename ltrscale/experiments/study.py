@@ -11,12 +11,11 @@ Each model is a cell: a number of labelled groups, a draw, a pretraining and a m
 Encoders, models and measurements are stages. Those that are up to date are skipped, so a stopped study resumes.
 """
 
-import functools
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -42,14 +41,7 @@ from ltrscale.experiments.methods.base import (
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
-from ltrscale.experiments.study_models import (
-    MOST_STUDY_DRAWS,
-    Cell,
-    GridConfig,
-    Measurement,
-    StudySummary,
-    TestGroups,
-)
+from ltrscale.experiments.study_models import MOST_STUDY_DRAWS, Cell, GridConfig, Measurement, StudySummary, TestGroups
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE
@@ -191,19 +183,14 @@ class StudyJob(Config):
     @property
     def cells(self) -> list[Cell]:
         """All models; every draw is complete before the next begins."""
-        cells = {
-            Cell(labelled=number, draw=draw, pretraining=pretraining, method=name)
-            for part in self.grid
-            for number, draw, name in itertools.product(part.labelled, range(part.draws), self._names(part))
-            for pretraining in self._crossed(name, part)
-        }
-        order = {name: i for i, name in enumerate(with_foundations(tuple(self.methods), self.methods))}
+        cells = set()
+        for part in self.grid:
+            for number, draw, name in itertools.product(part.labelled, range(part.draws), self._names(part)):
+                crossed = part.pretrainings is not None and is_pretrained(name, self.methods)
+                pretrainings = range(part.pretrainings or 0) if crossed else [None]
+                cells |= {Cell(number, draw, pretraining, name) for pretraining in pretrainings}
+        order = {name: place for place, name in enumerate(with_foundations(tuple(self.methods), self.methods))}
         return sorted(cells, key=lambda cell: (cell.draw, cell.pretraining or 0, cell.labelled, order[cell.method]))
-
-    def _crossed(self, method: str, part: GridConfig) -> Iterable[int | None]:
-        """The pretrainings that a part of the grid crosses with a method's draws."""
-        crosses = part.pretrainings is not None and is_pretrained(method, self.methods)
-        return range(part.pretrainings or 0) if crosses else [None]
 
     def run(self) -> None:
         """Pretrain, train and measure every model, and report; skips what is up to date.
@@ -222,7 +209,7 @@ class StudyJob(Config):
             for sized in map(study.sized, study.numbers):
                 for split in (sized.train, sized.validation):
                     select(split, labelled=True)
-            failed = _run(study, view)
+            failed = study._run_tasks(study._tasks(view))
         if storage.read_manifest(summary := join(self.out, "summary")) is not None:
             print_report(summary, document(Study.read(summary)))
         if failed:
@@ -255,136 +242,128 @@ class StudyJob(Config):
         seed = MOST_STUDY_DRAWS * cell.pretraining + cell.draw
         return replace(own, seed=seed, out=join(self.out, cell.run), unpretrained=own)
 
-    # what the tasks of other processes do, with the data sets as they were at the start of the study
+    # what the tasks do, in other processes
 
-    def _describe_test(self, view: Mapping[str, Dataset]) -> None:
-        with one_view(view):
-            TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate).run()
+    def _describe_test(self) -> None:
+        TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate).run()
 
-    def _pretrain(self, view: Mapping[str, Dataset], name: str, seed: int) -> None:
+    def _pretrain(self, name: str, seed: int) -> None:
         run = self._encoders(seed)
-        with one_view(view):
-            identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
-            with timed(self.encoder(name, seed), identity):
-                pretrained(run, name)
+        identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
+        with timed(self.encoder(name, seed), identity):
+            pretrained(run, name)
 
-    def _train(self, view: Mapping[str, Dataset], cell: Cell) -> None:
+    def _train(self, cell: Cell) -> None:
         """Train a model, and measure it."""
         run, folder = self._run_of(cell), join(self.out, cell.folder)
-        with one_view(view):
-            splits = (run.splits.train, run.splits.validation)
-            settings = [run.methods[cell.method], *splits]
-            identity = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
-            with timed(folder, identity):
-                bundle = run.model(cell.method)
-            Measurement(
-                out=join(folder, "measured"),
-                bundle=bundle,
-                splits=self.splits,
-                evaluate=self.evaluate,
-                threads=self.workers.threads,
-            ).run()
+        splits = (run.splits.train, run.splits.validation)
+        settings = [config.model_dump(mode="json") for config in (run.methods[cell.method], *splits)]
+        with timed(folder, [*settings, run.seed, dataset_hashes(splits)]):
+            bundle = run.model(cell.method)
+        Measurement(
+            out=join(folder, "measured"),
+            bundle=bundle,
+            splits=self.splits,
+            evaluate=self.evaluate,
+            threads=self.workers.threads,
+        ).run()
+
+    # the tasks, and the report of those that have ended
+
+    def _tasks(self, view: Mapping[str, Dataset]) -> list[Task]:
+        """All tasks, on the data sets as they are now; each draw starts with its pretrainings, which take longest."""
+        test = Task("test groups", partial(_seeing, view, self._describe_test))
+        tasks = {test.name: test}
+        for _, of_draw in itertools.groupby(self.cells, key=lambda cell: cell.draw):
+            models: dict[str, Task] = {}
+            for cell in of_draw:
+                method, needs = self.shared[cell.method], [test.name]
+                for name in method.built_on():
+                    pretraining = cell.pretraining if is_pretrained(name, self.shared) else None
+                    needs.append(replace(cell, method=name, pretraining=pretraining).folder)
+                if (encoder := method.encoder(cell.method, self.shared)) is not None:
+                    kind, seed = f"pretraining of {encoder}", cell.encoder_seed
+                    call, folder = partial(self._pretrain, encoder, seed), self.encoder(encoder, seed)
+                    task = Task(f"{kind}, seed {seed}", partial(_seeing, view, call), kind=kind, folder=folder)
+                    tasks[task.name] = task
+                    needs.append(task.name)
+                call, folder = partial(self._train, cell), join(self.out, cell.folder)
+                call, size = partial(_seeing, view, call), float(cell.labelled)
+                models[cell.folder] = Task(cell.folder, call, tuple(needs), cell.method, size, folder)
+            tasks |= models
+        return [*tasks.values()]
+
+    def _run_tasks(self, tasks: list[Task]) -> dict[str, str]:
+        """Run all tasks, and write the report from time to time; returns the failures."""
+        done: set[str] = set()
+        failed: dict[str, str] = {}
+        costs, share = Costs(tasks), 0.0
+        start = reported = time.monotonic()
+        with progress("study", 1.0, "tasks") as advance:
+
+            def ended(task: Task, failure: str | None, seconds: float) -> None:
+                nonlocal reported, share
+                if failure is None:
+                    done.add(task.name)
+                else:
+                    failed[task.name] = failure
+                    log.warning("study: %s failed: %s", task.name, failure)
+                spent = Spent.read(task.folder) if task.folder else None
+                before, share = share, costs.done(task, seconds, max(seconds, spent.seconds if spent else 0.0))
+                advance(1, share - before)
+                log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
+                if time.monotonic() - reported >= _REPORT_S:
+                    self._summarise(done, failed)
+                    reported = time.monotonic()
+
+            run_all(tasks, self.workers, ended)
+        log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
+        self._summarise(done, failed)
+        return failed
+
+    def _summarise(self, done: set[str], failed: Mapping[str, str]) -> None:
+        """Write the report of the models measured so far."""
+        cells = self.cells
+        models = []
+        for cell in (cell for cell in cells if cell.folder in done):
+            spent = Spent.read(join(self.out, cell.folder)) or Spent(of="")
+            url = join(self.out, cell.folder, "measured")
+            costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
+            models.append(Model(**asdict(cell) | costs | {"labelled": str(cell.labelled), "url": url}))
+        if not models:
+            return
+        encoders = {name: method.encoder(name, self.shared) for name, method in self.shared.items()}
+        design = Design(
+            labelled={str(n): float(n) if isinstance(n, int) else None for n in self.numbers},
+            methods={name: method.about(self.methods) for name, method in self.methods.items() if name in self.trained},
+            baseline=self.evaluate.baseline,
+            controls=self.controls,
+            counts=self.counts,
+            validation_share=self.validation_share,
+            validation_size=self.splits.validation.size,
+            primary=f"ndcg@{self.evaluate.primary_cutoff}",
+            policies={name: metric.policy for name, metric in self.evaluate.measured.items()},
+            leave_out_constant=self.evaluate.leave_out_constant,
+            planned=len(cells),
+            failed=dict(failed),
+            pretraining={name: self._pretraining_cost(encoder) for name, encoder in encoders.items() if encoder},
+        )
+        out, test = join(self.out, "summary"), join(self.out, "test")
+        StudySummary(out=out, test=test, design=design, models=tuple(models)).run()
+
+    def _pretraining_cost(self, name: str) -> Cost:
+        folders = [self.encoder(name, seed) for seed in {cell.encoder_seed for cell in self.cells}]
+        records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
+        seconds = sum(each.seconds for each in records)
+        if not seconds:
+            return Cost()
+        return Cost(
+            pretraining_minutes=seconds / len(records) / 60,
+            pretraining_documents_per_s=sum(each.documents for each in records) / seconds,
+        )
 
 
-def _tasks(study: StudyJob, view: Mapping[str, Dataset]) -> list[Task]:
-    """The tasks of the study; each draw starts with its pretrainings, which take longest."""
-    methods = study.shared
-    test = Task("test groups", functools.partial(study._describe_test, view))
-    tasks = {test.name: test}
-    for _, of_draw in itertools.groupby(study.cells, key=lambda cell: cell.draw):
-        models: dict[str, Task] = {}
-        for cell in of_draw:
-            needs = [test.name, *(_foundation(cell, name, methods).folder for name in methods[cell.method].built_on())]
-            if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
-                name, seed = f"pretraining of {encoder}, seed {cell.encoder_seed}", cell.encoder_seed
-                pretrain, folder = functools.partial(study._pretrain, view, encoder, seed), study.encoder(encoder, seed)
-                tasks[name] = Task(name, pretrain, kind=f"pretraining of {encoder}", folder=folder)
-                needs.append(name)
-            train, size = functools.partial(study._train, view, cell), float(cell.labelled)
-            folder = join(study.out, cell.folder)
-            models[cell.folder] = Task(cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=folder)
-        tasks |= models
-    return [*tasks.values()]
-
-
-def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell:
-    """The cell of a method that a cell is built on."""
-    pretraining = cell.pretraining if is_pretrained(name, methods) else None
-    return replace(cell, method=name, pretraining=pretraining)
-
-
-def _run(study: StudyJob, view: Mapping[str, Dataset]) -> dict[str, str]:
-    """Run all tasks, and write the report from time to time; returns the failures."""
-    tasks = _tasks(study, view)
-    done: set[str] = set()
-    failed: dict[str, str] = {}
-    costs, share = Costs(tasks), 0.0
-    start = reported = time.monotonic()
-    with progress("study", 1.0, "tasks") as advance:
-
-        def ended(task: Task, failure: str | None, seconds: float) -> None:
-            nonlocal reported, share
-            if failure is None:
-                done.add(task.name)
-            else:
-                failed[task.name] = failure
-                log.warning("study: %s failed: %s", task.name, failure)
-            task_cost = Spent.read(task.folder) if task.folder else None
-            before, share = share, costs.done(task, seconds, max(seconds, task_cost.seconds if task_cost else 0.0))
-            advance(1, share - before)
-            log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
-            if time.monotonic() - reported >= _REPORT_S:
-                _summarise(study, done, failed)
-                reported = time.monotonic()
-
-        run_all(tasks, study.workers, ended)
-    log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
-    _summarise(study, done, failed)
-    return failed
-
-
-def _summarise(study: StudyJob, done: set[str], failed: Mapping[str, str]) -> None:
-    """Write the report of the models measured so far."""
-    cells = study.cells
-    models = []
-    for cell in (cell for cell in cells if cell.folder in done):
-        spent = Spent.read(join(study.out, cell.folder)) or Spent(of="")
-        url = join(study.out, cell.folder, "measured")
-        costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
-        models.append(Model(**asdict(cell) | costs | {"labelled": str(cell.labelled), "url": url}))
-    if not models:
-        return
-    design = Design(
-        labelled={str(n): float(n) if isinstance(n, int) else None for n in study.numbers},
-        methods={name: study.methods[name].about(study.methods) for name in study.methods if name in study.trained},
-        baseline=study.evaluate.baseline,
-        controls=study.controls,
-        counts=study.counts,
-        validation_share=study.validation_share,
-        validation_size=study.splits.validation.size,
-        primary=f"ndcg@{study.evaluate.primary_cutoff}",
-        policies={name: metric.policy for name, metric in study.evaluate.measured.items()},
-        leave_out_constant=study.evaluate.leave_out_constant,
-        planned=len(cells),
-        failed=dict(failed),
-        pretraining={
-            name: _pretraining_cost(study, encoder)
-            for name in study.shared
-            if (encoder := study.shared[name].encoder(name, study.shared))
-        },
-    )
-    out, test = join(study.out, "summary"), join(study.out, "test")
-    StudySummary(out=out, test=test, design=design, models=tuple(models)).run()
-
-
-def _pretraining_cost(study: StudyJob, name: str) -> Cost:
-    seeds = {cell.encoder_seed for cell in study.cells}
-    folders = [study.encoder(name, seed) for seed in seeds]
-    records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
-    seconds = sum(each.seconds for each in records)
-    if not seconds:
-        return Cost()
-    return Cost(
-        pretraining_minutes=seconds / len(records) / 60,
-        pretraining_documents_per_s=sum(each.documents for each in records) / seconds,
-    )
+def _seeing(view: Mapping[str, Dataset], call: Callable[[], None]) -> None:
+    """Call with the data sets of a view, in whatever process."""
+    with one_view(view):
+        call()

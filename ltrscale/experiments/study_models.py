@@ -1,4 +1,4 @@
-"""The models of a study: the grid, the stages, and the record of training time."""
+"""The grid of a study, its cells, and the stages that measure and summarise them."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

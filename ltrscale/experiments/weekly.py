@@ -165,7 +165,7 @@ class WeeklyJob(Config):
             InputError: as the stages.
         """
         if self.dry_run:
-            sys.stdout.write("".join(f"{line}\n" for line in _steps(self)))
+            sys.stdout.write("".join(f"{line}\n" for line in self._plan()))
             return
         if self.rollback:
             with recorded(self.out, self, "weekly"):
@@ -173,212 +173,203 @@ class WeeklyJob(Config):
                 log.info("weekly: %s of %s is in service again (export: %s)", now.bundle, now.period, now.export)
             return
         with recorded(self.out, self, "weekly"), cluster_for(self.pipeline_config.workers):
-            week = _run(self)
+            week = self._run()
             forget(self.out)
         if week.outcome == "refused":
-            raise Refused([*week.reasons, f"{week.period}: {_serving(self)} stays in service"])
+            raise Refused([*week.reasons, f"{week.period}: {self._serving()} stays in service"])
 
+    # the steps of a week
 
-def _run(job: WeeklyJob) -> Week:
-    if (in_service := InService.read(job.out)) is not None:
-        in_service.check()
-    new = _arrived(job)
-    earlier = Week.read(job.out, new.manifest.periods[-1])
-    content = new.manifest.hash_of(_new_periods(job, new))
-    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings_hash):
-        earlier = _begin_week(job, new, content, earlier)
-    elif earlier.outcome != "under way":
-        message = "weekly: %s is done: %s; other rows or settings would be judged anew; what serves: %s"
-        log.info(message, earlier.period, earlier.outcome, _serving(job))
-        return earlier
-    if in_service is not None and in_service.period > earlier.period:
-        raise InputError(
-            f"{earlier.period}: was stopped, and {in_service.bundle} of {in_service.period} is in service since, "
-            "which an older model must not replace; nothing is left to do"
+    def _run(self) -> Week:
+        if (in_service := InService.read(self.out)) is not None:
+            in_service.check()
+        new = self._arrived()
+        earlier = Week.read(self.out, new.manifest.periods[-1])
+        content = new.manifest.hash_of(self._new_periods(new))
+        if earlier is None or (earlier.content, earlier.settings) != (content, self.settings_hash):
+            earlier = self._begin_week(new, content, earlier)
+        elif earlier.outcome != "under way":
+            message = "weekly: %s is done: %s; other rows or settings would be judged anew; what serves: %s"
+            log.info(message, earlier.period, earlier.outcome, self._serving())
+            return earlier
+        if in_service is not None and in_service.period > earlier.period:
+            raise InputError(
+                f"{earlier.period}: was stopped, and {in_service.bundle} of {in_service.period} is in service since, "
+                "which an older model must not replace; nothing is left to do"
+            )
+        week = self._judged_week(new, earlier)
+        week.write(self.out)
+        message = "weekly: %s: %s; %s names what serves: %s"
+        log.info(message, week.period, week.outcome, join(self.out, SERVICE), self._serving())
+        if (in_service := InService.read(self.out)) is not None:
+            rank = predict_command(in_service.bundle, self.data, join(self.out, "predictions"))
+            log.info("next, to rank new rows: %s", rank)
+        if command := weekly_command(f"{self.out.rstrip('/')}.yaml"):
+            log.info("next, when the next period is there: %s", command)
+        return week
+
+    def _arrived(self) -> Dataset:
+        """The new periods as a separate data set, so that refused rows never reach the main one."""
+        if not self.inputs:
+            return open_dataset(self.data)
+        out = join(self.out, "new")
+        PrepareJob(out=out, prepare=self.reading(add=False), ray=self.ray).run()
+        return open_dataset(out)
+
+    def _new_periods(self, new: Dataset) -> list[str]:
+        """The new periods; the last one, if `new` is the whole data set."""
+        return [*new.manifest.periods] if self.inputs else [new.manifest.periods[-1]]
+
+    def _begin_week(self, new: Dataset, content: str, earlier: Week | None) -> Week:
+        """Start a week, and record its periods and the model in service."""
+        periods, all_periods = self._new_periods(new), open_dataset(self.data).manifest.periods
+        is_begun = earlier is not None and earlier.content == content
+        check_new(new, periods, self.data, all_periods, joins=bool(self.inputs), is_begun=is_begun)
+        before = [period for period in all_periods if period not in periods]
+        splits_before, splits = self.named(before), self.named([*before, *periods])
+        production = self._baseline(earlier) or self._first_model(splits_before)
+        unseen_periods(splits, production)  # raises if there are none
+        if InService.read(self.out) is None:
+            production = copied(production, self.out)
+            put_into_service(self.out, production, (splits_before.test.periods or ("",))[-1])
+            log.info("weekly: %s is in service to begin with, compared with no other", production)
+        week = Week(
+            period=periods[-1],
+            content=content,
+            settings=self.settings_hash,
+            production=production,
+            before=splits_before,
+            splits=splits,
+            bundle=earlier.bundle if earlier is not None else None,
         )
-    week = _judged_week(job, new, earlier)
-    week.write(job.out)
-    log.info(
-        "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
-    )
-    if (in_service := InService.read(job.out)) is not None:
-        rank = predict_command(in_service.bundle, job.data, join(job.out, "predictions"))
-        log.info("next, to rank new rows: %s", rank)
-    if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
-        log.info("next, when the next period is there: %s", command)
-    return week
+        week.write(self.out)
+        return week
 
+    def _baseline(self, earlier: Week | None) -> str | None:
+        """The bundle to compare the candidate with, in service or named as `production`; None if there is neither.
 
-def _arrived(job: WeeklyJob) -> Dataset:
-    """The new periods as a separate data set, so that refused rows never reach the main one."""
-    if not job.inputs:
-        return open_dataset(job.data)
-    out = join(job.out, "new")
-    PrepareJob(out=out, prepare=job.reading(add=False), ray=job.ray).run()
-    return open_dataset(out)
+        A week that is judged again keeps its former baseline, if that model still exists.
+        """
+        if (in_service := InService.read(self.out)) is None:
+            return self.production
+        kept = [served.bundle for served in in_service.earlier]
+        if earlier is not None and earlier.bundle == in_service.bundle and earlier.production in kept:
+            return earlier.production
+        return in_service.bundle
 
+    def _serving(self) -> str:
+        in_service = InService.read(self.out)
+        return "nothing" if in_service is None else in_service.bundle
 
-def _new_periods(job: WeeklyJob, new: Dataset) -> list[str]:
-    """The new periods; the last one, if `new` is the whole data set."""
-    return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
+    def _first_model(self, before: SplitsWithTest) -> str:
+        """Train the first model, and evaluate it alone."""
+        log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
+        folder = join(self.out, "first")
+        bundle = self._trained(before, folder)
+        config = EvaluateConfig(**self.evaluate.model_dump(), models={PRODUCTION: (bundle,)}, splits=before)
+        EvaluateJob(out=join(folder, "evaluation"), evaluate=config, ray=self.ray).run()
+        return bundle
 
+    def _trained(self, splits: SplitsWithTest, folder: str) -> str:
+        """Train the method with the first seed of the pipeline; returns the bundle."""
+        seed = self.pipeline_config.seeds[0]
+        with one_view():
+            return SeedRun(
+                self.pipeline_config.methods, splits.drawn(seed), seed, self.pipeline_config.workers, folder
+            ).model(self.method)
 
-def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
-    """Start a week, and record its periods and the model in service."""
-    periods, all_periods = _new_periods(job, new), open_dataset(job.data).manifest.periods
-    is_begun = earlier is not None and earlier.content == content
-    check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
-    before = [period for period in all_periods if period not in periods]
-    splits = {key: job.named(names) for key, names in (("before", before), ("splits", [*before, *periods]))}
-    production = _rival(job, earlier) or _first_model(job, splits["before"])
-    unseen_periods(splits["splits"], production)
-    if InService.read(job.out) is None:
-        production = copied(production, job.out)
-        put_into_service(job.out, production, (splits["before"].test.periods or ("",))[-1])
-        log.info("weekly: %s is in service to begin with, compared with no other", production)
-    week = Week(
-        period=periods[-1],
-        content=content,
-        settings=job.settings_hash,
-        production=production,
-        bundle=earlier.bundle if earlier is not None else None,
-        **splits,
-    )
-    week.write(job.out)
-    return week
+    def _judged_week(self, new: Dataset, week: Week) -> Week:
+        """Do all remaining steps of a week; returns its outcome."""
+        folder = folder_of(self.out, week.period)
+        if reasons := self._drifted(new, week, join(folder, "arrival")):
+            return week.replace(outcome="refused", reasons=reasons)
+        if self.inputs and not {*new.manifest.periods} <= {*open_dataset(self.data).manifest.periods}:
+            PrepareJob(out=self.data, prepare=self.reading(add=True), ray=self.ray).run()
+        bundle = self._trained(week.splits, join(folder, week.candidate))
+        judged = content_hash(bundle)
+        test = unseen_periods(week.splits, week.production)  # neither model has learnt from these
+        gate = GateJob(
+            out=join(folder, "gate"),
+            production=week.production,
+            candidate=bundle,
+            splits=week.splits.replace(test=test),
+            evaluate=self.evaluate,
+            bounds=self.bounds,
+            ray=self.ray,
+        )
+        try:
+            gate.run()
+        except Refused as refused:
+            return week.replace(outcome="refused", reasons=str(refused).split("\n"))
+        if content_hash(bundle) != judged:
+            raise InputError(f"{bundle}: another run has replaced it while it was judged; run the same command again")
+        if self.refit:
+            final = join(folder, week.candidate, "final")
+            RefitJob(out=final, bundle=bundle, also=week.splits.test, workers=self.pipeline_config.workers).run()
+            bundle = final
+        return week.replace(outcome="in service", bundle=self._serve(week, bundle))
 
+    def _serve(self, week: Week, bundle: str) -> str:
+        """Copy a bundle, export and register it if configured, and put it into service; returns the copy."""
+        bundle, export = copied(bundle, self.out), None
+        if self.export is not None:
+            made, periods = join(folder_of(self.out, week.period), "export"), week.splits.test.periods
+            ExportJob(out=made, bundle=bundle, to=self.export, data=self.data, periods=periods).run()
+            export = copied(made, self.out)
+        version = registered(bundle, self.registry)
+        put_into_service(self.out, bundle, week.period, export=export, version=version)
+        if self.registry is not None and version is not None:
+            put_alias(self.registry, version)
+        return bundle
 
-def _rival(job: WeeklyJob, earlier: Week | None) -> str | None:
-    """The bundle to compare the candidate with, in service or named as `production`; None if there is neither.
+    def _drifted(self, new: Dataset, week: Week, out: str) -> list[str]:
+        """The bounds on drift that the new periods break, as seen by the model in service."""
+        moving = self.bounds.find_moving(open_dataset(self.data).manifest.features)
+        test = week.splits.test.replace(data=new.url, periods=self._new_periods(new))
+        splits = week.before.replace(test=test)
+        settings = self.evaluate.replace(slice_by=(), slices={}, by_period=True)
+        config = EvaluateConfig(**settings.model_dump(), models={PRODUCTION: (week.production,)}, splits=splits)
+        EvaluateJob(out=out, evaluate=config, ray=self.ray).run(show=False)
+        drift = Evaluation.read(out).drift()
+        return [check.reason for check in drift_checks(drift, self.bounds, moving, PRODUCTION) if not check.holds]
 
-    A week that is judged again keeps its former rival, if that model still exists.
-    """
-    if (in_service := InService.read(job.out)) is None:
-        return job.production
-    kept = [served.bundle for served in in_service.earlier]
-    if earlier is not None and earlier.bundle == in_service.bundle and earlier.production in kept:
-        return earlier.production
-    return in_service.bundle
-
-
-def _serving(job: WeeklyJob) -> str:
-    in_service = InService.read(job.out)
-    return "nothing" if in_service is None else in_service.bundle
-
-
-def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
-    """Train the first model, and evaluate it alone."""
-    log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
-    folder = join(job.out, "first")
-    bundle = _trained(job, before, folder)
-    config = EvaluateConfig(**job.evaluate.model_dump(), models={PRODUCTION: (bundle,)}, splits=before)
-    EvaluateJob(out=join(folder, "evaluation"), evaluate=config, ray=job.ray).run()
-    return bundle
-
-
-def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
-    """Train the method with the first seed of the pipeline; returns the bundle."""
-    seed = job.pipeline_config.seeds[0]
-    with one_view():
-        return SeedRun(
-            job.pipeline_config.methods, splits.drawn(seed), seed, job.pipeline_config.workers, folder
-        ).model(job.method)
-
-
-def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
-    """Do all remaining steps of a week; returns its outcome."""
-    folder = folder_of(job.out, week.period)
-    if reasons := _drifted(job, new, week, join(folder, "arrival")):
-        return week.replace(outcome="refused", reasons=reasons)
-    if job.inputs and not {*new.manifest.periods} <= {*open_dataset(job.data).manifest.periods}:
-        PrepareJob(out=job.data, prepare=job.reading(add=True), ray=job.ray).run()
-    bundle = _trained(job, week.splits, join(folder, week.candidate))
-    judged = content_hash(bundle)
-    test = unseen_periods(week.splits, week.production)  # neither model has learnt from these
-    gate = GateJob(
-        out=join(folder, "gate"),
-        production=week.production,
-        candidate=bundle,
-        splits=week.splits.replace(test=test),
-        evaluate=job.evaluate,
-        bounds=job.bounds,
-        ray=job.ray,
-    )
-    try:
-        gate.run()
-    except Refused as refused:
-        return week.replace(outcome="refused", reasons=str(refused).split("\n"))
-    if content_hash(bundle) != judged:
-        raise InputError(f"{bundle}: another run has replaced it while it was judged; run the same command again")
-    if job.refit:
-        final = join(folder, week.candidate, "final")
-        RefitJob(out=final, bundle=bundle, also=week.splits.test, workers=job.pipeline_config.workers).run()
-        bundle = final
-    return week.replace(outcome="in service", bundle=_serve(job, week, bundle))
-
-
-def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
-    """Copy a bundle, export and register it if configured, and put it into service; returns the copy."""
-    bundle, export = copied(bundle, job.out), None
-    if job.export is not None:
-        made, periods = join(folder_of(job.out, week.period), "export"), week.splits.test.periods
-        ExportJob(out=made, bundle=bundle, to=job.export, data=job.data, periods=periods).run()
-        export = copied(made, job.out)
-    version = registered(bundle, job.registry)
-    put_into_service(job.out, bundle, week.period, export=export, version=version)
-    if job.registry is not None and version is not None:
-        put_alias(job.registry, version)
-    return bundle
-
-
-def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
-    """The bounds on drift that the new periods break, as seen by the model in service."""
-    moving = job.bounds.find_moving(open_dataset(job.data).manifest.features)
-    test = week.splits.test.replace(data=new.url, periods=_new_periods(job, new))
-    splits = week.before.replace(test=test)
-    settings = job.evaluate.replace(slice_by=(), slices={}, by_period=True)
-    config = EvaluateConfig(**settings.model_dump(), models={PRODUCTION: (week.production,)}, splits=splits)
-    EvaluateJob(out=out, evaluate=config, ray=job.ray).run(show=False)
-    drift = Evaluation.read(out).drift()
-    return [check.reason for check in drift_checks(drift, job.bounds, moving, PRODUCTION) if not check.holds]
-
-
-def _steps(job: WeeklyJob) -> Iterator[str]:
-    """The steps of a run, one line each."""
-    if job.rollback:
-        in_service = InService.read(job.out)
-        earlier = () if in_service is None else in_service.earlier
-        again = earlier[0].bundle if earlier else "nothing, for nothing was before it"
-        yield f"weekly: dry run, nothing is written; in service again: {again}"
-        return
-    periods = open_dataset(job.data).manifest.periods
-    before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
-    production = _rival(job, None if job.inputs else Week.read(job.out, new))
-    splits, first = job.named([*before, new]), job.named(before)
-    # nothing has learnt from new rows
-    test = splits.test if job.inputs or production is None else unseen_periods(splits, production)
-    yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
-    if job.inputs:
-        files = [file.url for file in list_inputs(job.inputs)]
-        sizes = sum(map(storage.size, files)) / 1e6
-        yield f"- read {', '.join(files[:3])} ({len(files)} files, {sizes:,.1f} MB) into {join(job.out, 'new')}"
-    if production is None:
-        yield f"- train {job.method} on {_shown(first.train)} as the first model, for nothing is in service"
-    yield f"- drift of {new} from {_shown(first.train)}; refuse it by bounds, and leave {job.data} as it is"
-    if job.inputs:
-        yield f"- add {new} to {job.data}"
-    yield f"- train {job.method} of {job.pipeline} on {_shown(splits.train)}, validate on {_shown(splits.validation)}"
-    yield (
-        f"- gate, bounds.refuse {job.bounds.refuse}: the candidate against {production or 'the first model'} on "
-        f"{_shown(test)}; refused: the old model stays, status 3"
-    )
-    if job.refit:
-        yield "- refit the candidate on the validation and test periods too"
-    if job.export:
-        yield f"- export for {job.export}"
-    if job.registry:
-        yield f"- register as {job.registry.name}"
-    yield f"- put a copy of it into service: {join(job.out, SERVICE)}"
+    def _plan(self) -> Iterator[str]:
+        """The steps of a run, one line each."""
+        if self.rollback:
+            in_service = InService.read(self.out)
+            earlier = () if in_service is None else in_service.earlier
+            again = earlier[0].bundle if earlier else "nothing, for nothing was before it"
+            yield f"weekly: dry run, nothing is written; in service again: {again}"
+            return
+        periods = open_dataset(self.data).manifest.periods
+        before, new = ([*periods], "NEW") if self.inputs else ([*periods[:-1]], periods[-1])
+        production = self._baseline(None if self.inputs else Week.read(self.out, new))
+        splits, first = self.named([*before, new]), self.named(before)
+        # nothing has learnt from new rows
+        test = splits.test if self.inputs or production is None else unseen_periods(splits, production)
+        yield f"weekly: dry run, nothing is written; {self.data} has {in_few_words(periods)}"
+        if self.inputs:
+            files = [file.url for file in list_inputs(self.inputs)]
+            sizes = sum(map(storage.size, files)) / 1e6
+            yield f"- read {', '.join(files[:3])} ({len(files)} files, {sizes:,.1f} MB) into {join(self.out, 'new')}"
+        if production is None:
+            yield f"- train {self.method} on {_shown(first.train)} as the first model, for nothing is in service"
+        yield f"- drift of {new} from {_shown(first.train)}; refuse it by bounds, and leave {self.data} as it is"
+        if self.inputs:
+            yield f"- add {new} to {self.data}"
+        on = f"on {_shown(splits.train)}, validate on {_shown(splits.validation)}"
+        yield f"- train {self.method} of {self.pipeline} {on}"
+        yield (
+            f"- gate, bounds.refuse {self.bounds.refuse}: the candidate against {production or 'the first model'} on "
+            f"{_shown(test)}; refused: the old model stays, status 3"
+        )
+        if self.refit:
+            yield "- refit the candidate on the validation and test periods too"
+        if self.export:
+            yield f"- export for {self.export}"
+        if self.registry:
+            yield f"- register as {self.registry.name}"
+        yield f"- put a copy of it into service: {join(self.out, SERVICE)}"
 
 
 def _shown(split: Split) -> str:

@@ -239,7 +239,7 @@ def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "_judged_week", lambda *_: sys.exit("stopped"))
+        patch.setattr(WeeklyJob, "_judged_week", lambda *_: sys.exit("stopped"))
         with pytest.raises(SystemExit):
             job(place).run()
     later = service(place).replace(period="2026-W13")

@@ -21,7 +21,7 @@ from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
 from ltrscale.experiments.first.prepare import (
-    FEWEST_LISTS,
+    FEWEST_PERIODS,
     LogCounts,
     clicks_text,
     count_lists,
@@ -86,7 +86,7 @@ class InitJob(Config):
             if storage.exists(path):  # it may have been edited
                 raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
         urls = storage.list_files(self.file)
-        roles = {use: getattr(self, use) for use in ("query", "item", "label", "time", "positions")}
+        roles = self.model_dump(include={"query", "item", "label", "time", "positions"})
         if not self.header and (lines := other_form(self.file, urls, out, roles)):
             _write(out, {"prepare": yaml_text(lines)})
             log.info(
@@ -94,6 +94,18 @@ class InitJob(Config):
             )
             _say_next("prepare", out)
             return
+        texts, notes = self._configs_of_items(urls, out, roles)
+        _write(out, texts)
+        for note in notes:
+            log.info("init: %s", note)
+        for name in (each for each in _WRITES if each in texts and each not in _LATER):
+            _say_next(name, out)
+
+    def _configs_of_items(
+        self, urls: Sequence[str], out: str, roles: Mapping[str, str | None]
+    ) -> tuple[dict[str, str], list[str]]:
+        """The configs by name, and notes on them, for a log with one item per row."""
+        assert self.file is not None
         dialect = dialect_of(urls[0], self.header) if file_form(urls[0]) == "csv" else Dialect()
         files = files_of(urls, dialect)
         urls, columns = [*files], first_columns(files, dialect, self.rows)
@@ -102,30 +114,22 @@ class InitJob(Config):
         sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
         guessed = guess(columns, sample, roles, urls[0])
         refuse_without_features(guessed, guessed.readable, urls[0])
-        in_roles = [
-            each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
-        ]
-        complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
+        in_roles = (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time)
+        needed = [each.name for each in in_roles if each]
+        complete = sample if sample.whole else read_structure(urls, needed, dialect, rows=None)
         counted = count_lists(guessed, complete)
         asked = _asked_of(guessed, complete, urls, dialect)
         guessed = replace(guessed, asked={**guessed.asked, **asked})
         texts = {"prepare": yaml_text(prepare_lines(self.file, out, dialect, guessed, counted))}
         runs, notes = _runs(out, guessed, counted)
-        texts |= runs
-        if clicks := clicks_text(out, guessed):
-            texts["clicks"] = clicks
-        _write(out, texts)
-        for line in summary(guessed):
-            log.info("init: %s", escaped(line))
-        for reason in (*notes, *_why_less(guessed, counted.periods, columns)):
-            log.info("init: %s", reason)
-        for name in (each for each in _WRITES if each in texts and each not in _LATER):
-            _say_next(name, out)
+        clicks = clicks_text(out, guessed)
+        texts |= runs | ({"clicks": clicks} if clicks else {})
+        return texts, [*map(escaped, summary(guessed)), *notes, *_why_less(guessed, counted.periods, columns)]
 
 
 def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str], list[str]]:
     """The configs of commands that train, and notes on them; none without labels or with too few periods."""
-    if guessed.label is None or len(counted.periods) < FEWEST_LISTS:
+    if guessed.label is None or len(counted.periods) < FEWEST_PERIODS:
         return {}, []
     width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
     width += sum(column.size for column in guessed.vectors)
@@ -202,8 +206,8 @@ def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColum
         yield f"{name} is not in all files, and not used: {guessed.others[name]}"
     if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
-    if len(periods) < FEWEST_LISTS:
-        yield f"no column with times over {FEWEST_LISTS} periods, by which a pipeline.yaml would divide the log"
+    if len(periods) < FEWEST_PERIODS:
+        yield f"no column with times over {FEWEST_PERIODS} periods, by which a pipeline.yaml would divide the log"
     if guessed.label is not None and (guessed.clicks is not None or not guessed.label.numeric):
         needed = {
             "the position at which an item was shown": guessed.positions,

@@ -72,7 +72,7 @@ def plain_yaml(value: str) -> str:
     return value if tag == _TEXT else flow(value)
 
 
-FEWEST_LISTS = 3
+FEWEST_PERIODS = 3
 """Minimum number of periods: one each to train, validate and test."""
 _DESCRIBED = 2000
 """Maximum columns of one use that are described; further ones are only named."""
@@ -179,7 +179,7 @@ def _periods(
     for unit in _UNITS:
         names_V, _ = periods(times_V, unit, clock)
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
-        if len(names) >= FEWEST_LISTS:
+        if len(names) >= FEWEST_PERIODS:
             return unit, names
     return "week", names
 
@@ -343,7 +343,14 @@ def _column_list(
 
 def summary(guessed: Guess) -> list[str]:
     """The column of each role with the reasons, in aligned lines."""
-    roles = {role: getattr(guessed, role) for role in ("query", "item", "label", "gain", "time", "positions")}
+    roles = {
+        "query": guessed.query,
+        "item": guessed.item,
+        "label": guessed.label,
+        "gain": guessed.gain,
+        "time": guessed.time,
+        "positions": guessed.positions,
+    }
     width = max(len(column.name) for column in roles.values() if column is not None)
     lines = []
     for role, column in roles.items():
@@ -354,8 +361,15 @@ def summary(guessed: Guess) -> list[str]:
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
-    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "vectors", "meta")}
-    lines.append(", ".join(f"{use}: {n}" for use, n in (counts | {"not used": len(guessed.others)}).items() if n))
+    columns = {
+        "features": guessed.features,
+        "categorical": guessed.categorical,
+        "dates": guessed.dates,
+        "vectors": guessed.vectors,
+        "meta": guessed.meta,
+        "not used": guessed.others,
+    }
+    lines.append(", ".join(f"{use}: {len(of_use)}" for use, of_use in columns.items() if of_use))
     return [*lines, *(f"CHECK: {question} Leave it out if not" for question in guessed.asked.values())]
 
 

@@ -1,1 +1,1 @@
-"""The methods that a pipeline trains and compares; `choices` has their union."""
+"""The methods that a pipeline trains and compares; `composed` has their union."""

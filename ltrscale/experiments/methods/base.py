@@ -187,31 +187,27 @@ class ReadingMethod(AnyMethod):
 
 @dataclass(frozen=True)
 class SeedRun:
-    """All methods trained with one seed, each once, after the methods that it builds on.
-
-    Args:
-        methods: by name.
-        splits: splits with the seed's sample of labelled groups.
-        seed: replaces the seeds of the stages.
-        workers: data-parallel workers of the neural stages.
-        out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `METHOD/scores`, `METHOD/student`,
-            `METHOD/search`, `folds/K-of-N/METHOD/model`, `runs/K/METHOD/model`.
-        encoders: the run that pretrains for this one; empty to pretrain here. Encoders see no labels, so all folds,
-            further runs and samples of labelled groups can share them.
-    """
+    """All methods trained with one seed, each once, after the methods that it builds on."""
 
     methods: Mapping[str, AnyMethod]
     splits: Splits
+    """With the seed's sample of labelled groups."""
     seed: int
+    """Replaces the seeds of the stages."""
     workers: WorkersConfig
+    """Data-parallel workers of the neural stages."""
     out: str
+    """Directory for everything: `METHOD/model`, `METHOD/pretrained`, `METHOD/scores`, `METHOD/student`,
+    `METHOD/search`, `folds/K-of-N/METHOD/model`, `runs/K/METHOD/model`."""
     encoders: "SeedRun | None" = None
+    """The run that pretrains for this one; None to pretrain here. Encoders see no labels, so all folds, further runs
+    and samples of labelled groups can share them."""
     learn_from: Mapping[str, Splits] = field(default_factory=dict)
     """Other labels than those of `splits`, by name; sampling and folds of `splits` do not change them."""
     searches: "SeedRun | None" = None
-    """The run that this one repeats, with its searches; empty to search here."""
+    """The run whose searches for settings this one shares; None to search here."""
     unpretrained: "SeedRun | None" = None
-    """The run that trains methods without encoders, shared by several pretrainings; empty to train all here."""
+    """The run that trains the methods without an encoder, once for several pretrainings; None to train all here."""
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,14 @@ from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.experiments.report.groups import META, Read, chosen_groups, labels_in, read_groups_scored, values
+from ltrscale.experiments.report.groups import (
+    META,
+    ScoredGroups,
+    chosen_groups,
+    labels_in,
+    primary_values,
+    read_groups_scored,
+)
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
@@ -44,14 +51,6 @@ _MOST_ROWS, _AT_ONCE = 2_000_000, 1 << 16
 """Maximum raw rows read for titles, in total and at once."""
 
 
-class _Rows(NamedTuple):
-    """A file with its id and title columns, and its rows."""
-
-    item: str
-    title: str
-    batches: Iterator[pa.RecordBatch]
-
-
 def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = None) -> tuple[str, dict[str, str]]:
     """The name of the title column, and the titles found for these documents.
 
@@ -63,30 +62,34 @@ def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = No
     """
     name, found = "", dict[str, str]()
     for url in urls:
-        read = 0
-        for rows in _places(url, column):
-            is_title = column is not None
-            for batch in rows.batches:
-                of_batch = _pairs(batch, rows)
-                if not is_title and not _one_to_one(of_batch):
-                    break  # such as a brand or seller name
-                is_title, name, read = True, rows.title, read + len(batch)
-                wanted = of_batch.filter(pc.is_in(of_batch["id"], pa.array([*ids - found.keys()], pa.string())))
-                found |= dict(zip(wanted["id"].to_pylist(), wanted["title"].to_pylist(), strict=True))
-                if found.keys() >= {*ids} or read >= _MOST_ROWS:
-                    break
-            if found.keys() >= {*ids} or read >= _MOST_ROWS:
+        for title, pairs in _title_pairs(url, column):
+            name = title
+            wanted = pairs.filter(pc.is_in(pairs["id"], pa.array([*ids - found.keys()], pa.string())))
+            found |= dict(zip(wanted["id"].to_pylist(), wanted["title"].to_pylist(), strict=True))
+            if found.keys() >= {*ids}:
                 break
     if column is not None and not name:
         raise InputError(f"titles: no raw rows of {', '.join(urls)} have a column {column!r} beside an item's id")
     return (name, found) if found else ("", {})
 
 
-def _pairs(batch: pa.RecordBatch, rows: _Rows) -> pa.Table:
-    """Distinct pairs of id and title, as text."""
-    arrays = [cols.without_dictionary(batch.column(name)).cast(pa.string()) for name in (rows.item, rows.title)]
-    pairs = pa.table(arrays, ["id", "title"]).drop_null()
-    return pairs.group_by(["id", "title"]).aggregate([])
+def _title_pairs(url: str, column: str | None) -> Iterator[tuple[str, pa.Table]]:
+    """The name of a title column, and distinct pairs of id and title, of one block of rows after the other."""
+    read = 0
+    for file, dialect, item, but in _files_of_items(url):
+        schema = read_schema(file, dialect)
+        for title in _titles(schema, column, but=but) if item in schema.names else ():
+            names = [name for name in schema.names if name in (item, title)]
+            raws = read_rows(file, schema, names, numbers=(), query=names[0], dialect=dialect, batch_rows=_AT_ONCE)
+            for number, raw in enumerate(raws):
+                texts = [cols.without_dictionary(raw.rows.column(name)).cast(pa.string()) for name in (item, title)]
+                pairs = pa.table(texts, ["id", "title"]).drop_null().group_by(["id", "title"]).aggregate([])
+                if column is None and number == 0 and not _one_to_one(pairs):
+                    break  # such as a brand or seller name
+                yield title, pairs
+                read += len(raw.rows)
+                if read >= _MOST_ROWS:
+                    return
 
 
 def _one_to_one(pairs: pa.Table) -> bool:
@@ -95,8 +98,8 @@ def _one_to_one(pairs: pa.Table) -> bool:
     return len(pairs) <= 1.1 * ids and titles >= 0.5 * ids and titles > 1
 
 
-def _places(url: str, column: str | None) -> Iterator[_Rows]:
-    """The files with titles, of a data set's items and of joined tables."""
+def _files_of_items(url: str) -> Iterator[tuple[str, Dialect, str, Sequence[str]]]:
+    """The files with items of a data set, joined tables first: file, dialect, id column, and columns without titles."""
     settings = prepare_settings_of(read_as(open_dataset(url)))
     source = validate(PrepareConfig, settings, url).source if settings else None
     if not isinstance(source, Items) or (item := source.columns.item) is None:
@@ -105,18 +108,9 @@ def _places(url: str, column: str | None) -> Iterator[_Rows]:
     for join in source.joins:
         if item in join.key:
             for file in _there(join.path):
-                yield from _rows_of(file, columns.dialect(file), join.key[item], column, but=[*join.key.values()])
+                yield file, columns.dialect(file), join.key[item], [*join.key.values()]
     for file in reversed(raw_files(open_dataset(url))):  # the test periods are the last ones
-        yield from _rows_of(file, columns.dialect(file), item, column, but=[item, columns.query])
-
-
-def _rows_of(file: str, dialect: Dialect, item: str, column: str | None, *, but: Sequence[str]) -> Iterator[_Rows]:
-    """The rows of a file with each of its possible titles."""
-    schema = read_schema(file, dialect)
-    for title in _titles(schema, column, but=but) if item in schema.names else ():
-        names = [name for name in schema.names if name in (item, title)]
-        raws = read_rows(file, schema, names, numbers=(), query=names[0], dialect=dialect, batch_rows=_AT_ONCE)
-        yield _Rows(item, title, (raw.rows for raw in raws))
+        yield file, columns.dialect(file), item, [item, columns.query]
 
 
 def _there(path: str) -> list[str]:
@@ -145,7 +139,7 @@ def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[B
     `titles` is the raw column with document titles; by default it is searched.
     """
     first, second = sources.compared()
-    of_methods = values(sources, [first, second])
+    of_methods = primary_values(sources, [first, second])
     lead_Q = of_methods[second] - of_methods[first]
     order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
     picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
@@ -183,7 +177,7 @@ def _most_important(sources: Sources) -> list[str]:
 
 def _list_tables(
     sources: Sources,
-    part: Read,
+    part: ScoredGroups,
     methods: tuple[str, str],
     names: Sequence[str],
     selection: Selection,
@@ -191,8 +185,8 @@ def _list_tables(
 ) -> Iterator[Table]:
     (one, other), (title, titles) = methods, titled
     worth = sources.gains_called
-    columns = [[feature.name for feature in selection.features].index(name) for name in names]
-    shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
+    places = [[feature.name for feature in selection.features].index(name) for name in names]
+    shown_as = [partial(_shown_as, sources, selection.features[place]) for place in places]
     bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
     for q, (first, last) in enumerate(bounds):
         labels_L = labels_in(part.groups)[first:last].numpy()
@@ -200,28 +194,26 @@ def _list_tables(
         close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
         shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
         ids, gains = (_lists_of(part, name)[q] for name in ("doc_ids", "gains"))
-        gains = gains if worth else None
-        values_LF = part.groups.features_NF[first:last, columns].numpy()
-        rows = [
-            [
-                f"{labels_L[i]:g}",
-                f"{ranks[other][i]}",
-                f"{ranks[one][i]}",
-                *([_number_or_dash(gains[i])] if gains else []),
-                str(ids[i]) if ids else f"{i + 1}",
-                *([_cut(titles.get(ids[i], "-"))] if title and ids else []),
-                *(show(value) for show, value in zip(shown_as, values_LF[i].tolist(), strict=True)),
-            ]
-            for i in shown
+        columns = [
+            ("label", [f"{label:g}" for label in labels_L[shown]]),
+            (f"rank by {other}", [f"{rank}" for rank in ranks[other][shown]]),
+            (f"rank by {one}", [f"{rank}" for rank in ranks[one][shown]]),
         ]
-        header = ["label", f"rank by {other}", f"rank by {one}", *([worth] if gains else []), "document"]
-        header += [*([title] if title and ids else []), *names]
+        if worth and gains:
+            columns.append((worth, [_number_or_dash(gains[i]) for i in shown]))
+        columns.append(("document", [str(ids[i]) if ids else f"{i + 1}" for i in shown]))
+        if title and ids:
+            columns.append((title, [_cut(titles.get(ids[i], "-")) for i in shown]))
+        values_FL = part.groups.features_NF[first:last][shown][:, places].T.tolist()
+        for name, show, values_L in zip(names, shown_as, values_FL, strict=True):
+            columns.append((name, [*map(show, values_L)]))
+        rows = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
         caption = f"query {part.ids.column('query_id')[q].as_py()}{_about(part, q)}, {last - first} documents"
         shades = [charts.shade(float(labels_L[i]), float(labels_L.max())) for i in shown]
-        yield Table(header, rows, caption=caption, shades=shades)
+        yield Table([name for name, _ in columns], rows, caption=caption, shades=shades)
 
 
-def _lists_of(part: Read, name: str) -> list[list[Any] | None]:
+def _lists_of(part: ScoredGroups, name: str) -> list[list[Any] | None]:
     """A column of documents by group; None for a group without it."""
     if name not in part.ids.column_names:
         return [None] * len(part.ids)
@@ -229,7 +221,7 @@ def _lists_of(part: Read, name: str) -> list[list[Any] | None]:
     return values
 
 
-def _about(part: Read, q: int) -> str:
+def _about(part: ScoredGroups, q: int) -> str:
     """The `meta_*` values of a group, in brackets."""
     meta = {name: part.ids.column(name)[q].as_py() for name in part.ids.column_names if name.startswith(META)}
     said = [f"{name.removeprefix(META)} {_cut(str(value))}" for name, value in meta.items() if value is not None]

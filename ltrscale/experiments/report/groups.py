@@ -1,4 +1,4 @@
-"""Sections that read the data: embeddings, agreement, rank 1, outliers, quarantine; also test groups with scores.
+"""Sections that read the data: embeddings, agreement, rank 1 and outliers; test groups with scores.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
@@ -18,7 +18,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, scorers_of, with_tokens_of
 from ltrscale.bundle.explanations import Driver, Reasoner, drivers_of
-from ltrscale.data.dataset.manifest import open_dataset, places
+from ltrscale.data.dataset.manifest import places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
@@ -46,7 +46,7 @@ _COUNTED_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
-class Read:
+class ScoredGroups:
     """Test groups of one row group of the data, with the scores of some methods."""
 
     groups: QueryGroups
@@ -62,7 +62,7 @@ def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     return test.taking(chosen_Q)
 
 
-def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
+def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[ScoredGroups]:
     """The groups of a selection, with the scores of the first trial of each method."""
     evaluated = sources.evaluated
     committed = {
@@ -80,7 +80,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
         for name, of_scores in committed.items():
             (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.scores_from_tables([of_groups]))(groups).double()
-        yield Read(groups, ids, {name: scores[name] for name in methods})
+        yield ScoredGroups(groups, ids, {name: scores[name] for name in methods})
 
 
 def _meta_of(row_group: RowGroup) -> list[str]:
@@ -90,7 +90,7 @@ def _meta_of(row_group: RowGroup) -> list[str]:
     return [name for name in names if name.startswith(META)][:_META_SHOWN]
 
 
-def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """The primary metric of every test group by the first trial of each method, NaN where undefined."""
     url = sources.url
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
@@ -156,7 +156,7 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
 
 def _sampled(sources: Sources, documents: int, seed: int) -> Selection:
     """Random test groups with a defined primary metric, until they have enough documents."""
-    (defined_Q,) = values(sources, [sources.evaluation.methods[0].name]).values()
+    (defined_Q,) = primary_values(sources, [sources.evaluation.methods[0].name]).values()
     numbers = np.flatnonzero(~np.isnan(defined_Q))
     if not len(numbers):
         raise InputError("no test group has a relevant document; evaluate other periods")
@@ -292,24 +292,3 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
     limit = f", the first {_HISTOGRAMS} features with a rule" if len(ruled) > _HISTOGRAMS else ""
     yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")
-
-
-def quarantine(sources: Sources) -> Iterator[Block]:
-    """Rows and groups read, kept and rejected per data set, the rules that rejected them, and losses of texts."""
-    splits = sources.evaluated.splits.by_name.values()
-    rows, rules, texts = list[TableRow](), list[TableRow](), list[TableRow]()
-    for url in dict.fromkeys(url for split in splits for url in split.data):
-        manifest = open_dataset(url).manifest
-        a = manifest.accounting
-        of_rows = {"rows": a.rows_in, "kept": a.rows_kept, "rejected": a.rows_rejected, "merged": a.rows_merged}
-        of_groups = {"groups": a.groups_in, "kept groups": a.groups_kept, "rejected groups": a.groups_rejected}
-        rows.append({"data set": url, **of_rows, **of_groups, "files": len(manifest.quarantine)})
-        rules += [{"data set": url, "rule": rule, "rows": n} for rule, n in a.rules.items()]
-        for column, s in manifest.token_summaries.items():
-            counts = {"texts": s.lists, "empty": s.empty, "tokens kept": s.tokens, "longest": s.longest}
-            cuts = {"texts cut": s.cut_lists, "tokens cut": s.cut_tokens}
-            texts.append({"data set": url, "tokens": column, **counts, **cuts})
-    yield Table.from_rows(rows, "Rows are kept, rejected, or merged with another row of their document")
-    yield Table.from_rows(rules, "Why rows were rejected") if rules else Text("No rule has rejected a row.")
-    if texts:
-        yield Table.from_rows(texts, "Texts of queries and documents")

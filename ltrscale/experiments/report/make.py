@@ -155,7 +155,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section(
             "Differences", "In which groups do two methods differ most?", differing(sources, job.lists, job.titles)
         ),
-        section("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
+        section("Quarantine", "What was left out of the data, and why?", results.quarantine(sources)),
         section("Cost", "What has each model cost?", results.cost(sources, job.study)),
     ]
 

@@ -1,4 +1,4 @@
-"""Sections from records: leaderboard, slices, periods, gate, study, search, learning curves, features and cost."""
+"""Sections from records: leaderboard, periods, gate, study, search, learning curves, features, cost, quarantine."""
 
 import statistics
 from collections import defaultdict
@@ -149,13 +149,8 @@ def _thinned(curve: _LinePoints) -> _LinePoints:
 
 def feature_blocks(sources: Sources) -> Iterator[Block]:
     """Importances of the trees of each method, and how often each feature is missing."""
-    of_methods: dict[str, dict[str, float]] = {}
-    for name, url in sources.bundles():
-        try:
-            importances = sources.opened(url).importances()
-            of_methods |= {} if importances is None else {name: importances}
-        except InputError as error:
-            yield LeftOut(f"{name}: {error}")
+    of_methods, unread = sources.importances
+    yield from unread
     if of_methods:
         most = {
             name: max(of.get(name, 0.0) for of in of_methods.values()) for name in set().union(*of_methods.values())
@@ -250,3 +245,24 @@ def _spent(url: str, what: str) -> dict[str, str]:
     rates = [line["documents_per_s"] for line in records(url) if "documents_per_s" in line]
     rate = cell(statistics.median(rates) if rates else None, ",.0f")
     return {f"{what}, min": cell(minutes(url), ".2f"), f"{what}, documents/s": rate}
+
+
+def quarantine(sources: Sources) -> Iterator[Block]:
+    """Rows and groups read, kept and rejected per data set, the rules that rejected them, and losses of texts."""
+    splits = sources.evaluated.splits.by_name.values()
+    rows, rules, texts = list[TableRow](), list[TableRow](), list[TableRow]()
+    for url in dict.fromkeys(url for split in splits for url in split.data):
+        manifest = open_dataset(url).manifest
+        a = manifest.accounting
+        of_rows = {"rows": a.rows_in, "kept": a.rows_kept, "rejected": a.rows_rejected, "merged": a.rows_merged}
+        of_groups = {"groups": a.groups_in, "kept groups": a.groups_kept, "rejected groups": a.groups_rejected}
+        rows.append({"data set": url, **of_rows, **of_groups, "files": len(manifest.quarantine)})
+        rules += [{"data set": url, "rule": rule, "rows": n} for rule, n in a.rules.items()]
+        for column, s in manifest.token_summaries.items():
+            counts = {"texts": s.lists, "empty": s.empty, "tokens kept": s.tokens, "longest": s.longest}
+            cuts = {"texts cut": s.cut_lists, "tokens cut": s.cut_tokens}
+            texts.append({"data set": url, "tokens": column, **counts, **cuts})
+    yield Table.from_rows(rows, "Rows are kept, rejected, or merged with another row of their document")
+    yield Table.from_rows(rules, "Why rows were rejected") if rules else Text("No rule has rejected a row.")
+    if texts:
+        yield Table.from_rows(texts, "Texts of queries and documents")

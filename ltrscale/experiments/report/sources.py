@@ -6,7 +6,6 @@ Each raises an `InputError` if it is missing or unreadable; the section that nee
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +22,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.ingest.leaks import category_names, examine_features, questions
 from ltrscale.ranking.single_feature import SingleFeature
+from ltrscale.reports.document import LeftOut
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 
 _MUCH_GAIN = 0.03
@@ -118,8 +118,9 @@ class Sources:
     def memorised(self) -> Mapping[str, str]:
         """A sentence on each feature with much of the trees' gain that alone ranks like chance."""
         by_feature = {}
+        of_methods, _ = self.importances
         for feature in self.single_features:
-            shares = {method: of.get(feature.name, 0.0) for method, of in self.importances.items()}
+            shares = {method: of.get(feature.name, 0.0) for method, of in of_methods.items()}
             much = [f"{share:.0%} of the gain of {method}" for method, share in shares.items() if share >= _MUCH_GAIN]
             if feature.like_chance and much:
                 by_feature[feature.name] = (
@@ -129,13 +130,16 @@ class Sources:
         return by_feature
 
     @cached_property
-    def importances(self) -> Mapping[str, Mapping[str, float]]:
-        """Column importances of each method with trees, as far as bundles can be read."""
-        found = {}
+    def importances(self) -> tuple[dict[str, dict[str, float]], list[LeftOut]]:
+        """Column importances of each method with trees, and a line for each bundle that cannot be read."""
+        found, unread = {}, []
         for method, url in self.bundles():
-            with suppress(InputError):
-                found[method] = self.opened(url).importances()
-        return {method: of for method, of in found.items() if of is not None}
+            try:
+                if (of_method := self.opened(url).importances()) is not None:
+                    found[method] = of_method
+            except InputError as error:
+                unread.append(LeftOut(f"{method}: {error}"))
+        return found, unread
 
     @cached_property
     def gains_called(self) -> str:
