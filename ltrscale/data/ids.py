@@ -37,6 +37,19 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> Bits:
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
+PARTS = 6
+
+
+def parts(ids: Iterable[str]) -> list[str]:
+    """The part of each query, `part-1` to `part-6`, by a hash of its id: parts of a log that has no times.
+
+    Example:
+        >>> parts(["shoes", "coat", "shoes"])
+        ['part-6', 'part-5', 'part-6']
+    """
+    return [f"part-{number + 1}" for number in (hash_ids(ids, scope="part") % PARTS).tolist()]
+
+
 def save_hashes(path: Path, hashes: Bits) -> None:
     """Write hashes as a NumPy array to exactly this path."""
     with named_errors(str(path), "write"), path.open("wb") as stream:

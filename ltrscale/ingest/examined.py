@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.ids import parts
 from ltrscale.data.times import Clock, instants, is_time, periods
 from ltrscale.data.vectors import Vectors, is_vector, lists_of_texts
 from ltrscale.errors import InputError, nearest, suggestion
@@ -267,8 +268,10 @@ class Examined:
             self.reject(lacking_N, f"column {name!r} has no value")
         return text_N
 
-    def periods(self, mapping: ColumnMapping | ListColumns) -> pa.StringArray | None:
-        """The period of each row, if a column determines it."""
+    def periods(self, mapping: ColumnMapping | ListColumns, queries_N: pa.StringArray) -> pa.StringArray | None:
+        """The period of each row, if a column or the query determines it."""
+        if mapping.period == "part":
+            return pa.array(parts(queries_N.fill_null("").to_pylist()), pa.string())
         if mapping.period_column is not None and mapping.period_column in self.batch.schema.names:
             return self.texts(mapping.period_column, required=True)
         if mapping.time is None:

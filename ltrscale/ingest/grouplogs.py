@@ -104,7 +104,7 @@ class _GroupBlocks:
         lengths_G = self._examine(groups)
         of_queries, of_documents = self._tokens(groups, lengths_G)
         ids_G = groups.texts(mapping.query, required=True)
-        periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
+        periods_G, meta = groups.periods(mapping, ids_G), groups.meta(mapping.meta)
         rejected = groups.rejections(raw.lines_N, raw.texts, ids_G, lengths_G)
 
         good_G = np.flatnonzero(~groups.bad_N)

@@ -251,7 +251,7 @@ class ItemBlocks:
             features_NF=self._features(rows),
             labels_N=rows.labels(mapping),
             period=mapping.path_period(self.url),
-            periods_N=rows.periods(mapping),
+            periods_N=rows.periods(mapping, ids[0]),
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
             columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
             | rows.meta(mapping.meta)

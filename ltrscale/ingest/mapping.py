@@ -25,6 +25,8 @@ from ltrscale.ingest.validate import Unjudged
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
+PeriodKind = PeriodUnit | Literal["part"]
+"""What a log is divided by: units of time, or parts of its queries."""
 Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
 """The value to use for a missing one."""
 
@@ -39,8 +41,9 @@ class _Columns(Config):
     ISO 8601 and for numbers since 1970. Days that are written as numbers, such as 20260214, need "%Y%m%d"."""
     time_zone: str = "UTC"
     """The log's zone, such as Europe/Berlin: of times that do not state one, and that in which days begin."""
-    period: PeriodUnit = "week"
-    """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09)."""
+    period: PeriodKind = "week"
+    """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09). Or `part`, for a log
+    without times: the queries are dealt to part-1 to part-6 by the hash of their ids."""
     period_column: str | None = None
     """Column that has the period itself, or a part of the path that does (.../name=value/...)."""
     positions: str | None = None
@@ -89,6 +92,8 @@ class _Columns(Config):
     def _one_period(self) -> Self:
         if self.time is not None and self.period_column is not None:
             raise ValueError("give time or period_column, not both")
+        if self.period == "part" and self.period_column is not None:
+            raise ValueError("period: part deals queries to periods, and period_column names these; leave one out")
         return self
 
     def _check_side(self, features: Sequence[str]) -> None:

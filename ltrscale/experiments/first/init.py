@@ -124,7 +124,7 @@ class InitJob(Config):
         runs, notes = _runs(out, guessed, counted)
         clicks = clicks_text(out, guessed)
         texts |= runs | ({"clicks": clicks} if clicks else {})
-        return texts, [*map(escaped, summary(guessed)), *notes, *_why_less(guessed, counted.periods, columns)]
+        return texts, [*map(escaped, summary(guessed)), *notes, *_why_less(guessed, counted, columns)]
 
 
 def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str], list[str]]:
@@ -199,14 +199,19 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _why_less(guessed: Guess, periods: Sequence[str], columns: Sequence[LogColumn]) -> Iterator[str]:
+def _why_less(guessed: Guess, counted: LogCounts, columns: Sequence[LogColumn]) -> Iterator[str]:
     for column in guessed.optional:
         yield f"{column.name} is missing from {column.lacking}, and perhaps other files: a missing value there"
     for name in sorted({each.name for each in columns if each.lacking} & {*guessed.others}):
         yield f"{name} is not in all files, and not used: {guessed.others[name]}"
     if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
-    if len(periods) < FEWEST_PERIODS:
+    if counted.unit == "part":
+        yield (
+            f"no column with times over {FEWEST_PERIODS} periods: queries are dealt to six parts at random, and a test "
+            "on some of these is kinder than one on later times"
+        )
+    elif len(counted.periods) < FEWEST_PERIODS:
         yield f"no column with times over {FEWEST_PERIODS} periods, by which a pipeline.yaml would divide the log"
     if guessed.label is not None and (guessed.clicks is not None or not guessed.label.numeric):
         needed = {

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import yaml
 
 from ltrscale import storage
-from ltrscale.data.times import PeriodUnit
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.first.prepare import escaped, flow, plain_yaml
+from ltrscale.ingest.mapping import PeriodKind
 from ltrscale.progress import called
 
 FINETUNED = {256: 24_000, 1024: 47_000}
@@ -133,7 +133,7 @@ def engine_score(features: Sequence[str]) -> str | None:
 
 def first_runs(
     out: str,
-    unit: PeriodUnit,
+    unit: PeriodKind,
     periods: Sequence[str],
     size: LogSize,
     *,
@@ -158,6 +158,7 @@ def first_runs(
     common = {
         "data": plain_yaml(storage.join(out, "data")),
         "unit": unit,
+        "why": "queries at random, as there are no times" if unit == "part" else _SEES,
         "train": period_range(train),
         "left_out": "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time",
         "validation": period_range(validation),
@@ -166,7 +167,8 @@ def first_runs(
     takes = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores"
     takes += f" ({', '.join(f'{stage} {minutes:.1f}' for stage, minutes in sizes.minutes.items())})."
     texts = {"pipeline": _pipeline_text(out, sizes, score, takes, common)}
-    texts["weekly"] = weekly_text(out, unit, moving)
+    if unit != "part":  # nothing comes after the last part
+        texts["weekly"] = weekly_text(out, unit, moving)
     notes = [f"pipeline.yaml: {takes}"]
     labelled, validating, testing = (len(part) / n * lists for part in (train, validation, test))
     if not (numbers := [number for number in _LABELLED if number <= labelled / 2]) or testing < 2:
@@ -246,6 +248,7 @@ _ENGINE = """\
       gbdt: {{{trees}, monotone: {{{score}: 1, "score of *": 1}}}}
 """
 
+_SEES = "a ranker in production never sees the future"
 _PIPELINE = """\
 # Made by jobs.init: trees, a network, and the same network pretrained without labels, compared on the last periods. The
 # networks' settings are the best of a study with 30 to 3,000 labelled lists: docs/results/study-news.md of ltrscale.
@@ -253,7 +256,7 @@ _PIPELINE = """\
 out: {out}
 data: {data} # jobs.prepare makes it
 
-splits: # by {unit}: a ranker in production never sees the future
+splits: # by {unit}: {why}
   train: {{periods: {train}}}{left_out}
   validation: {{periods: {validation}}}
   test: {{periods: {test}}}

@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import CHECK
+from ltrscale.data import columns as cols
+from ltrscale.data.ids import parts
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8
-from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.mapping import ColumnMapping, PeriodKind
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Choice
 from ltrscale.ingest.structure import Structure
@@ -96,9 +98,10 @@ class LogCounts:
     """Number of these lists."""
     unjudged: int
     """Rows without a label in lists where other rows have one."""
-    unit: PeriodUnit
+    unit: PeriodKind
+    """What the log is divided by: `part` where it has no times over enough periods."""
     periods: tuple[str, ...]
-    """The periods with labels; empty without a time."""
+    """The periods with labels; empty without labels or a time."""
 
 
 def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
@@ -114,7 +117,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         repeated = len(pairs) - len(np.unique(pairs))
     labels_N, unjudged = row_labels(guessed, structure, codes_N)
     apart_Q = informative_lists(codes_N, labels_N)
-    unit, periods = _periods(guessed, structure, codes_N, labels_N)
+    unit, periods = _divided(guessed, structure, codes_N, labels_N)
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -159,6 +162,19 @@ def informative_lists(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64])
     first_Q[lists_M] = labels_M
     apart_Q[lists_M[labels_M != first_Q[lists_M]]] = True
     return apart_Q
+
+
+def _divided(
+    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]
+) -> tuple[PeriodKind, tuple[str, ...]]:
+    """The longest unit of time that gives enough periods with labels; or parts of the queries, if there are enough."""
+    unit, names = _periods(guessed, structure, lists_N, labels_N)
+    if len(names) >= FEWEST_PERIODS or guessed.label is None:
+        return unit, names
+    of_queries = structure.codes[guessed.query.name][(lists_N >= 0) & ~np.isnan(labels_N)]
+    queries_V, _ = cols.texts(structure.values[guessed.query.name].take(pa.array(np.unique(of_queries))))
+    dealt = tuple(sorted({*parts(queries_V.fill_null("").to_pylist())}))
+    return ("part", dealt) if len(dealt) >= FEWEST_PERIODS else (unit, names)
 
 
 def _periods(
@@ -317,7 +333,9 @@ def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
 
 
 def _times(guessed: Guess, counted: LogCounts) -> Iterator[str]:
+    dealt = "part # part-1 to part-6, by the hash of the query: there are no times over several periods"
     if guessed.time is None:
+        yield from [f"      period: {dealt}"] if counted.unit == "part" else []
         return
     yield from _role("time", guessed.time, guessed.choices.get("time"))
     span = " to ".join(dict.fromkeys([*counted.periods[:1], *counted.periods[-1:]])) or "no period with labels"
@@ -327,7 +345,7 @@ def _times(guessed: Guess, counted: LogCounts) -> Iterator[str]:
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
         yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # last, because it reads the most
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
-    yield f"      period: {counted.unit} # {span}"
+    yield f"      period: {dealt if counted.unit == 'part' else f'{counted.unit} # {span}'}"
 
 
 def _column_list(
