@@ -26,7 +26,7 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.report.groups import (
     META,
-    ScoredGroups,
+    GroupsAndScores,
     chosen_groups,
     labels_in,
     primary_values,
@@ -177,7 +177,7 @@ def _most_important(sources: Sources) -> list[str]:
 
 def _list_tables(
     sources: Sources,
-    part: ScoredGroups,
+    part: GroupsAndScores,
     methods: tuple[str, str],
     names: Sequence[str],
     selection: Selection,
@@ -213,7 +213,7 @@ def _list_tables(
         yield Table([name for name, _ in columns], rows, caption=caption, shades=shades)
 
 
-def _lists_of(part: ScoredGroups, name: str) -> list[list[Any] | None]:
+def _lists_of(part: GroupsAndScores, name: str) -> list[list[Any] | None]:
     """A column of documents by group; None for a group without it."""
     if name not in part.ids.column_names:
         return [None] * len(part.ids)
@@ -221,7 +221,7 @@ def _lists_of(part: ScoredGroups, name: str) -> list[list[Any] | None]:
     return values
 
 
-def _about(part: ScoredGroups, q: int) -> str:
+def _about(part: GroupsAndScores, q: int) -> str:
     """The `meta_*` values of a group, in brackets."""
     meta = {name: part.ids.column(name)[q].as_py() for name in part.ids.column_names if name.startswith(META)}
     said = [f"{name.removeprefix(META)} {_cut(str(value))}" for name, value in meta.items() if value is not None]

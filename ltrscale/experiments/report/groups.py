@@ -46,7 +46,7 @@ _COUNTED_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
-class ScoredGroups:
+class GroupsAndScores:
     """Test groups of one row group of the data, with the scores of some methods."""
 
     groups: QueryGroups
@@ -62,7 +62,9 @@ def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     return test.taking(chosen_Q)
 
 
-def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[ScoredGroups]:
+def read_groups_scored(
+    sources: Sources, selection: Selection, methods: Sequence[str] = ()
+) -> Iterator[GroupsAndScores]:
     """The groups of a selection, with the scores of the first trial of each method."""
     evaluated = sources.evaluated
     committed = {
@@ -80,7 +82,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
         for name, of_scores in committed.items():
             (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.scores_from_tables([of_groups]))(groups).double()
-        yield ScoredGroups(groups, ids, {name: scores[name] for name in methods})
+        yield GroupsAndScores(groups, ids, {name: scores[name] for name in methods})
 
 
 def _meta_of(row_group: RowGroup) -> list[str]:
