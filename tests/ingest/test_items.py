@@ -5,6 +5,7 @@ import io
 import json
 import lzma
 import math
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,33 @@ def test_documentation_search_csv(shared_data: Path) -> None:
     assert names == sorted(name for name in expected[0] if name not in ("grade", "query_id"))
     features_NF = np.array([[float(row[name]) for name in names] for row in expected], np.float32)
     np.testing.assert_array_equal(rows.features_NF, features_NF)
+
+
+def test_parts_follow_from_queries_alone(tmp_path: Path) -> None:
+    """Other lists of a query, in other files and orders, are in its part; and each part has about as many queries."""
+    rng = np.random.default_rng(0)
+    queries = [f"q{number}" for number in range(3000)]
+    mapping = ColumnMapping(query="q", within=("day",), label="y", features=("f*",), period="part")
+
+    def parts_of(order: list[str], day: int) -> dict[str, str]:
+        columns = {"q": order, "day": [day] * len(order), "y": [1.0] * len(order), "f1": rng.normal(size=len(order))}
+        rows, rejected = read(write_parquet(tmp_path, columns), mapping)
+        assert rejected == []
+        assert rows.periods_N is not None
+        return dict(zip(order, rows.periods_N.to_pylist(), strict=True))
+
+    parts = parts_of(queries, 1)
+    assert parts_of(queries[::-1][:100], 2) == {query: parts[query] for query in queries[-100:]}
+    counts = Counter(parts.values())
+    assert sorted(counts) == [f"part-{number}" for number in range(1, 7)]
+    assert min(counts.values()) > 420
+    lists = {"q": queries[:50], "y": [[1.0, 0.0]] * 50, "f1": [[0.1, 0.2]] * 50}
+    as_lists = ListColumns(query="q", labels="y", features=("f1",), names=("f1",), period="part")
+    rows, _ = rows_of(GroupRows(columns=as_lists), write_parquet(tmp_path, lists))
+    assert rows.periods_N is not None
+    assert rows.periods_N.to_pylist() == [parts[query] for query in queries[:50] for _ in range(2)]
+    with pytest.raises(ValidationError, match="leave one out"):
+        ColumnMapping(query="q", features=("f*",), period="part", period_column="day")
 
 
 SESSIONS = ColumnMapping(**NEWS, meta=("session_id",))

@@ -18,6 +18,7 @@ from ltrscale.config import load
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineJob
@@ -316,6 +317,33 @@ def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -
     assert not (tmp_path / "out" / "pipeline.yaml").exists()
     job.run()
     assert open_dataset(job.out).manifest.counts().labelled == 0
+
+
+@pytest.mark.parametrize("times", ["none", "one day"])
+def test_a_log_without_times_is_divided_by_its_queries(
+    tmp_path: Path, times: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = shopping_log(60).drop(columns=["listed_on", *(["searched_at"] if times == "none" else [])])
+    if times != "none":
+        log["searched_at"] = "01.02.2026 09:30"
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    with caplog.at_level("INFO", "ltrscale"):
+        job = start(tmp_path / "shop.csv")
+    assert "queries are dealt to six parts at random" in caplog.text
+    job.run()
+    manifest = open_dataset(job.out).manifest
+    assert manifest.periods == [f"part-{number}" for number in range(1, 7)]
+    pipeline = load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml"))
+    assert pipeline.splits.test is not None
+    named = [split.periods for split in pipeline.splits.by_name.values()]
+    assert named == [("part-1..part-4",), ("part-5",), ("part-6",)]
+    assert not (tmp_path / "out" / "weekly.yaml").exists()
+    chosen = AutoJob(out=str(tmp_path / "auto"), data=job.out).resolved()
+    assert [split.periods for split in chosen.by_name.values()] == [
+        ("part-1", "part-2", "part-3", "part-4"),
+        ("part-5",),
+        ("part-6",),
+    ]
 
 
 def wide_log(path: Path, features: int) -> Path:
