@@ -218,7 +218,7 @@ class _Run:
     def state(self) -> RunState:
         """What has been done and spent by now."""
         refits, cutoff = self.refit_splits is not None, self.config.evaluate.primary_cutoff
-        return RunState(self.record, self.sizes, self.kept.spent, refits, cutoff, self.validated)
+        return RunState(self.record, self.sizes, self.kept.spent, refits, cutoff)
 
     @cached_property
     def refit_splits(self) -> Splits | None:
@@ -259,13 +259,14 @@ class _Run:
             log.warning("auto: no %s: %s", entry.name, error)  # half of few labels may have no relevant document
             outcome = {"state": "left out", "says": str(error)}
         else:
-            outcome = {"state": "done", "url": url, "scores": self.scored(entry, url)}
+            value = validation_metric(url, self.config.evaluate.primary)
+            outcome = {"state": "done", "url": url, "scores": self.scored(entry, url), "validation": value}
         spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
         minutes = {"minutes": spent.seconds / 60 if spent else 0.0, "processor": entry.processor + used}
         ended = entry.replace(**minutes, **outcome)
         self.kept.note(ended)
         if ended.state == "done":
-            values = (ended.minutes, metric_label(self.config.evaluate.primary), self.validated(ended.url))
+            values = (ended.minutes, metric_label(self.config.evaluate.primary), ended.validation)
             log.info("auto: %s in %.1f minutes, validation %s %s", ended.name, *values)
 
     def model(self, entry: Entry) -> str:
@@ -296,10 +297,6 @@ class _Run:
             if time.monotonic() - began > _MEASURED_S:
                 break
         return round(documents / max(time.monotonic() - began, 1e-9), 1)
-
-    def validated(self, url: str) -> float | None:
-        """A bundle's metric on validation."""
-        return validation_metric(url, self.config.evaluate.primary)
 
     def means(self) -> dict[str, str]:
         """The first model of each method, and the mean of its models if there are several."""

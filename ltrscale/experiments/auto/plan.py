@@ -7,7 +7,7 @@
 | which share of the test lists judges | `share_of_test` | `test_share` |
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -28,6 +28,7 @@ from ltrscale.experiments.auto.settings import (
     Given,
     Planned,
     Speed,
+    slower,
 )
 from ltrscale.experiments.first.pipeline import SCORED
 
@@ -37,6 +38,8 @@ _RESERVED, _LEAST_RESERVED = 0.1, 0.1
 """Share of the budget for blend, test and leaderboard, and further minutes."""
 _MOST_TEST, _LEAST_TEST = 0.02, 0.01
 """The largest share of the budget to test a model, and the least share of the test lists to judge on."""
+_FAR_BEHIND = 0.95
+"""A method whose first model has less than this share of the best one's validation metric gets no other seed."""
 _REFIT = 1.2
 """Time of a refit relative to training, because it reads validation too."""
 
@@ -54,8 +57,6 @@ class RunState:
     """Whether the ranker's models will be refitted."""
     cutoff: int
     """Cut-off of the NDCG that chooses."""
-    validated: Callable[[str], float | None]
-    """The metric of a bundle on validation, which chooses the teachers of a student."""
 
     @property
     def left(self) -> float:
@@ -102,7 +103,8 @@ class RunState:
     def whole_test_minutes(self, name: str) -> float:
         """Minutes to score the whole test split with a model, once for all rankers that contain it."""
         measured = [entry.scores for entry in self.record.done(name) if entry.scores]
-        return self.sizes.tested / (measured[0] if measured else self.speed.scored / KNOWN_METHODS[name].slower) / 60
+        rate = measured[0] if measured else self.speed.scored / slower(name, self.sizes.log.features)
+        return self.sizes.tested / rate / 60
 
     def again_minutes(self, name: str) -> float:
         """Minutes to train one more model of a method."""
@@ -178,19 +180,25 @@ def better_network(state: RunState) -> str | None:
     networks = {name: done for name in (SCRATCH, PRETRAINED_NETWORK) if (done := state.record.done(name))}
     if not networks or min(map(len, networks.values())) < TEACHERS:
         return None
-    means = {name: fmean(state.validated(entry.url) or 0.0 for entry in done) for name, done in networks.items()}
+    means = {name: fmean(entry.validation or 0.0 for entry in done) for name, done in networks.items()}
     return max(means, key=lambda name: means[name])
 
 
 def method_of_fewest(state: RunState) -> str | None:
-    """The method with the fewest models, of which one more fits; None if none does."""
-    counts = {name: len(state.record.done(name)) for name, known in KNOWN_METHODS.items() if known.again}
+    """The method with the fewest models, of which one more fits, unless validation finds it far behind.
+
+    None if there is none.
+    """
+    counts = {name: len(state.record.done(name)) for name, method in KNOWN_METHODS.items() if method.again}
     counts = counts if any(counts.values()) else {TREES: len(state.record.done(TREES))}
     failed = {entry.method for entry in state.record.entries if entry.state in ("late", "left out")}
+    first = {name: state.record.done(name)[0].validation for name, count in counts.items() if count}
+    known = {name: value for name, value in first.items() if value is not None}
+    behind = {name for name, value in known.items() if value < _FAR_BEHIND * max(known.values())}
 
     def fits(name: str) -> bool:
         minutes = (1 + state.refit_factor) * state.again_minutes(name) + state.test_minutes(name)
-        return name not in failed and minutes < state.left
+        return name not in failed | behind and minutes < state.left
 
     open_to_more = [name for name, count in counts.items() if 0 < count < MOST_MODELS and fits(name)]
     return min(open_to_more, key=lambda name: counts[name], default=None)

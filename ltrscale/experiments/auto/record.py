@@ -42,6 +42,8 @@ class Entry(Strict):
     """Minutes of processors for it, of this process and the children that have ended."""
     scores: float | None = None
     """Documents that the model scored a second, with reading; None if it was not measured."""
+    validation: float | None = None
+    """The metric that chooses, on validation."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
     """`late`: the time is too short for it; `left out`: the data do not fit it."""
     url: str = ""

@@ -247,7 +247,12 @@ def _tabm(given: Given) -> Planned:
     network = {**finetune["network"], "encoder": encoder, "numbers": {"kind": "ple", "bins": 16}}
     optimizer = {**finetune["optimizer"], "learning_rate": 1e-3}
     finetune = {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}
-    return _network(given, {"kind": "neural", "finetune": finetune}, slower=KNOWN_METHODS[TABM].slower)
+    return _network(given, {"kind": "neural", "finetune": finetune}, slower=slower(TABM, given.sizes.log.features))
+
+
+def slower(name: str, features: int) -> float:
+    """Time of a method relative to the network's; TabM's grows with the features (2026-11-28, scoring on a CPU)."""
+    return 4.6 + features / 15 if name == TABM else 1.0
 
 
 def _network(given: Given, settings: Mapping[str, Any], *, slower: float = 1.0) -> Planned:
@@ -269,8 +274,6 @@ class _Known(NamedTuple):
     """Maximum share of the budget for its first model; the rest is for further models, blend, test and refit."""
     again: bool = False
     """Whether it has further models of other seeds."""
-    slower: float = 1.0
-    """Time relative to the network, in training and scoring (2026-11-26)."""
 
 
 KNOWN_METHODS = {
@@ -279,7 +282,7 @@ KNOWN_METHODS = {
     LINEAR: _Known(_linear, 0.04),
     IN_CONTEXT: _Known(_in_context, 0.06),
     SCRATCH: _Known(lambda given: _network(given, given.methods()[SCRATCH]), 0.08, again=True),
-    TABM: _Known(_tabm, 0.12, again=True, slower=5.0),
+    TABM: _Known(_tabm, 0.12, again=True),
     PRETRAINED_NETWORK: _Known(_pretrained, 0.25, again=True),
     STUDENT: _Known(_student, 0.12),
 }

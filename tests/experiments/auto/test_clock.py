@@ -66,9 +66,6 @@ class Machine(_Run):
     def scored(self, entry: Entry, url: str) -> float | None:  # noqa: ARG002
         return 50_000.0 / self.slowness()
 
-    def validated(self, url: str) -> float | None:
-        return float(len(url))
-
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(LOGS), st.sampled_from([5.0, 60.0]), st.booleans())
 def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
@@ -89,6 +86,7 @@ def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
             "ltrscale.experiments.auto.record.storage", SimpleNamespace(check_lease=id, write_bytes=lambda *_: None)
         )
         patch.setattr(auto.Spent, "read", lambda _: None)
+        patch.setattr(auto, "validation_metric", lambda *_: float(rng.uniform(0.4, 0.6)))
         config = AutoJob(out="out", data="data", budget=budget, refit=refits)
         kept = RecordKeeper("auto.json", AutoRecord(of="", budget=budget), 0.0)
         run = Machine(config, None, kept, sizes(log))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from ltrscale.experiments.auto.plan import MOST_MODELS, RunState, first_settings, method_of_fewest, share_of_test
 from ltrscale.experiments.auto.record import AutoRecord, Entry
-from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes
+from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, slower
 from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.experiments.methods.composed import Method
 
@@ -21,7 +21,7 @@ def state(*entries: Entry, spent: float = 0.0, refits: bool = False) -> RunState
     record = AutoRecord(of="", budget=60, methods=methods)
     for entry in entries:
         record = record.noted(entry)
-    return RunState(record, SIZES, spent=spent, refits=refits, cutoff=5, validated=lambda _: None)
+    return RunState(record, SIZES, spent=spent, refits=refits, cutoff=5)
 
 
 def done(method: str, number: int = 0, minutes: float = 2.0, foretold: float = 0.0) -> Entry:
@@ -33,7 +33,7 @@ def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
     assert 0 < nothing.left < 60
     assert state(spent=7.0).left == pytest.approx(nothing.left - 7)
     assert state(done("scratch"), done("scratch", 1)).left == pytest.approx(nothing.left - 2 * tested)
-    assert state(done("tabm")).left == pytest.approx(nothing.left - 5 * tested), "TabM scores as slowly as it learns"
+    assert state(done("tabm")).left == pytest.approx(nothing.left - slower("tabm", 13) * tested)
 
 
 def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
@@ -60,6 +60,19 @@ def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
     assert method_of_fewest(state()) is None
 
 
+def test_a_method_far_behind_on_validation_gets_no_other_seed() -> None:
+    def found(**values: float | None) -> str | None:
+        return method_of_fewest(state(*(done(name).replace(validation=value) for name, value in values.items())))
+
+    assert found(scratch=0.5, tabm=0.48) == "scratch"
+    assert found(trees_tuned=0.47, scratch=0.5, tabm=0.48) == "scratch"
+    assert found(trees_tuned=0.4, tabm=0.5) == "tabm"
+    more = [done("scratch", number).replace(validation=0.5) for number in range(3)]
+    assert method_of_fewest(state(*more, done("tabm").replace(validation=0.3))) == "scratch"
+    assert found(scratch=0.0, tabm=0.0) == "scratch"
+    assert found(scratch=None, tabm=0.5) == "scratch", "not recorded by an earlier version"
+
+
 def test_a_machine_that_was_slow_is_predicted_to_be_and_one_that_stopped_early_is_not_fast() -> None:
     assert state(done("scratch", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25)
     assert state(done("linear", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25), "the first network says it already"
@@ -72,7 +85,7 @@ def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -
     measured = state(done("linear").replace(scores=5_000.0), done("trees").replace(scores=1_000.0))
     assert measured.test_minutes("trees") == pytest.approx(20_000 / 1_000 / 60)
     assert measured.test_minutes("scratch") == pytest.approx(20_000 / 5_000 / 60)
-    assert measured.test_minutes("tabm") == pytest.approx(5 * 20_000 / 5_000 / 60)
+    assert measured.test_minutes("tabm") == pytest.approx(slower("tabm", 13) * 20_000 / 5_000 / 60)
     epochs = [first_settings(each, "scratch").minutes for each in (measured, state(done("linear"), done("trees")))]
     assert epochs[0] > epochs[1], "validation after an epoch scores too"
 
