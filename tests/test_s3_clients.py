@@ -36,8 +36,8 @@ def read_by_arrow(url: str) -> bytes:
 CLIENTS: dict[str, Callable[[str], Any]] = {
     "s3fs": lambda url: storage.read_bytes(f"{url}/file"),
     "arrow": lambda url: read_by_arrow(f"{url}/file"),
-    "delta": lambda url: len(_snapshot(f"{url}/delta", "delta", None).files),
-    "iceberg": lambda url: len(_snapshot(f"{url}/iceberg", "iceberg", None).files),
+    "delta": lambda url: len(_snapshot(f"{url}/delta", "delta", None)[1]),
+    "iceberg": lambda url: len(_snapshot(f"{url}/iceberg", "iceberg", None)[1]),
 }
 FOUND = {"s3fs": b"hello", "arrow": b"hello", "delta": 1, "iceberg": 1}
 
@@ -258,4 +258,4 @@ def test_a_table_of_iceberg_names_no_store_of_its_own(tables: str) -> None:
     metadata = json.loads(storage.read_bytes(place))
     metadata["properties"] |= {"s3.endpoint": DEAD, "py-io-impl": "os.path.Stranger"}
     storage.write_bytes(f"{tables}/stranger/metadata/00001-b.metadata.json", json.dumps(metadata).encode())
-    assert len(_snapshot(f"{tables}/stranger", "iceberg", None).files) == 1
+    assert len(_snapshot(f"{tables}/stranger", "iceberg", None)[1]) == 1

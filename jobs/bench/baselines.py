@@ -165,9 +165,10 @@ def lightgbm(search: Search) -> Scores:
         params={"feature_pre_filter": False, "verbose": -1},
         free_raw_data=False,
     )
-    valid = data.create_valid(
-        search.validation.features_NF, search.validation.labels_N, group=search.validation.lengths_Q
-    )
+    judged = search.validation
+    valid = data.create_valid(judged.features_NF, judged.labels_N, group=judged.lengths_Q, params=data.params)
+    data.construct()
+    valid.construct()  # before a trial's settings reach the training data alone, of which LightGBM would warn
 
     def in_time(env: lgb.callback.CallbackEnv) -> None:
         if search.late:

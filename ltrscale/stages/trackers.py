@@ -226,6 +226,11 @@ def flat(settings: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
+_begun: dict[str, int] = {}
+"""The second in which this process began the newest file of a place: TensorBoard reads files in the order of their
+names, which have this second, and then numbers as text."""
+
+
 class EventFiles:
     """The event files of a run, for TensorBoard."""
 
@@ -254,7 +259,10 @@ class EventFiles:
 
         if self._writer is not None:
             self._writer.close()
+        while int(time.time()) <= _begun.get(self.place, 0):  # this is a thread of its own
+            time.sleep(0.05)
         self._writer = SummaryWriter(self.place, purge_step=step)
+        _begun[self.place] = int(time.time())
         if step == 0:
             settings = flat(self._run.config.model_dump(mode="json"))
             rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
