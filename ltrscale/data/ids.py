@@ -37,7 +37,7 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> Bits:
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
-PARTS = 6
+_PARTS = 6
 
 
 def parts(ids: Iterable[str]) -> list[str]:
@@ -47,7 +47,7 @@ def parts(ids: Iterable[str]) -> list[str]:
         >>> parts(["shoes", "coat", "shoes"])
         ['part-6', 'part-5', 'part-6']
     """
-    return [f"part-{number + 1}" for number in (hash_ids(ids, scope="part") % PARTS).tolist()]
+    return [f"part-{number + 1}" for number in (hash_ids(ids, scope="part") % _PARTS).tolist()]
 
 
 def save_hashes(path: Path, hashes: Bits) -> None:

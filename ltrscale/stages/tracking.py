@@ -206,6 +206,8 @@ def tracked(run: Tracked) -> Iterator[Track]:
 
         def track(record: Mapping[str, object], point: CurvePoint) -> None:
             gauges(record)
+            if not followers:
+                return
             values = {key: value for key, value in numbers(record).items() if key not in ("step", "epoch", "time")}
             if values:
                 for follower in followers:

@@ -137,8 +137,10 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
     key = digest(origin)
     if key in _fits:
         log.info("feature statistics: those of an earlier network on the same data")
-    transform = copy.deepcopy(_fits[key]) if key in _fits else fit(selection, config, run=run)
-    _keep(key, transform)
+        transform = copy.deepcopy(_fits[key])
+    else:
+        transform = fit(selection, config, run=run)
+        _keep(key, transform)
     with storage.Commit(url) as commit:
         with commit.file(_TENSORS) as path:
             safetensors.torch.save_file(transform.state_dict(), path)

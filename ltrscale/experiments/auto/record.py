@@ -6,8 +6,8 @@ decision again; the minutes of all processes count.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -19,6 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.auto.settings import TREES
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.processor import Busy
+from ltrscale.signals import alongside
 
 HALF = "trees_half"
 """Trees trained on half of the labels; their gap to `trees` shows what more labels would bring."""
@@ -155,20 +156,12 @@ class RecordKeeper:
             self.record = self.record.noted(entry, settings)
             self.keep()
 
-    @contextmanager
-    def beating(self) -> Iterator[None]:
+    def beating(self) -> AbstractContextManager[None]:
         """Write the time every few seconds while the block runs."""
-        over = threading.Event()
 
-        def beats() -> None:
+        def beat(over: threading.Event) -> None:
             while not over.wait(_BEAT_S):
                 with suppress(InputError):  # the run's next write raises the same error, and ends it
                     self.keep()
 
-        thread = threading.Thread(target=beats, name="record", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        return alongside(beat)

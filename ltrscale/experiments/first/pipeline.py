@@ -158,7 +158,9 @@ def first_runs(
     common = {
         "data": plain_yaml(storage.join(out, "data")),
         "unit": unit,
-        "why": "queries at random, as there are no times" if unit == "part" else _SEES,
+        "why": "queries at random, as there are no times"
+        if unit == "part"
+        else "a ranker in production never sees the future",
         "train": period_range(train),
         "left_out": "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time",
         "validation": period_range(validation),
@@ -248,7 +250,6 @@ _ENGINE = """\
       gbdt: {{{trees}, monotone: {{{score}: 1, "score of *": 1}}}}
 """
 
-_SEES = "a ranker in production never sees the future"
 _PIPELINE = """\
 # Made by jobs.init: trees, a network, and the same network pretrained without labels, compared on the last periods. The
 # networks' settings are the best of a study with 30 to 3,000 labelled lists: docs/results/study-news.md of ltrscale.
