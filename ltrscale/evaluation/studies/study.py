@@ -290,8 +290,9 @@ class Study(_StudyPlan, Findings):
 
     called: ClassVar = "a study"
     made_by_job: ClassVar = "jobs.study"
-    labelled: dict[str, float]
-    """The numbers of labelled groups by name: a count, or the share of all."""
+    labelled: dict[str, float | None]
+    """The numbers of labelled groups by name; None for a share of all whose number no model has stated yet. Charts and
+    crossovers leave these out."""
     trained_on: dict[str, float | None]
     """Labelled groups of the method that reads the most of them: the mean over the draws. Methods with `relevant_only`
     leave out groups without a relevant document."""
@@ -363,7 +364,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
     pairs = dict.fromkeys([*with_baseline, *design.controls.items()])
     trained_on = {name: table.trained_on(name) for name in design.labelled}
-    numbers = {name: number or trained_on[name] or 1.0 for name, number in design.labelled.items()}
+    numbers = {name: number or trained_on[name] for name, number in design.labelled.items()}
     versus = [
         versus
         for method, other in pairs
@@ -452,20 +453,21 @@ class _Models:
         return _StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
     def versus(
-        self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float], *, is_control: bool
+        self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float | None], *, is_control: bool
     ) -> Versus | None:
         """The comparison of two methods; a single encoder is not enough to judge the share of pretraining."""
         curve, estimates = [], {}
-        for n in numbers:
+        for n, number in numbers.items():
             if (n, method) in self.values and (n, other) in self.values:
                 one, two = (self.drawn(name, n, self.primary, groups) for name in (method, other))
                 if (differences := one.minus(two)) is None:
                     continue
                 judges = not is_control or differences.pretrainings is None or len(differences.pretrainings) > 1
                 if (estimated := estimate(differences, judges=judges)) is not None:
-                    curve.append((numbers[n], differences))
                     estimates[n] = estimated
-        if not curve:
+                    if number is not None:
+                        curve.append((number, differences))
+        if not estimates:
             return None
         judged = all(estimated.low is not None for estimated in estimates.values())
         changes = [c if judged else c.replace(low=None, high=None) for c in crossovers(curve)]

@@ -219,7 +219,8 @@ def _deciding(study: Study, other: str) -> Iterator[TableRow]:
     for method, versus in study.against(other).items():
         for n, difference in versus.estimates.items():
             if (needs := difference.needs) is not None:
-                labels = None if needs.labels is None else needs.labels * study.labelled[n]
+                number = study.labelled[n]
+                labels = None if needs.labels is None or number is None else needs.labels * number
                 groups = None if needs.groups is None else needs.groups * difference.groups
                 row: TableRow = {"method": f"{method} - {other}", "labelled groups": n, "draws": difference.draws}
                 row |= {"difference": f"{difference.mean:+.4f}", "decided by draws": needs.draws}
@@ -345,14 +346,16 @@ def curves(study: Study, against: str | None = None) -> Iterator[Chart]:
         for i, name in enumerate(study.methods):
             of_method = {n: _estimate(study, name, n, groups) for n in study.labelled}
             estimates = of_method if against is None else versus[name].estimates if name in versus else {}
-            points = {study.labelled[n]: e for n, e in estimates.items() if e is not None}
+            points = {x: e for n, e in estimates.items() if e is not None and (x := study.labelled[n]) is not None}
             rows += charts.curve_rows(name, points, shift=_BESIDE ** (i - middle))
+        if not rows:
+            continue
         spec = charts.lines(
             rows,
             x="labelled groups",
             y=what,
             log=True,
-            ticks=list(study.labelled.values()),
+            ticks=[number for number in study.labelled.values() if number is not None],
             order=list(study.methods),
             marks=[{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers],
             level=None if against is None else 0.0,

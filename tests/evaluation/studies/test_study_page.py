@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from ltrscale.evaluation.studies.study_page import (
     _sentences,
     _worse_with_more,
     costs,
+    curves,
     document,
 )
 from ltrscale.markdown import escape
@@ -153,6 +155,7 @@ def study(
     draws: int = DRAWS,
     only: Mapping[str, str] | None = None,
     pretraining: int | None = None,
+    labelled: Mapping[str, float | None] | None = None,
 ) -> Study:
     """The study of these figures; the methods of `only` are measured at one number. Each draw has its own pretraining,
     or all have the one that is given."""
@@ -170,7 +173,7 @@ def study(
         if (only or {}).get(method, number) == number
     ]
     design = Design(
-        labelled={number: float(number) for number in NUMBERS},
+        labelled=labelled or {number: float(number) for number in NUMBERS},
         methods={name: METHODS[name] for name in names},
         counts="labelled",
         validation_share=None,
@@ -301,6 +304,29 @@ def test_draws_with_the_same_pretrainings_count_where_others_are_missing(measure
     table = _Models.read(models, str(measured / "test"), "ndcg@5")
     drawn = table.drawn("simclr", "10", "ndcg@5", "all")
     assert (drawn.draws, drawn.values_QTP.shape[2], table.crossed["10", "simclr"]) == ((0, 2), 2, (0, 1))
+
+
+def test_a_number_that_no_model_states_is_in_tables_and_in_no_chart_and_no_crossover(
+    measured: Path, tmp_path: Path
+) -> None:
+    """As with shares of all groups, if their bundles come from elsewhere: two of them are not at the same place."""
+    names = ("gbdt", "simclr")
+    shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
+    gids = np.arange(len(EASY_Q), dtype=np.int64)
+    for method, number, draw in itertools.product(names, ("100", "1000"), range(DRAWS)):
+        out = tmp_path / f"{method}-{number}-{draw}"
+        columns = {"gid": gids, "ndcg@5": [row[draw] for row in table(method, number)]}
+        commit(Measured.read(str(out)).replace(labelled_groups=None), columns, out)
+    found = study(tmp_path, names=names, controls={}, labelled=dict.fromkeys(NUMBERS))
+    assert found.labelled == {"10": 10.0, "100": None, "1000": None}
+    versus = found.against("gbdt")["simclr"]
+    assert list(versus.estimates) == list(NUMBERS)
+    assert versus.crossovers == ()
+    part = cells(section(page(found), "Against gbdt"))
+    assert part[0]["simclr"] == [shown("simclr", "gbdt", n) for n in NUMBERS]
+    for chart in curves(found):
+        assert {round(row["x"]) for row in chart.spec["data"]["values"]} == {10}
+    assert not list(curves(found.replace(labelled=dict.fromkeys(NUMBERS))))
 
 
 def test_trees_that_get_worse_by_two_errors_and_are_not_tuned_are_remarked_on(found: Study) -> None:
