@@ -10,7 +10,8 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.evaluation.studies.study import Design, Model, describe_test, measure_groups, study_of
+from ltrscale.evaluation.studies.measured import describe_test, measure_groups
+from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report

@@ -12,7 +12,8 @@ from typing import Final
 from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, MeanEstimate
-from ltrscale.evaluation.studies.study import Family, ScopeName, Study, Versus
+from ltrscale.evaluation.studies.study import ScopeName, Study, Versus
+from ltrscale.evaluation.studies.traits import Family
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, TableRow, Text, cell, span

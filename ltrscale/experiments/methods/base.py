@@ -14,7 +14,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
-from ltrscale.evaluation.studies.study import MethodTraits
+from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig

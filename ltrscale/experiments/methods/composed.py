@@ -11,7 +11,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.studies.study import MethodTraits
+from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, NetworkStudent, SeedRun, Student
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited

@@ -15,8 +15,8 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.studies import study as module
-from ltrscale.evaluation.studies.study import (
+from ltrscale.evaluation.studies import measured as module
+from ltrscale.evaluation.studies.measured import (
     Measured,
     TestedOn,
     describe_test,

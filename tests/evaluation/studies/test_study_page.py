@@ -16,18 +16,8 @@ from reference.crossed import interval, mean
 from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.studies.study import (
-    Cost,
-    Design,
-    Family,
-    Measured,
-    MethodTraits,
-    Model,
-    Study,
-    TestedOn,
-    _Models,
-    study_of,
-)
+from ltrscale.evaluation.studies.measured import Measured, TestedOn
+from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Models, study_of
 from ltrscale.evaluation.studies.study_page import (
     _deciding,
     _sentences,
@@ -36,6 +26,7 @@ from ltrscale.evaluation.studies.study_page import (
     curves,
     document,
 )
+from ltrscale.evaluation.studies.traits import Family, MethodTraits
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Table
 from ltrscale.reports.findings import Findings, markdown

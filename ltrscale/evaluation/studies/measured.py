@@ -1,0 +1,195 @@
+"""The test groups of a study, and one bundle on them: the metrics of every group, committed to a directory.
+
+Metrics on every test group are stored once for each bundle. Groups that leave every metric undefined are not scored;
+a process keeps the others in memory for the next bundle.
+
+Shapes: N documents, Q groups, M metrics.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from ltrscale import storage
+from ltrscale.arrays import Doubles, Ints
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import load, with_tokens_of
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import finite
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import fit_detector
+from ltrscale.evaluation.measure.measuring import Measuring
+from ltrscale.evaluation.measure.metrics import values_of
+from ltrscale.evaluation.measure.outliers import OutlierDetector
+from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
+from ltrscale.origin import digest
+from ltrscale.ranking.metric import Metric
+from ltrscale.reports.findings import Findings, commit_report
+
+_KEPT_BYTES = 1 << 30
+"""A process keeps test groups of at most this size in memory; it reads larger ones again for each bundle."""
+
+
+class TestedOn(Findings):
+    """The test groups of a study, beside `groups.parquet` with a row for each: gid, period, documents, outlier."""
+
+    __test__: ClassVar = False  # for pytest
+    called: ClassVar = "a description of test groups"
+    made_by_job: ClassVar = "jobs.study"
+    test: EvaluatedData
+    detector: OutlierDetector
+
+
+class Measured(Findings):
+    """One bundle on the test groups, beside `groups.parquet` with gid and every metric of each group that has one."""
+
+    called: ClassVar = "the metrics of a bundle"
+    made_by_job: ClassVar = "jobs.study"
+    metrics: tuple[str, ...]
+    validation: dict[str, float]
+    """Validation metrics as training reported them, by the metric's name."""
+    labelled_groups: int | None
+    """Number of labelled groups it was trained on; None if the bundle does not state it."""
+    documents: int
+    """Documents scored."""
+    seconds: float
+    """Time to score them, without reading."""
+
+
+def describe_test(
+    settings: EvaluateSettings, splits: SplitsWithTest, out: str, *, made_by: Mapping[str, Any]
+) -> TestedOn:
+    """Fit the outlier rules on the validation split, and commit which labelled test groups are outliers.
+
+    Raises:
+        InputError: a split has no group to read, or `settings.outliers` names an unknown feature.
+    """
+    test = select(splits.test, labelled=True)
+    detector = fit_detector(settings, splits.validation, test)
+    measuring = Measuring(
+        models=(),
+        scores={},
+        slicer=Slicer.make({}, (), detector=detector, selection=test, relevant_from=settings.relevant_from),
+        metrics=partial(values_of, metrics={}, settings=settings),
+        features=test.features,
+        docs_per_batch=settings.docs_per_batch,
+    )
+    names = ["gid", "period", "documents", "outlier"]
+    rows = [
+        pa.table(
+            [part.gids_Q, pa.repeat(part.period, len(part.gids_Q)), part.documents_Q, part.slices[OUTLIERS]], names
+        )
+        for part in measuring.on(test)
+    ]
+    table = pa.concat_tables(rows)
+    about = EvaluatedData(
+        data=splits.test.data,
+        periods=tuple(table["period"].unique().to_pylist()),
+        hash=test.hash,
+        groups=len(table),
+        documents=pc.sum(table["documents"]).as_py(),
+        slices={ALL: len(table), OUTLIERS: pc.sum(table["outlier"]).as_py()},
+    )
+    tested = TestedOn(test=about, detector=detector)
+    commit_report(out, tested, made_by=made_by, tables={GROUPS: table})
+    return tested
+
+
+def measure_groups(
+    url: str, test_split: Split, settings: EvaluateSettings, out: str, *, threads: int, made_by: Mapping[str, Any]
+) -> Measured:
+    """Score the labelled test groups with the bundle at `url`, and commit the metrics of every group that has one.
+
+    Raises:
+        InputError: the bundle was made for other features, gives scores that are not finite, or no test group defines
+            a metric.
+    """
+    metrics, bundle = settings.measured, load(url)
+    test = with_tokens_of(select(test_split, labelled=True), [bundle])
+    score = bundle.scorer(features=test.features, threads=threads)
+    values, gids, documents, seconds = [], [], 0, 0.0
+    for groups in _defined_groups(test, metrics, settings):
+        assert groups.labels_N is not None
+        assert groups.ids_Q is not None
+        start = time.perf_counter()
+        scores_N = score(groups)
+        seconds, documents = seconds + time.perf_counter() - start, documents + groups.n_documents
+        values.append(values_of(finite(scores_N, url), groups, metrics, settings).T.numpy())
+        gids.append(groups.ids_Q.numpy())
+    if not values:
+        raise InputError(f"{', '.join(test_split.data)}: no test group has a relevant document; choose other periods")
+    values_QM = np.concatenate(values)
+    columns = [pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_QM.T]
+    measured = Measured(
+        metrics=tuple(metrics),
+        validation={
+            name.removeprefix("validation_"): float(value)
+            for name, value in bundle.metrics.items()
+            if name.startswith("validation_") and isinstance(value, int | float)
+        },
+        labelled_groups=bundle.count("labelled_groups"),
+        documents=documents,
+        seconds=round(seconds, 4),
+    )
+    table = pa.table([np.concatenate(gids), *columns], names=["gid", *metrics])
+    commit_report(out, measured, made_by=made_by, tables={GROUPS: table})
+    return measured
+
+
+_kept: dict[str, list[QueryGroups]] = {}
+"""The groups that this process scored last, by key."""
+
+
+def _defined_groups(
+    test: Selection, metrics: Mapping[str, Metric], settings: EvaluateSettings
+) -> Iterator[QueryGroups]:
+    """The groups that define a metric; from memory, if they fit there and this process has read them."""
+    read = [feature.name for feature in test.features], [field.column for field in test.tokens]
+    key = digest([test.hash, *read, settings.model_dump(mode="json")])
+    if key in _kept:
+        yield from _kept[key]
+        return
+    keep: list[QueryGroups] = []
+    size = 0
+    for batch in iterate(test, docs_per_batch=settings.docs_per_batch):
+        # which groups define a metric depends on the labels alone
+        values_MQ = values_of(torch.zeros(batch.n_documents), batch, metrics, settings)
+        defined = batch.select((~values_MQ.isnan()).any(dim=0).nonzero().flatten())
+        if defined.n_groups:
+            size += sum(values.nbytes for values in defined.tensors())
+            if size <= _KEPT_BYTES:
+                keep.append(defined)
+            yield defined
+    _kept.clear()
+    if size <= _KEPT_BYTES:
+        _kept[key] = keep
+
+
+def read_outliers(url: str) -> dict[int, bool]:
+    """Whether each test group is an outlier, by gid, as `describe_test` committed it."""
+    table = _committed_columns(url, ["gid", "outlier"])
+    return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
+
+
+def read_values(url: str, metrics: tuple[str, ...]) -> tuple[Ints, Doubles]:
+    """The gids [Q] and the metrics [Q, M], NaN where undefined, as `measure_groups` committed them."""
+    table = _committed_columns(url, ["gid", *metrics])
+    return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)
+
+
+def _committed_columns(url: str, columns: list[str]) -> pa.Table:
+    manifest = storage.read_manifest(url)
+    if manifest is None:
+        raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
+    return pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)), columns=columns)
