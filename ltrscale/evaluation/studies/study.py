@@ -160,16 +160,15 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     Raises:
         InputError: a directory has no committed metrics, or two directories have different test groups.
     """
-    table = _Models.read(models, test_url, design.primary)
+    table = _Table.read(models, test_url, design.primary)
     with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
     pairs = dict.fromkeys([*with_baseline, *design.controls.items()])
     trained_on = {name: table.trained_on(name) for name in design.labelled}
     numbers = {name: number or trained_on[name] for name, number in design.labelled.items()}
-    versus = [
-        versus
+    comparisons = [
+        table.compared(method, other, groups, numbers, is_control=design.controls.get(method) == other)
         for method, other in pairs
         for groups in _SCOPES
-        if (versus := table.versus(method, other, groups, numbers, is_control=design.controls.get(method) == other))
     ]
     tested = TestedOn.read(test_url)
     return Study(
@@ -177,7 +176,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
         labelled=numbers,
         trained_on=trained_on,
         points=tuple(table.point(m, n) for n in numbers for m in design.methods if (n, m) in table.values),
-        versus=tuple(versus),
+        versus=tuple(versus for versus in comparisons if versus is not None),
         costs={name: table.cost(name, design.pretraining.get(name, Cost())) for name in design.methods},
         models=len(models),
         test=tested.test,
@@ -186,7 +185,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
 
 
 @dataclass(frozen=True)
-class _Models:
+class _Table:
     """The metrics of all models, by number of labelled groups and method."""
 
     metrics: tuple[str, ...]
@@ -199,7 +198,7 @@ class _Models:
     rows: Mapping[ScopeName, Bools]
 
     @classmethod
-    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Models":
+    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Table":
         found: dict[tuple[str, str], dict[int, dict[int | None, Doubles]]] = defaultdict(lambda: defaultdict(dict))
         of_models = defaultdict(list)
         gids_Q: Ints | None = None
@@ -252,7 +251,7 @@ class _Models:
         mean = float(np.mean(defined)) if defined and len(defined) == len(validation) else None
         return _StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
-    def versus(
+    def compared(
         self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float | None], *, is_control: bool
     ) -> Versus | None:
         """The comparison of two methods; a single encoder is not enough to judge the share of pretraining."""

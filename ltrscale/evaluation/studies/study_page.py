@@ -3,10 +3,9 @@
 The columns of a table are numbers of labelled groups, where the paper's are data sets.
 """
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
@@ -39,6 +38,8 @@ def _worse_with_more(study: Study) -> list[str]:
     """The largest fall of untuned trees as labels are added, if it is at least two standard errors."""
     lines = []
     for name, about in study.methods.items():
+        if about.family != "trees" or about.tuned:
+            continue
         curve = [(n, estimate) for n in study.labelled if (estimate := _estimate(study, name, n, "all"))]
         falls = [
             ((before.mean - after.mean) / error, at, before, n, after)
@@ -46,7 +47,7 @@ def _worse_with_more(study: Study) -> list[str]:
             if (error := math.hypot(before.over_draws or 0.0, after.over_draws or 0.0)) > 0
         ]
         falls = [fall for fall in falls if fall[0] >= _FALL]
-        if about.family != "trees" or about.tuned or not falls:
+        if not falls:
             continue
         errors, at, before, n, after = max(falls, key=lambda fall: fall[0])
         draws = min(before.draws, after.draws)
@@ -102,12 +103,13 @@ def _advice(study: Study, pairs: Mapping[str, str]) -> str:
 
 def document(study: Study) -> Document:
     """The report: advice, tables in the shape of HOU24's, curves and differences."""
+    every = {name: dict.fromkeys(study.labelled, name) for name in study.methods}
     undecided = [row for other in study.opponents for row in _deciding(study, other)]
     opening = (
         *_progress(study),
         *map(Text, _sentences(study)),
         Text(_about_data(study)),
-        *_means(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
+        *_means(study, every, about=" of each method (HOU24, table 1)"),
         *([Table.from_rows(undecided, _UNDECIDED)] if undecided else []),
         *curves(study),
     )
@@ -183,13 +185,16 @@ def _reported_scopes(study: Study) -> dict[ScopeName, str]:
 
 
 def _means(
-    study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
+    study: Study, rows: Mapping[str, Mapping[str, str | None]], header: str = "method", about: str = ""
 ) -> Iterator[Table]:
-    """A table for all groups and one for outlier groups: mean and standard error over draws, as in the paper."""
+    """A table for all groups and one for outlier groups: mean and standard error over draws, as in the paper.
+
+    A row names the method that stands at each number of labelled groups.
+    """
     for groups, label in _reported_scopes(study).items():
         means: dict[str, dict[str, str]] = {}
         for row, of in rows.items():
-            estimates = {n: _estimate(study, of if isinstance(of, str) else of(n), n, groups) for n in study.labelled}
+            estimates = {n: _estimate(study, method, n, groups) for n, method in of.items()}
             means[row] = {n: with_error(e.mean, e.over_draws) for n, e in estimates.items() if e is not None}
         yield _grid(study, means, f"{label}{about}", header)
 
@@ -252,7 +257,7 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
     """The tables of HOU24 for which this study has methods."""
     families = {title: study.in_family(family) for family, title in _FAMILIES.items() if study.in_family(family)}
     if len(families) > 1:
-        best = {title: functools.partial(study.best, names) for title, names in families.items()}
+        best = {title: {n: study.best(names, n) for n in study.labelled} for title, names in families.items()}
         title = "The best of each family, chosen on validation (HOU24, table 2)"
         yield Section(title, list(_means(study, best, "family")))
     if study.baseline is not None:
@@ -268,7 +273,8 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
     traits.append(("unlabelled groups", "Trees with and without unlabelled groups (HOU24, table 16)", unlabelled))
     for header, title, values in traits:
         if len(set(values.values())) > 1:
-            rows = dict(sorted((f"{value}: {name}", name) for name, value in values.items()))
+            named = sorted((f"{value}: {name}", name) for name, value in values.items())
+            rows = {row: dict.fromkeys(study.labelled, name) for row, name in named}
             yield Section(title, list(_means(study, rows, header)))
 
 

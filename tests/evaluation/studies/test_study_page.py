@@ -17,7 +17,7 @@ from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.studies.measured import Measured, TestedOn
-from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Models, study_of
+from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Table, study_of
 from ltrscale.evaluation.studies.study_page import (
     _deciding,
     _sentences,
@@ -292,7 +292,7 @@ def test_draws_with_the_same_pretrainings_count_where_others_are_missing(measure
         for draw, pretrainings in found.items()
         for pretraining in pretrainings
     ]
-    table = _Models.read(models, str(measured / "test"), "ndcg@5")
+    table = _Table.read(models, str(measured / "test"), "ndcg@5")
     drawn = table.drawn("simclr", "10", "ndcg@5", "all")
     assert (drawn.draws, drawn.values_QTP.shape[2], table.crossed["10", "simclr"]) == ((0, 2), 2, (0, 1))
 
