@@ -23,8 +23,9 @@ from ltrscale.data.stream.scored import NamedGroups, read_named
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import contrast
+from ltrscale.evaluation.measure.conditions import ConditionText
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.slices import ConditionText, Slicer
+from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts

@@ -8,9 +8,10 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, members, validate
 from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.conditions import ConditionText
 from ltrscale.evaluation.measure.corrected import PropensitiesConfig
 from ltrscale.evaluation.measure.outliers import OutlierConfig
-from ltrscale.evaluation.measure.slices import ConditionText, SliceName
+from ltrscale.evaluation.measure.slices import SliceName
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, MetricName, metric_named
 from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig, Gains
 from ltrscale.ranking.metric import Metric

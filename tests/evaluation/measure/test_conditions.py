@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltrscale.evaluation.measure.slices import GroupColumns, columns_named
+from ltrscale.evaluation.measure.conditions import GroupColumns, columns_named
 from ltrscale.ingest.categories import encode
 
 NUMBERS = pa.float64()
