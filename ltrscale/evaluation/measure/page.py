@@ -1,8 +1,6 @@
 """The report of an evaluation: one table for all methods, charts, and how to read them.
 
-It opens with the best model against what serves, how sure that is, and where it is behind. Every sentence uses figures
-that the evaluation has committed. Differences from the best method are those of `Evaluation.leads`; in slices they are
-from the baseline. The order shown is only a reference.
+It opens with the sentences of `headline`. Every figure is one that the evaluation has committed.
 """
 
 import shlex
@@ -10,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
+from ltrscale.evaluation.measure.headline import FEW_GROUPS, headline, opening, primary_of
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, OutlierDetector
 from ltrscale.evaluation.measure.periods import drifted, period_blocks
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
-from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, PRODUCTION
+from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
     columns_against,
@@ -24,212 +23,12 @@ from ltrscale.evaluation.pages import (
     with_error,
     with_interval,
 )
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.statistics.summarise import Comparison, Summary
+from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.progress import called
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import (
-    Block,
-    Chart,
-    Command,
-    Document,
-    Points,
-    Section,
-    Table,
-    TableRow,
-    Text,
-    cell,
-    span,
-)
+from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, TableRow, Text
 from ltrscale.storage import absolute, join
-
-FEW_GROUPS = 100
-"""With fewer groups that define the metric, nothing is stated about a slice."""
-_SLICES_NAMED = 3
-_SURE = 0.05
-
-
-def opening(evaluation: Evaluation) -> list[str]:
-    """A few sentences on an evaluation: the best method, how sure that is, and on which slices it is behind."""
-    best = best_of(evaluation)
-    if best is None:
-        return [f"No group defines {metric_label(evaluation.primary)}, so nothing can be said; evaluate other periods."]
-    return [_on_the_best(evaluation, best), *_sure(evaluation), *_behind(evaluation, best)]
-
-
-def headline(evaluation: Evaluation) -> str:
-    """The line that decides whether to ship: the best model against the ranker in service, or as much as is known."""
-    metric, best = metric_label(evaluation.primary), best_of(evaluation)
-    if best is None:
-        return f"No group defines {metric}"
-    if (found := _standing(evaluation)) is None:
-        return f"{best.name}, with nothing beside it: {metric} {cell(_primary(evaluation, best))}"
-    ours, serving, lead = found
-    (served,) = (method for method in evaluation.methods if method.name == serving)
-    name, base = _as_served(evaluation, served), _primary(evaluation, served).mean
-    percent = f" ({lead.difference / base:+.1%})" if base else ""
-    figure = f"{metric} {cell(lead.figure, '+.4f')}{percent}"
-    if lead.p_holm is None:
-        return f"{ours} against {name}: {figure}, over too few draws of labels to judge"
-    if not is_shown(lead):
-        return f"{ours}, the best model, cannot be distinguished from {name}: {figure}"
-    if lead.difference > 0:
-        return f"{ours} ranks better than {name}: {figure}"
-    return f"No model ranks better than {name}: {figure} for {ours}, the best"
-
-
-def _standing(evaluation: Evaluation) -> tuple[str, str, Comparison] | None:
-    """The best model, the ranker in service, and the lead of the first; None if either or the metric is missing."""
-    serving = _serving(evaluation)
-    others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
-    others.sort(key=lambda method: method.kinds == {"feature"})  # a score alone comes after all models
-    lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
-    return None if lead is None or serving is None else (others[0].name, serving, lead)
-
-
-def _serving(evaluation: Evaluation) -> str | None:
-    """What serves: a baseline in service or untrained, else the best score, order shown, baseline or next best."""
-    kinds = {method.name: method.kinds for method in evaluation.ranked}
-    baseline = evaluation.baseline
-    if baseline in (AS_SHOWN, PRODUCTION) or kinds.get(baseline or "", {""}) <= {"feature", "scores"}:
-        return baseline
-    scores = [name for name in kinds if kinds[name] == {"feature"} and name != AS_SHOWN]
-    shown = [AS_SHOWN] if AS_SHOWN in kinds else []
-    return next(iter([*scores, *shown, *([baseline] if baseline else []), *[*kinds][1:]]), None)
-
-
-def _as_served(evaluation: Evaluation, serving: MethodResult) -> str:
-    if serving.name == AS_SHOWN:
-        return f"what was shown ({AS_SHOWN}), which labels such as clicks favour"
-    if serving.kinds == {"feature"}:
-        return f"{serving.name}, the order of a score alone"
-    if serving.name == PRODUCTION:
-        return "production"
-    return f"{serving.name}, the {'baseline' if serving.name == evaluation.baseline else 'next best'}"
-
-
-def _between(evaluation: Evaluation, one: str, other: str) -> Comparison | None:
-    """How far one method is ahead of another, in the primary metric over all groups; None if nothing compares them."""
-    best = evaluation.ranked[0].name
-    if one == best and other in evaluation.leads:
-        return _turned(evaluation.leads[other])
-    if other == best and one in evaluation.leads:
-        return evaluation.leads[one]
-    compared = {m.name: m.slices[ALL].comparisons.get(evaluation.primary) for m in evaluation.methods}
-    return compared[one] if other == evaluation.baseline else None
-
-
-def _turned(lead: Comparison) -> Comparison:
-    """The difference with its sign turned."""
-    low, high = (None if end is None else 0.0 - end for end in (lead.high, lead.low))  # and 0 stays 0
-    return lead.replace(difference=0.0 - lead.difference, low=low, high=high)
-
-
-def best_of(evaluation: Evaluation) -> MethodResult | None:
-    """The method with the highest mean, the first among equals; the order shown only if it is alone.
-
-    None if no group defines the metric.
-    """
-    best = evaluation.ranked[0]
-    return None if _primary(evaluation, best).mean is None else best
-
-
-def _primary(evaluation: Evaluation, method: MethodResult, slice_: str = ALL) -> Summary:
-    """The primary metric of a method over all groups, or those of a slice."""
-    return method.slices[slice_].summaries[evaluation.primary]
-
-
-def competitor_of(evaluation: Evaluation) -> str | None:
-    """The method that the best one is compared with: the baseline, or the next best if the baseline is the best."""
-    best = best_of(evaluation)
-    if best is None or not evaluation.leads:
-        return None
-    if evaluation.baseline in evaluation.leads:
-        return evaluation.baseline
-    return max(evaluation.leads, key=lambda name: (name != AS_SHOWN, evaluation.leads[name].difference))
-
-
-def is_shown(comparison: Comparison) -> bool:
-    """Whether a difference from 0 is beyond chance, adjusted for the comparisons that were made."""
-    return comparison.p_holm is not None and comparison.p_holm < _SURE
-
-
-def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
-    summary = _primary(evaluation, best)
-    basis = f"over {summary.groups:,} query groups of {span(evaluation.test.periods)}"
-    figure = f"{metric_label(evaluation.primary)} {cell(summary)} {basis}"
-    if len(evaluation.methods) == 1:
-        return f"{best.name} is the only method: {figure}. Alone it is neither good nor bad."
-    equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0 and name != AS_SHOWN]
-    if equal:
-        return f"{_listed([best.name, *equal])} rank equally well: {figure}."
-    return f"{best.name} ranks best: {figure}."
-
-
-def _sure(evaluation: Evaluation) -> Iterator[str]:
-    """Whether the leads of the best are beyond chance, and over which samples."""
-    judged = {name: lead for name, lead in evaluation.leads.items() if lead.p_holm is not None}
-    open_ = [f"{name} (p {cell(c.p_holm)})" for name, c in judged.items() if name != AS_SHOWN and not is_shown(c)]
-    if open_:
-        yield f"It cannot be distinguished from {_listed(open_)}: their order may be chance."
-    elif behind := [name for name in judged if name != AS_SHOWN]:
-        every = judged.keys() == evaluation.leads.keys()
-        yield f"Its lead over {'every other model' if every else _listed(behind)} is more than chance."
-        if not every:
-            yield f"The others have fewer than {FEWEST_DRAWS} draws of labels, too few to judge."
-    if any(lead.draws == 1 for lead in judged.values()):
-        yield (
-            "There is one draw of labels: this holds for other queries, not for models trained on other labels or from "
-            f"another seed, which {FEWEST_DRAWS} draws would judge."
-        )
-
-
-def gain_metric(evaluation: Evaluation) -> str | None:
-    """The primary metric with the gains that the evaluation names, such as revenue; None where it names none."""
-    name = f"gain_{evaluation.primary}"
-    return name if name in evaluation.methods[0].slices[ALL].summaries else None
-
-
-def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
-    """The slices on which the best method is behind the baseline, or if it is the baseline, behind another."""
-    competitor = competitor_of(evaluation)
-    if evaluation.baseline is None or competitor is None:
-        return
-    compared = competitor if best.name == evaluation.baseline else best.name
-    sign = -1 if best.name == evaluation.baseline else 1  # in slices, differences are from the baseline
-    (slices,) = (method.slices for method in evaluation.methods if method.name == compared)
-    judged = {
-        name: (sign * c.difference, c)
-        for name, scope in slices.items()
-        if name != ALL
-        and scope.summaries[evaluation.primary].groups >= FEW_GROUPS
-        and (c := scope.comparisons.get(evaluation.primary)) is not None
-    }
-    if not judged:
-        yield f"No slice has {FEW_GROUPS} groups with the metric, so that it is not known on whom it is worse."
-        return
-    behind = sorted((name for name, (lead, _) in judged.items() if lead < 0), key=lambda name: judged[name][0])
-    shown = [name for name in behind if is_shown(judged[name][1])]
-    of_slices = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
-    if not behind:
-        yield f"{of_slices} behind {competitor} on none."
-    if shown:
-        yield f"{of_slices} worse than {competitor} beyond chance on {_first_named(shown, judged)}."
-    if chance := [name for name in behind if name not in shown]:
-        yield f"{of_slices} behind {competitor}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
-
-
-def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:
-    unnamed = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
-    return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + unnamed)
-
-
-def _listed(texts: Sequence[str]) -> str:
-    """The texts with commas between them, and "and" before the last."""
-    *before, end = texts
-    return f"{', '.join(before)} and {end}" if before else end
-
 
 _RULES_SHOWN = 10
 
@@ -288,7 +87,7 @@ def _charts(evaluation: Evaluation) -> Iterator[Chart]:
             for method in evaluation.ranked:
                 kind = "reference" if method.name == AS_SHOWN else "method"
                 kind = "baseline" if method.name == evaluation.baseline else kind
-                rows.append(charts.interval_row(method.name, _primary(evaluation, method, name), series=kind))
+                rows.append(charts.interval_row(method.name, primary_of(evaluation, method, name), series=kind))
             base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
             spec = charts.interval_chart(rows, title=f"{label} and its 95% interval", at=base)
             yield Chart(spec, f"{title} of each method with its 95% interval, {groups[name]:,} groups", file)
@@ -303,6 +102,12 @@ def _test_data(test: EvaluatedData) -> Iterator[str]:
             f"Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
             f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
         )
+
+
+def gain_metric(evaluation: Evaluation) -> str | None:
+    """The primary metric with the gains that the evaluation names, such as revenue; None where it names none."""
+    name = f"gain_{evaluation.primary}"
+    return name if name in evaluation.methods[0].slices[ALL].summaries else None
 
 
 def leaderboard(evaluation: Evaluation) -> Table:
@@ -320,7 +125,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
         row |= {metric_label(name): _mean(scope.summaries[name]) for name in names}
         if n_outliers:
             label = f"Outlier-{metric_label(primary)} (n={n_outliers})"
-            row[label] = _mean(_primary(evaluation, method, OUTLIERS))
+            row[label] = _mean(primary_of(evaluation, method, OUTLIERS))
         row |= columns_against(primary, evaluation.baseline, scope)
         if evaluation.leads and evaluation.baseline != best:
             row[f"{metric_label(primary)} - {best} [95%]"] = with_interval(evaluation.leads.get(method.name))
@@ -339,7 +144,7 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         yield Points(lines)
     if evaluation.corrected is not None:
         k = int(primary.rpartition("@")[2])
-        raw = {method.name: _mean(_primary(evaluation, method)) for method in evaluation.methods}
+        raw = {method.name: _mean(primary_of(evaluation, method)) for method in evaluation.methods}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
 
 

@@ -12,7 +12,8 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.page import best_of, competitor_of, headline, is_shown, opening, slices
+from ltrscale.evaluation.measure.headline import best_of, competitor_of, headline, is_shown, opening
+from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
