@@ -61,12 +61,14 @@ def _standing(evaluation: Evaluation) -> tuple[str, str, Comparison] | None:
 def _serving(evaluation: Evaluation) -> str | None:
     """What serves: a baseline in service or untrained, else the best score, order shown, baseline or next best."""
     kinds = {method.name: method.kinds for method in evaluation.ranked}
-    baseline = evaluation.baseline
-    if baseline in (AS_SHOWN, PRODUCTION) or kinds.get(baseline or "", {""}) <= {"feature", "scores"}:
+    baseline, untrained = evaluation.baseline, [name for name in kinds if kinds[name] <= {"feature", "scores"}]
+    if baseline in (AS_SHOWN, PRODUCTION, *untrained):
         return baseline
-    scores = [name for name in kinds if kinds[name] == {"feature"} and name != AS_SHOWN]
-    shown = [AS_SHOWN] if AS_SHOWN in kinds else []
-    return next(iter([*scores, *shown, *([baseline] if baseline else []), *[*kinds][1:]]), None)
+    if scores := [name for name in kinds if kinds[name] == {"feature"} and name != AS_SHOWN]:
+        return scores[0]
+    if AS_SHOWN in kinds:
+        return AS_SHOWN
+    return baseline or next(iter([*kinds][1:]), None)
 
 
 def _as_served(evaluation: Evaluation, serving: MethodResult) -> str:
