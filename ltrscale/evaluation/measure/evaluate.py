@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ltrscale import storage
+from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
@@ -110,7 +111,7 @@ def evaluate(
     """
     basis = _Basis.read(config)
     measuring = basis.measuring(threads)
-    basis = replace(basis, test=measuring.open(basis.test))
+    measuring.open()
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, basis.metrics, basis.methods) as file:
             tallies = _tallied(measuring, basis, file, run)
@@ -161,12 +162,13 @@ class _Basis:
 
     @classmethod
     def read(cls, config: EvaluateConfig) -> Self:
-        """Open what the config names."""
-        test = select(config.splits.test, labelled=True)
+        """Open what the config names; the test groups have the tokens that the bundles read."""
+        bundles = {url: load(url) for url in config.bundles}
+        test = with_tokens_of(select(config.splits.test, labelled=True), bundles.values())
         return cls(
             config,
             test,
-            trials_of(config, test),
+            trials_of(config, bundles, test),
             fit_detector(config, config.splits.validation, test),
             None if config.judged is None else Judged.read(config.judged, config.splits.test),
             correction_of(config, test),
@@ -209,7 +211,7 @@ class _Basis:
     @property
     def needs_every_list(self) -> bool:
         """Whether a figure needs scores of lists without a label above 0; those of clicks and calibration do."""
-        return self.config.needs_every_list or self.config.clicks or any(trial.logits for trial in self.trials)
+        return self.config.metrics_need_every_list or self.config.clicks or any(trial.logits for trial in self.trials)
 
     def scopes(
         self, slices: Sequence[Blocks], metrics: Sequence[str], *, baseline: str | None, together: int | None = None
@@ -283,7 +285,7 @@ def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> 
     shape = len(measuring.models), len(basis.metrics)
     tallies = Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
     without_list = [] if basis.judged is None else basis.judged.without_list()
-    unlisted = [measuring.without_list(*each, shape) for each in without_list]
+    unlisted = [measuring.without_list(*each) for each in without_list]
     groups = basis.test.n_groups + sum(len(values.gids_Q) for values in unlisted)
     for values in itertools.chain(measuring.on(basis.test, run), unlisted):
         tallies.add(values, groups=groups, slice_by=basis.config.sliced_by)
@@ -297,11 +299,12 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
         name: metric.policy if judged is None else Judged.policy(metric) for name, metric in config.measured.items()
     }
     policies |= {name: metric.policy for name, metric in config.measured_on_clicks.items()}
-    by_slice, numbers = _by_slice(tallies, basis), itertools.count()
+    by_slice = _by_slice(tallies, basis)
+    calibrations = {trial.url: tallies.calibration(t) for t, trial in enumerate(basis.trials)}
     results = tuple(
         MethodResult(
             name=name,
-            trials=tuple(trial.replace(calibration=tallies.calibration(next(numbers))) for trial in trials),
+            trials=tuple(trial.replace(calibration=calibrations[trial.url]) for trial in trials),
             slices={slice_: scopes_K[k] for slice_, scopes_K in by_slice.items()},
         )
         for k, (name, trials) in enumerate(basis.methods.items())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.batch import QueryGroups, rows_of
-from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
+from ltrscale.bundle import Scorer, load, scorers_of
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import RowGroups
@@ -182,24 +182,21 @@ class Measuring:
                 committed[url] = list(read_direct(scored_row_groups, scored.COLUMNS))
         return tables or list(read_direct(row_groups, columns)), committed
 
-    def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> GroupValues:
-        """The values of queries without a list, equal in all trials and in no slice; shape is [T, M]."""
+    def without_list(self, period: str, groups: QueryGroups) -> GroupValues:
+        """The values of queries without a list, equal in all trials and in no slice; no click defines a metric."""
         assert groups.ids_Q is not None
-        values_TMQ = np.full((*shape, groups.n_groups), np.nan)  # metrics of clicks stay undefined
-        values_MQ = self.metrics(torch.zeros(0), groups).numpy()
-        values_TMQ[:, : len(values_MQ)] = values_MQ
+        measures = [self.metrics, *([self.on_clicks] if self.on_clicks else [])]
+        values_MQ = np.concatenate([measure(torch.zeros(0), groups).numpy() for measure in measures])
+        values_TMQ = np.repeat(values_MQ[None], len(self.models), axis=0)
         none = dict.fromkeys(self.slicer.names, np.zeros(groups.n_groups, np.bool_))
         return GroupValues(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_TMQ, none)
 
-    def open(self, selection: Selection) -> Selection:
-        """Open the bundles and check that they fit the data; returns the selection with the tokens that they read.
+    def open(self) -> dict[str, Scorer]:
+        """Open the bundles and check that they fit the data; returns the scorer of each.
 
         Raises:
-            InputError: a bundle is missing, or was made for other features or tokens.
+            InputError: a bundle is missing, or was made for other features.
         """
-        return with_tokens_of(selection, self._opened()[0])
-
-    def _opened(self) -> tuple[list[Bundle], dict[str, Scorer]]:
         return _open_bundles(self.identity, self._bundles, self.features, self.threads)
 
     def _measured(
@@ -207,7 +204,7 @@ class Measuring:
     ) -> Iterator[GroupValues]:
         """The values of a window's groups, in batches of documents; the last has the window's clicks."""
         assert window.ids_Q is not None
-        scorers = {**self._opened()[1], POSITIONS: order_shown}
+        scorers = {**self.open(), POSITIONS: order_shown}
         scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
@@ -285,9 +282,8 @@ def _open_bundles(
     bundles: tuple[str, ...],
     features: tuple[Feature, ...],
     threads: int,
-) -> tuple[list[Bundle], dict[str, Scorer]]:
-    opened = {url: load(url) for url in bundles}
-    return [*opened.values()], scorers_of(opened, features=features, threads=threads)
+) -> dict[str, Scorer]:
+    return scorers_of({url: load(url) for url in bundles}, features=features, threads=threads)
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:

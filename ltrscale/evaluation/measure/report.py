@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import load
+from ltrscale.bundle import Bundle
 from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
@@ -61,23 +61,26 @@ class MethodTrial(Strict):
     """Its probabilities against the clicks; None where scores are not logits, or labels not 0 and 1."""
 
     @classmethod
-    def from_bundle(cls, url: str) -> Self:
+    def from_bundle(cls, bundle: Bundle) -> Self:
         """The trial of a bundle, with what the bundle states about itself."""
-        bundle = load(url)
         return cls(
-            url=url,
+            url=bundle.url,
             kind=bundle.kind,
             labelled_groups=bundle.count("labelled_groups"),
             validation_groups=bundle.count("validation_groups"),
-            labels=validate(Provenance, bundle.made_by, url).labels(),
+            labels=validate(Provenance, bundle.made_by, bundle.url).labels(),
             debiased=debiased(bundle.config),
             logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
         )
 
 
-def trials_of(config: EvaluateConfig, test: Selection) -> dict[str, tuple[MethodTrial, ...]]:
+def trials_of(
+    config: EvaluateConfig, bundles: Mapping[str, Bundle], test: Selection
+) -> dict[str, tuple[MethodTrial, ...]]:
     """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
-    trials = {name: tuple(map(MethodTrial.from_bundle, urls)) for name, urls in config.models.items()}
+    trials = {
+        name: tuple(MethodTrial.from_bundle(bundles[url]) for url in urls) for name, urls in config.models.items()
+    }
     scores = {name: (MethodTrial(url=url, kind="scores"),) for name, url in config.scores.items()}
     trials = {**scores, **trials}
     if config.as_shown and has_positions(test):

@@ -103,8 +103,8 @@ class EvaluateSettings(Config):
         return {metric.name: metric for metric in metrics}
 
     @property
-    def needs_every_list(self) -> bool:
-        """Whether a figure needs the scores of lists without a label above 0: of judgements, gains or positions."""
+    def metrics_need_every_list(self) -> bool:
+        """Whether a metric needs the scores of lists without a label above 0: one of judgements, gains or positions."""
         return self.judged is not None or self.gains is not None or self.propensities is not None
 
     @property

@@ -146,7 +146,7 @@ def _measured(config: AutoJob, splits: Splits) -> tuple[AutoSizes, str]:
     labelled, judged = only_relevant(read["train"]), only_relevant(read["validation"])
     tested = 0
     if "test" in read:
-        every = config.evaluate.needs_every_list
+        every = config.evaluate.metrics_need_every_list
         tested = (read["test"] if every else only_relevant(read["test"])).n_documents
     sizes = AutoSizes(
         log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
