@@ -33,8 +33,8 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
+from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.measuring import look_up
-from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.crossed import Difference

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ltrscale.config import Operational, Strict
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.report import GROUPS
+from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.scored_lists import BundleSource, ScoredLists, ScoresSource, TableSource
 from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress

@@ -29,10 +29,10 @@ from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
+from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.measuring import look_up, order_shown
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
-from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
