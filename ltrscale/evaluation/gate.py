@@ -146,8 +146,10 @@ def _foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven"
 def _of_correlations(primary: str, alone: Scope) -> _Deviations:
     """Of a candidate that deviates as much as production, and correlates with it by r: `s sqrt(2 (1 - r))`."""
     summary = alone.summaries[primary]
-    if summary.low is None or len(summary.trials) != 1:
-        raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
+    if (bundles := len(summary.trials)) != 1:
+        raise InputError(f"plan_from: the evaluation's only method has {bundles} bundles; name one where it has one")
+    if summary.low is None:
+        raise InputError(f"{primary}: no test group defines it; choose other periods in splits.test")
     deviation = deviation_of(summary, summary.groups)
     return {f"a correlation of {r:g}": (deviation * math.sqrt(2 * (1 - r)), summary.groups) for r in _CORRELATIONS}
 

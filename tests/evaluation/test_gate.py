@@ -302,6 +302,18 @@ def test_a_plan_needs_no_candidate(
     assert "candidate against production" in capsys.readouterr().out
 
 
+def test_a_plan_says_why_a_method_alone_shows_no_deviation(found: Evaluation) -> None:
+    method, all_ = found.methods[0], found.methods[0].slices["all"]
+    for changed, problem in (
+        ({"trials": (0.5, 0.6)}, "plan_from: the evaluation's only method has 2 bundles"),
+        ({"low": None, "high": None}, "ndcg@5: no test group defines it; choose other periods"),
+    ):
+        scope = all_.replace(summaries={"ndcg@5": all_.summaries["ndcg@5"].replace(**changed)})
+        alone = found.replace(methods=(method.replace(slices={"all": scope}),), leads={})
+        with pytest.raises(InputError, match=problem):
+            _foreseen(alone, 0.005)
+
+
 def test_what_is_not_known_is_said(found: Evaluation, places: dict[str, str]) -> None:
     verdict = judge(found, Bounds(**{**LOOSE, "slice_margin": -(compared(found).high or 0) + 1e-6}))
     assert verdict.not_excluded == ("tv",)
