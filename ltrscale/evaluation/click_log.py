@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import to_offsets
 from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
@@ -101,8 +101,7 @@ class ClicksJob(LogSettings, ReportStage):
         read = read_log(self)
         sessions = read.sessions.take(read.in_log_S)
         queries = len(np.unique(sessions.queries_S))
-        half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
-        halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
+        first, second = map(count, _halves(sessions))
         cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
         shared = overlap(cells, sessions.positions, pairs_per_link=_PAIRS_PER_LINK)
         log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
@@ -125,10 +124,16 @@ class ClicksJob(LogSettings, ReportStage):
                 links=tuple(map(tuple, shared.links_PP.tolist())),
                 parts=tuple(map(tuple, shared.parts)),
             ),
-            propensities=_propensities(cells, halves, folds_D, shared),
-            trust=_trust(read, sessions, half_S, cells, folds_D, shared, self),
+            propensities=_propensities(cells, (first, second), folds_D, shared),
+            trust=_trust(read, sessions, folds_D, shared, self),
             models=_models(read, self),
         )
+
+
+def _halves(sessions: Sessions) -> tuple[Sessions, Sessions]:
+    """Two random halves of the sessions."""
+    half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
+    return sessions.take(half_S), sessions.take(~half_S)
 
 
 def _exposure(tally: LogTally) -> Exposure:
@@ -178,15 +183,15 @@ def _propensities(cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shar
     return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
 
 
-def _trust(
-    read: ClickLog, sessions: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, shared: Overlap, job: ClicksJob
-) -> Trust | None:
+def _trust(read: ClickLog, sessions: Sessions, folds_D: Ints, shared: Overlap, job: ClicksJob) -> Trust | None:
     """Whether clicks on poor documents fall faster than clicks on good ones; None without labels and overlap."""
     if read.labels is not None:
         good_D, poor_D = read.labels_D >= job.relevant_from, read.labels_D < job.relevant_from
+        cells = count(sessions)
     elif shared.connected:
-        good_D, poor_D = judged_by_clicks(sessions.take(half_S))
-        cells = count(sessions.take(~half_S))
+        judging, rest = _halves(sessions)
+        good_D, poor_D = judged_by_clicks(judging)
+        cells = count(rest)
     else:
         return None
     curve = harvest if shared.connected else click_ratios
