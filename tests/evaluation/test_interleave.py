@@ -33,7 +33,8 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
-from ltrscale.evaluation.interleave import Interleaved, InterleaveJob, document
+from ltrscale.evaluation.interleave import InterleaveJob
+from ltrscale.evaluation.interleave_page import Interleaved, document
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports.findings import markdown
 from ltrscale.scoring.score import ScoreJob
