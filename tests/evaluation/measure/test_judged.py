@@ -2,6 +2,7 @@
 
 import csv
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members, validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.metrics import Judged
+from ltrscale.evaluation.measure.measuring import Measuring
+from ltrscale.evaluation.measure.metrics import Judged, values_of
+from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ranking.choices import MetricConfig, metric_class
-from ltrscale.ranking.graded import GainNDCGConfig
+from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
 from ltrscale.ranking.metric import Metric
 
 METRICS: list[Metric] = [cls.made(k=k) for cls in members(MetricConfig) for k in (1, 3)]
@@ -108,6 +112,30 @@ def test_where_the_lists_have_all_judged_documents_nothing_changes() -> None:
     found_MQ = judged.values(METRICS, scores_N, groups)
     expected_MQ = torch.stack([metric.values_on(scores_N, groups) for metric in METRICS])
     torch.testing.assert_close(found_MQ, expected_MQ, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_queries_without_a_list_count_for_labels_and_not_for_clicks() -> None:
+    """One has a relevant document, and the other has none."""
+    settings, clicks = EvaluateSettings(baseline=None), {f"click_ndcg@{k}": ClickNDCGConfig(k=k) for k in (1, 3)}
+    ids_Q, places_Q, offsets_P1 = torch.tensor([-2, -1]), torch.tensor([0, 1]), torch.tensor([0, 1, 2, 2])
+    judged = Judged(ids_Q, places_Q, torch.tensor([1.0, 0.0]), offsets_P1, ((-2, "c"), (-1, "c")))
+    detector = OutlierDetector(data="", features=(), gap=None, share=0.0, rules={})
+    measuring = Measuring(
+        models=("a", "b"),
+        scores={},
+        slicer=Slicer({}, (), detector, 1, frozenset(), stored=(), needs_features=False),
+        metrics=partial(values_of, metrics=settings.measured, settings=settings, judged=judged),
+        features=(),
+        docs_per_batch=1,
+        on_clicks=partial(values_of, metrics=clicks, settings=settings),
+    )
+    ((period, groups),) = judged.without_list()
+    found = measuring.without_list(period, groups)
+    expected_MQ = np.full((len(settings.measured) + len(clicks), 2), np.nan)
+    expected_MQ[: len(settings.measured), 0] = 0.0
+    np.testing.assert_array_equal(found.values_TMQ, np.stack([expected_MQ] * 2))
+    assert found.values_TMQ.dtype == np.float64
+    assert (found.gids_Q.tolist(), found.documents_Q.tolist()) == ([-2, -1], [0, 0])
 
 
 def test_labels_that_are_not_the_judgements_are_refused() -> None:
