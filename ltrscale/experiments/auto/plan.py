@@ -28,6 +28,7 @@ from ltrscale.experiments.auto.settings import (
     Given,
     Planned,
     Speed,
+    longer,
     slower,
 )
 from ltrscale.experiments.first.pipeline import SCORED
@@ -40,6 +41,8 @@ _MOST_TEST, _LEAST_TEST = 0.02, 0.01
 """The largest share of the budget to test a model, and the least share of the test lists to judge on."""
 _FAR_BEHIND = 0.95
 """A method whose first model has less than this share of the best one's validation metric gets no other seed."""
+_LONGER = 0.2
+"""Largest share of the time left that a first model may take once more."""
 _REFIT = 1.2
 """Time of a refit relative to training, because it reads validation too."""
 
@@ -128,7 +131,7 @@ class Decision(NamedTuple):
 
 
 def next_model(state: RunState) -> Decision | None:
-    """The unfinished model, else the first model of the next method, else a student, else another seed of a method.
+    """The unfinished model, else a method's first one, else one for longer, else a student, else another seed.
 
     None if no further model fits into the time that is left.
     """
@@ -139,6 +142,8 @@ def next_model(state: RunState) -> Decision | None:
     for name in (TREES, HALF, *KNOWN_METHODS):
         if name not in {*tried, STUDENT}:
             return first_model(state, name)
+    if (decision := longer_model(state)) is not None:
+        return decision
     if STUDENT not in tried and (teacher := better_network(state)) is not None:
         return first_model(state, STUDENT, teacher)
     if (method := method_of_fewest(state)) is None:
@@ -173,6 +178,23 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
         plan = within(left / 3)
     takes = state.first_minutes(name, plan) - tested
     return plan if takes <= left else within(known.share * budget * left / takes)
+
+
+def longer_model(state: RunState) -> Decision | None:
+    """A method's first model once more with more epochs or trials, where its share was too short for them.
+
+    It may take `_LONGER` of the time left. None if there is none.
+    """
+    for name, method in KNOWN_METHODS.items():
+        done = state.record.done(name)
+        if method.again and len(done) == 1:
+            (entry,) = done
+            minutes = entry.minutes if name == TUNED else state.again_minutes(name)
+            plan = longer(state.record.methods[name], minutes, _LONGER * state.left)
+            if plan is not None:
+                foretold = entry.foretold * plan.minutes / max(minutes, 1e-9)
+                return Decision(Entry(method=name, says=plan.says, foretold=foretold), plan.settings)
+    return None
 
 
 def better_network(state: RunState) -> str | None:

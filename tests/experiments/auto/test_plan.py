@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from ltrscale.experiments.auto.plan import MOST_MODELS, RunState, first_settings, method_of_fewest, share_of_test
+from ltrscale.experiments.auto.plan import (
+    MOST_MODELS,
+    RunState,
+    first_settings,
+    longer_model,
+    method_of_fewest,
+    next_model,
+    share_of_test,
+)
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, slower
 from ltrscale.experiments.first.pipeline import LogSize
@@ -58,6 +66,36 @@ def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
     assert method_of_fewest(state(*(done("scratch", number, 0.1) for number in range(MOST_MODELS)))) is None
     assert method_of_fewest(state(*first, spent=55)) is None
     assert method_of_fewest(state()) is None
+
+
+def test_a_model_that_its_share_cut_short_is_trained_for_longer_before_other_seeds_come() -> None:
+    def cut_short(spent: float, epochs: int, trials: int) -> RunState:
+        left = state(done("trees"), done("trees_tuned", minutes=0.2), done("scratch", minutes=0.1), spent=spent)
+        finetune = {"epochs": epochs, "patience": 2, "minutes": 0.2}
+        methods = {"scratch": {"kind": "neural", "finetune": finetune}, "trees_tuned": {"trials": trials}}
+        return replace(left, record=left.record.replace(methods={**left.record.methods, **methods}))
+
+    decision = longer_model(cut_short(spent=50, epochs=9, trials=100))
+    assert decision is not None
+    assert decision.settings is not None
+    assert (decision.entry.name, decision.entry.state) == ("scratch", "begun"), "in the place of the first"
+    assert decision.settings["finetune"] == {"epochs": 60, "patience": 15, "minutes": pytest.approx(1.5 * 0.1 * 60 / 9)}
+    rather_little = cut_short(spent=52.6, epochs=9, trials=100)
+    assert (some := longer_model(rather_little)) is not None
+    assert some.settings is not None
+    assert 9 < some.settings["finetune"]["epochs"] < 60, "a part of the time that is left"
+    assert longer_model(cut_short(spent=53.4, epochs=9, trials=100)) is None, "too little for much more"
+    assert longer_model(cut_short(spent=0, epochs=60, trials=100)) is None, "nothing was cut short"
+    searched = longer_model(cut_short(spent=50, epochs=60, trials=4))
+    assert searched is not None
+    assert searched.settings is not None
+    assert (searched.entry.method, searched.settings["trials"]) == ("trees_tuned", 15), (
+        "a trial takes what those before took"
+    )
+    began = cut_short(spent=50, epochs=9, trials=100)
+    resumed = replace(began, record=began.record.noted(decision.entry, decision.settings))
+    assert (again := next_model(resumed)) is not None
+    assert again.entry == decision.entry, "a restart resumes it"
 
 
 def test_a_method_far_behind_on_validation_gets_no_other_seed() -> None:
