@@ -84,13 +84,20 @@ class RunState:
 
         def relative(*names: str) -> float:
             for entry in (first[name] for name in names if name in first):
-                if entry.foretold:  # at most 1: a short time may be early stopping
-                    return min(1.0, entry.foretold / max(entry.minutes, 1e-9))
+                if entry.foretold:
+                    return self.share_read(entry) * entry.foretold / max(entry.minutes, 1e-9)
             return 1.0
 
         networks = relative(SCRATCH, LINEAR)
         scored = (first[name].scores for name in (SCRATCH, LINEAR) if name in first)
-        return Speed(relative(TREES), networks, next(filter(None, scored), SCORED * networks))
+        trees = min(1.0, relative(TREES))  # a short time may be early stopping
+        return Speed(trees, networks, next(filter(None, scored), SCORED * networks))
+
+    def share_read(self, entry: Entry) -> float:
+        """The share of a network's planned epochs that it read before it stopped early; 1 for trees."""
+        finetune = self.record.methods[entry.trained_as].get("finetune", {})
+        planned = finetune.get("epochs", 0) * self.sizes.log.informative
+        return min(1.0, entry.documents / planned) if entry.documents and planned else 1.0
 
     def first_minutes(self, name: str, plan: Planned) -> float:
         """Minutes of a first model, its refit (without search and pretraining) and its test."""
@@ -189,7 +196,7 @@ def longer_model(state: RunState) -> Decision | None:
         done = state.record.done(name)
         if method.again and len(done) == 1:
             (entry,) = done
-            minutes = entry.minutes if name == TUNED else state.again_minutes(name)
+            minutes = entry.minutes if name == TUNED else state.again_minutes(name) / state.share_read(entry)
             plan = longer(state.record.methods[name], minutes, _LONGER * state.left)
             if plan is not None:
                 foretold = entry.foretold * plan.minutes / max(minutes, 1e-9)

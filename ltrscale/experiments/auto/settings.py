@@ -78,6 +78,8 @@ class AutoSizes(NamedTuple):
     """CPU cores for trees."""
     workers: int
     """Workers for networks, each with its own stream."""
+    bfloat16: bool = False
+    """Whether pretraining computes products in bfloat16."""
 
     @property
     def start(self) -> float:
@@ -190,6 +192,8 @@ def _pretrained(given: Given) -> Planned:
     if epochs < 1:
         return _too_long(f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
     pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": given.end * 2 / 3}
+    if given.sizes.bfloat16:
+        pretrain["precision"] = "bf16"
     pretrained = {**finetuned.settings, "pretrain": pretrain}
     minutes = epochs * pretraining + finetuned.minutes + start
     plural = "" if epochs == 1 else "s"

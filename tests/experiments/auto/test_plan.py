@@ -111,12 +111,16 @@ def test_a_method_far_behind_on_validation_gets_no_other_seed() -> None:
     assert found(scratch=None, tabm=0.5) == "scratch", "not recorded by an earlier version"
 
 
-def test_a_machine_that_was_slow_is_predicted_to_be_and_one_that_stopped_early_is_not_fast() -> None:
+def test_the_first_network_shows_how_fast_the_machine_trains_whenever_it_stopped() -> None:
     assert state(done("scratch", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25)
     assert state(done("linear", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25), "the first network says it already"
-    assert state(done("trees", minutes=1, foretold=4)).speed[:2] == (1.0, 1.0)
+    assert state(done("scratch", minutes=1, foretold=4)).speed[:2] == (1.0, 4.0), "a GPU is faster than foretold"
+    assert state(done("trees", minutes=1, foretold=4)).speed[:2] == (1.0, 1.0), "trees may have stopped early"
     slow, fast = state(done("scratch", minutes=4, foretold=1)), state(done("scratch", minutes=4, foretold=4))
     assert slow.test_minutes("scratch") == pytest.approx(4 * fast.test_minutes("scratch"))
+    early = state(done("scratch", minutes=1, foretold=4).replace(documents=5 * LOG.informative))
+    early.record.methods["scratch"] = {"finetune": {"epochs": 20}}
+    assert early.speed[:2] == (1.0, 1.0), "a quarter of the epochs in a quarter of the time"
 
 
 def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -> None:
