@@ -41,7 +41,7 @@ _MOST_TEST, _LEAST_TEST = 0.02, 0.01
 """The largest share of the budget to test a model, and the least share of the test lists to judge on."""
 _FAR_BEHIND = 0.95
 """A method whose first model has less than this share of the best one's validation metric gets no other seed."""
-_LONGER = 0.2
+_LONGER = 1 / 3
 """Largest share of the time left that a first model may take once more."""
 _REFIT = 1.2
 """Time of a refit relative to training, because it reads validation too."""
@@ -90,8 +90,7 @@ class RunState:
 
         networks = relative(SCRATCH, LINEAR)
         scored = (first[name].scores for name in (SCRATCH, LINEAR) if name in first)
-        trees = min(1.0, relative(TREES))  # a short time may be early stopping
-        return Speed(trees, networks, next(filter(None, scored), SCORED * networks))
+        return Speed(relative(TREES), networks, next(filter(None, scored), SCORED * networks))
 
     def share_read(self, entry: Entry) -> float:
         """The share of a network's planned epochs that it read before it stopped early; 1 for trees."""
