@@ -94,6 +94,14 @@ class Lists(NamedTuple):
         """The number of each document's list."""
         return np.repeat(np.arange(len(self.lengths_Q)), self.lengths_Q)
 
+    @property
+    def longer_than_one(self) -> "Lists":
+        """The lists of several documents; a list of one has nothing to order."""
+        several_Q = self.lengths_Q > 1
+        kept_N = several_Q[self.ids_N]
+        offsets_Q1 = np.concatenate([[0], np.cumsum(self.lengths_Q[several_Q])])
+        return Lists(self.features_NF[kept_N], self.labels_N[kept_N], offsets_Q1)
+
     def ndcg(self, scores_N: Any, k: int) -> Doubles:
         """NDCG@k of each list; NaN without a relevant document."""
         scores = torch.as_tensor(np.asarray(scores_N, np.float64))
@@ -289,14 +297,14 @@ def flaml(search: Search) -> Scores:
     except ImportError as error:
         raise InputError(f"methods: flaml needs a library that is not installed ({error}); pip install flaml") from None
 
-    found = AutoML()
+    found, validation = AutoML(), search.validation.longer_than_one  # its metric refuses a list of one document
     found.fit(
         X_train=search.train.features_NF,
         y_train=search.train.labels_N,
         groups=search.train.lengths_Q,
-        X_val=search.validation.features_NF,
-        y_val=search.validation.labels_N,
-        groups_val=search.validation.lengths_Q,
+        X_val=validation.features_NF,
+        y_val=validation.labels_N,
+        groups_val=validation.lengths_Q,
         task="rank",
         metric=f"ndcg@{search.k}",
         eval_method="holdout",

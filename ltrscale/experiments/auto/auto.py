@@ -30,6 +30,7 @@ from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import iterate
+from ltrscale.devices import multiplies_bfloat16
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
@@ -157,6 +158,7 @@ def _measured(config: AutoJob, splits: Splits) -> tuple[AutoSizes, str]:
         longest=max(selection.longest for selection in (everything, *read.values())),  # a refit reads all
         cores=cores(),
         workers=config.workers.most,
+        bfloat16=multiplies_bfloat16(),
     )
     return sizes, ":".join(selection.hash for selection in (everything, labelled, judged))
 
@@ -262,8 +264,8 @@ class _Run:
             value = validation_metric(url, self.config.evaluate.primary)
             outcome = {"state": "done", "url": url, "scores": self.scored(entry, url), "validation": value}
         spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
-        minutes = {"minutes": spent.seconds / 60 if spent else 0.0, "processor": entry.processor + used}
-        ended = entry.replace(**minutes, **outcome)
+        took = {"minutes": spent.seconds / 60, "documents": spent.documents} if spent else {}
+        ended = entry.replace(**took, processor=entry.processor + used, **outcome)
         self.kept.note(ended)
         if ended.state == "done":
             values = (ended.minutes, metric_label(self.config.evaluate.primary), ended.validation)

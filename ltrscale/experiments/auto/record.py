@@ -41,6 +41,8 @@ class Entry(Strict):
     """Minutes spent, over all processes."""
     processor: float = 0.0
     """Minutes of processors for it, of this process and the children that have ended."""
+    documents: int = 0
+    """Documents that its trainings read, over all epochs; 0 for trees."""
     scores: float | None = None
     """Documents that the model scored a second, with reading; None if it was not measured."""
     validation: float | None = None
