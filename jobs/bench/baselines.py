@@ -429,12 +429,12 @@ def _rows(chosen: BaselineSet, k: int, found: Mapping[Name, Sequence[Mapping[str
         }
         if name != "auto" and "auto" in values:
             less = [ours_Q - theirs_Q for ours_Q, theirs_Q in zip(values["auto"], values[name], strict=True)]
-            row["auto more by"] = _difference(less, chosen.draws)
+            row["auto more by"] = difference(less, chosen.draws)
             row["auto ahead in"] = f"{sum(np.nanmean(each_Q) > 0 for each_Q in less)} of {len(less)}"
         yield row
 
 
-def _difference(less: Sequence[Doubles], draws: int) -> Figure:
+def difference(less: Sequence[Doubles], draws: int) -> Figure:
     """The mean over lists and draws, those of each fold crossed; from differences [Q] of each fold's draws in order."""
     starts = range(0, len(less) + 1, draws)
     folds = [np.stack(less[start:end], axis=1) for start, end in pairwise(starts)]
