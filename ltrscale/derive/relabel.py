@@ -59,6 +59,8 @@ RelabelStepConfig = Annotated[
 class RelabelConfig(Config):
     """The changes to a data set."""
 
+    fixed: ClassVar = {"compression": "zstd", "row_group_mb": 8, "file_mb": 256}
+
     steps: tuple[RelabelStepConfig, ...] = Field(min_length=1)
     """The steps, in order; each acts on the output of the one before."""
     seed: int = 0

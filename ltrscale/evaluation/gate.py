@@ -7,6 +7,7 @@ out/plan            production alone, if only a plan is asked for
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import model_validator
 
@@ -44,6 +45,8 @@ _CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
 class GateJob(Config):
     """Compare a candidate with the bundle in production, and refuse it if a bound is broken."""
+
+    fixed: ClassVar = {"drift": {"documents": 1_000_000}}
 
     out: Operational[str]
     """Directory for everything; read `out/report.md` first."""

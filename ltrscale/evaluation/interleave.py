@@ -56,6 +56,7 @@ class InterleaveJob(ReportStage):
     """Compare rankers by simulated interleaving: credit, lift, and the impressions needed to see it."""
 
     stage: ClassVar = "interleave"
+    fixed: ClassVar = {"power": 0.8, "docs_per_batch": 65_536}
     out: Operational[str]
     """Directory of the report."""
     models: dict[str, BundleUrl] = Field(default_factory=dict)

@@ -104,6 +104,13 @@ _TIMED_DOCUMENTS, _TURNS = 10_000, 3
 class DistillJob(Config):
     """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
 
+    fixed: ClassVar = {
+        "overlap_at": [1, 5, 10],
+        "parity": {"rows": 10_000, "tolerance": None},
+        "speed": {"documents": 10_000, "repeats": 3},
+        "docs_per_batch": 65_536,
+    }
+
     out: Operational[str]
     """Directory for everything; read `out/report.md` first."""
     data: str

@@ -62,6 +62,8 @@ class LearnFrom(Config):
 class PipelineJob(Config):
     """A comparison of methods on one data set."""
 
+    fixed: ClassVar = {"match": None}
+
     out: Operational[str]
     """Directory for everything: `data/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
     `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -122,6 +122,8 @@ class EntrypointConfig(Config):
 
 class SubmitConfig(Config):
     """A job for a Ray cluster."""
+
+    fixed: ClassVar = {"stop_seconds": 120}
 
     command: tuple[str, ...] = ()
     """The job and its arguments, as after `python -m jobs.`: what follows `--` on the command line."""

@@ -28,6 +28,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, config
 from ray.train.v2._internal.execution.callback import ControllerCallback
 
 from ltrscale import storage
+from ltrscale.alongside import alongside
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
@@ -45,7 +46,7 @@ from ltrscale.runtime.mailbox import (
     open_mailbox,
 )
 from ltrscale.runtime.workers import HangWatch, Work, WorkersConfig
-from ltrscale.signals import alongside, stop_on_signal
+from ltrscale.signals import stop_on_signal
 
 _LOOK_S = 5.0
 _PATIENCE_S = 60.0

@@ -177,6 +177,8 @@ _GROUPS = 5000
 class BlendConfig(Config):
     """How the weights of a mean are chosen."""
 
+    fixed: ClassVar = {"rounds": 25, "resamples": 20, "groups": 5000}
+
     weights: Literal["greedy", "equal"] | dict[str, Annotated[float, Field(gt=0)]] = "greedy"
     """`greedy` lets validation choose, on each of several resamples of its groups: the member that helps most is added,
     again and again, so that it may count several times. Half of a weight is the mean of these choices, half is equal

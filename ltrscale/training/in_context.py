@@ -170,6 +170,8 @@ _CUTOFF = 5
 class InContextPretrainConfig(Config):
     """How a network learns to rank from examples."""
 
+    fixed: ClassVar = {"checkpoint_failures": 3}
+
     network: InContextSizes = InContextSizes()
     """Its sizes."""
     start: OutputUrl | None = None

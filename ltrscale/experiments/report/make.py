@@ -42,6 +42,7 @@ class ReportJob(Stage):
     """Make one page of HTML, and the same as Markdown, from an evaluation and what is named beside it."""
 
     stage: ClassVar = "report"
+    fixed: ClassVar = {"drift": None, "agreement_groups": 500, "explained_groups": 40, "histogram_documents": 200_000}
     out: Operational[str]
     """Directory of the report; open `report.html` there."""
     evaluation: str
