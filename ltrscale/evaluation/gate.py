@@ -35,7 +35,8 @@ from ltrscale.ingest.leaks import examine_features
 from ltrscale.origin import made_by
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
-from ltrscale.reports.findings import REPORT, commit_report, print_report
+from ltrscale.reports.findings import commit_report, print_report
+from ltrscale.reports.render import REPORT
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
 from ltrscale.storage import join

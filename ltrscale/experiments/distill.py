@@ -47,7 +47,8 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import REPORT, Findings, commit_report, print_report
+from ltrscale.reports.findings import Findings, commit_report, print_report
+from ltrscale.reports.render import REPORT
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob

@@ -23,7 +23,7 @@ from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
-from ltrscale.reports.findings import files
+from ltrscale.reports.render import files
 from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.results import TABLE
 
