@@ -18,7 +18,8 @@ only the installed packages. S3 keys do not travel: the nodes have them. docs/op
 import sys
 from typing import TYPE_CHECKING
 
-from jobs.cli import Command, Job, command, main, read
+from jobs.cli import Command, Job, main, read_command
+from jobs.verbs import command
 
 if TYPE_CHECKING:
     from ltrscale.runtime.submission import SubmitConfig
@@ -33,7 +34,7 @@ def run(config: "SubmitConfig") -> None:
     files: list[str] = []
     places: dict[str, str] = {}
     if config.command and config.check:
-        job, files = read(command(config.command[0]), config.command[1:])
+        job, files = read_command(command(config.command[0]), config.command[1:])
         settings, places = digest(job), relative_places(job)
     sys.exit(submit(config, submission(config, digest(settings), files, places)))
 
