@@ -37,7 +37,8 @@ from ltrscale.derive.step import NO_LABELS, Changes, LabelStep, StepStart, Trans
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
-from ltrscale.stages.stage import DataUrl, Origin, Stage
+from ltrscale.stages.inputs import DataUrl
+from ltrscale.stages.stage import Origin, Stage
 
 RelabelStepConfig = Annotated[
     LabelledFraction

@@ -37,8 +37,8 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
 from ltrscale.reports.findings import commit_report, print_report
 from ltrscale.reports.render import REPORT
+from ltrscale.stages.inputs import content_of
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import content_of
 from ltrscale.storage import join
 
 _CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)

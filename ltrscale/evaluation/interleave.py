@@ -44,7 +44,8 @@ from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
 from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
-from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.stage import Origin
 from ltrscale.stages.unseen import check_unseen, scored_by
 
 _POWER = 0.8

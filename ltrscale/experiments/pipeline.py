@@ -39,8 +39,9 @@ from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
+from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, OutputUrl, Settings, Stage
+from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.training.settings import Preset
 

@@ -45,7 +45,8 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member, check_unseen
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import Best, LabelledData, RankingConfig, RankingObjective

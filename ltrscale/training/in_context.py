@@ -49,7 +49,8 @@ from ltrscale.progress import Report, log, progress
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.signals import stop_on_signal
 from ltrscale.simulate.problems import Problems, ProblemsConfig, problems
-from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl, hashes_of
+from ltrscale.stages.inputs import OutputUrl, hashes_of
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import join
 from ltrscale.training.blend import validated
 from ltrscale.training.checkpoint import Progress, Snapshot, restore

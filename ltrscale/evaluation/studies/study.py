@@ -41,7 +41,7 @@ from ltrscale.evaluation.statistics.estimates import Crossover, Drawn, MeanEstim
 from ltrscale.origin import digest
 from ltrscale.ranking.metric import Metric
 from ltrscale.reports.findings import Findings, commit_report
-from ltrscale.stages.stage import OutputUrl
+from ltrscale.stages.inputs import OutputUrl
 
 _KEPT_BYTES = 1 << 30
 """A process keeps test groups of at most this size in memory; it reads larger ones again for each bundle."""

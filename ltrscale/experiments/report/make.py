@@ -24,7 +24,8 @@ from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.render import files
-from ltrscale.stages.stage import Origin, Stage, content_of
+from ltrscale.stages.inputs import content_of
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.tuning.results import TABLE
 
 _FEATURES_ASKED = 2
