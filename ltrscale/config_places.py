@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel
 
 
-class Place(NamedTuple):
+class KeyPlace(NamedTuple):
     """A place below a config."""
 
     key: tuple[str, ...]
@@ -25,22 +25,22 @@ class Place(NamedTuple):
         return [t for t in self.types if inspect.isclass(t) and issubclass(t, BaseModel)]
 
 
-def place_at(root: type[BaseModel], location: Sequence[str | int]) -> Place:
+def place_at(root: type[BaseModel], location: Sequence[str | int]) -> KeyPlace:
     """The place at a location of pydantic's, which also names the kind of each config on the way, or at a key."""
-    place = Place((), (root,))
+    place = KeyPlace((), (root,))
     for part in location:
         configs = place.configs()
         chosen = [c for c in configs if "kind" in c.model_fields and c.model_fields["kind"].default == part]
         if chosen and len(configs) > 1:
-            place = Place(place.key, chosen, [config for config in configs if config not in chosen])
+            place = KeyPlace(place.key, chosen, [config for config in configs if config not in chosen])
             continue
         fields = [config.model_fields[part].annotation for config in configs if part in config.model_fields]
         if not fields and len(place.types) > 1 and (branch := _branch(place.types, part)):
-            place = Place(place.key, branch)
+            place = KeyPlace(place.key, branch)
             continue
         items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in place.types if _holds_items(t)]
         below = [t for inner in fields or items for t in alternatives(inner)]
-        place = Place((*place.key, str(part)), below or place.types)
+        place = KeyPlace((*place.key, str(part)), below or place.types)
     return place
 
 
