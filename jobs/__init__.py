@@ -19,7 +19,7 @@ if _PROGRAM in ("-m", "ltrscale") and signal.getsignal(signal.SIGINT) == signal.
 
 # `python -m jobs.NAME` of a former job says in one line, as `ltrscale NAME` does, what does its work.
 if _PROGRAM == "-m":
-    from jobs.cli import GONE, command_or_end
+    from jobs.verbs import GONE, command_or_end
 
     for word in sys.orig_argv:
         if word.removeprefix("jobs.") in GONE and word.startswith("jobs."):

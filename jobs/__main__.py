@@ -5,8 +5,9 @@ import os
 import sys
 import textwrap
 
-from jobs.cli import VERBS, command, command_or_end, commands, main, parser
+from jobs.cli import main, parser
 from jobs.help import width
+from jobs.verbs import NAMES, VERBS, command, command_or_end, commands
 
 
 def verbs() -> str:
@@ -28,12 +29,11 @@ def complete() -> None:
     from argcomplete.lexers import split_line
 
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    names = [name for group in VERBS.values() for name in group]
-    if words[1:] and words[1] in names:
+    if words[1:] and words[1] in NAMES:
         os.environ["_ARGCOMPLETE"] = "2"  # the verb takes the place of the program's name
         argcomplete.autocomplete(parser(command(words[1])))
     every = argparse.ArgumentParser(add_help=False)
-    every.add_argument("verb", choices=names)
+    every.add_argument("verb", choices=NAMES)
     argcomplete.autocomplete(every)
 
 

@@ -1,7 +1,6 @@
-"""The command line that all jobs share: a config from YAML, overrides, one function to call; and the jobs by name."""
+"""The command line that all jobs share: a config from YAML, overrides, one function to call."""
 
 import argparse
-import importlib
 import json
 import logging
 import os
@@ -22,31 +21,12 @@ from jobs.help import Table, committed, explained, fill, find, keys_of, notes, s
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Refused, Stopped, suggestion, without_credentials
+from ltrscale.errors import InputError, Refused, Stopped, without_credentials
 from ltrscale.progress import called, console, log
 from ltrscale.signals import ending_on_signal
 
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
-VERBS = {
-    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly"),
-    "data": ("simulate", "relabel", "clicks"),
-    "models": ("pretrain", "finetune", "train_gbdt", "tune", "distill", "refit"),
-    "is it better, and may it serve": ("evaluate", "report", "explain", "gate", "interleave", "reconcile"),
-    "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),
-}
-"""The jobs by what they are for; each is a module of that name."""
-GONE = {
-    "config": "init lists the configs that come with the jobs, and prints one with --example",
-    "contrast": "explain reports which features solve the contrast of a pretrained bundle; its `groups` are queries",
-    "crossval": "pipeline has the key folds; write what was below `pipeline` beside it",
-    "drift": "evaluate with evaluate.by_period=true judges each period, also evaluate of a pipeline or a gate",
-    "match": "relabel has the step {kind: match, counted: PERIODS, ...}, whose other keys are those of match",
-    "pretrain_in_context": "pretrain has the key in_context; write what was below `pretrain` there",
-    "register": "export with --to mlflow registers a bundle, with registry.name and registry.store",
-    "stack": "pipeline has methods of `kind: stack` with bundles and stack; its members are methods too",
-}
-"""Former jobs, with what does their work."""
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
 """The configs that come with the jobs."""
@@ -225,7 +205,7 @@ def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     return [*options.set, f"{command.argument}={json.dumps(options.argument)}"]
 
 
-def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:
+def read_command(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:
     """The config of a command line that another process will run, and the files that it names with `--config`.
 
     Raises:
@@ -294,38 +274,3 @@ def shipped(path: str) -> str:
     """The path of a config; of one that is named as in a checkout, and is not here, that of the installed copy."""
     inside = CONFIGS / path.removeprefix("jobs/configs/")
     return str(inside) if path.startswith("jobs/configs/") and not Path(path).exists() and inside.exists() else path
-
-
-def commands() -> list[Command]:
-    """Every job, by name."""
-    return [command(name) for name in sorted(name for names in VERBS.values() for name in names)]
-
-
-def command_or_end(name: str) -> Command:
-    """The job with a name; if there is none, the process ends with one line that names the nearest, or the new one."""
-    try:
-        return command(name)
-    except InputError as error:
-        show_reasons(error)
-        sys.exit(error.status)
-
-
-def command(name: str) -> Command:
-    """The job with a name; imports no other.
-
-    Raises:
-        InputError: there is no such job.
-
-    Example:
-        >>> command("pretrain").config.__name__
-        'PretrainJob'
-    """
-    names = [each for group in VERBS.values() for each in group]
-    if name not in names:
-        instead = GONE.get(name) or suggestion(name, names, "the jobs are")
-        raise InputError(f"{name}: no such job; {instead}")
-    module = importlib.import_module(f"jobs.{name}")
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"jobs.{name}.__main__")
-    found: Command = module.COMMAND
-    return found

@@ -14,7 +14,8 @@ store is then tried from its nodes, with the keys that they have.
 
 import sys
 
-from jobs.cli import Command, Job, command, main, shipped
+from jobs.cli import Command, Job, main, shipped
+from jobs.verbs import command
 
 
 def _job() -> Job:

@@ -26,7 +26,7 @@ from ltrscale.errors import InputError, nearest
 FILE = Path(__file__).with_name("keys.json")
 
 
-class Field(BaseModel):
+class KeyFacts(BaseModel):
     """One key of a config."""
 
     name: str
@@ -55,7 +55,7 @@ class Description(BaseModel):
     """The first line of its docstring."""
     kind: str = ""
     """What identifies it in its union; empty if it is in none."""
-    fields: tuple[Field, ...]
+    fields: tuple[KeyFacts, ...]
 
 
 class Table(BaseModel):
@@ -100,11 +100,11 @@ def _describe(cls: type[BaseModel]) -> Description:
     )
 
 
-def _field(name: str, field: FieldInfo) -> Field:
+def _field(name: str, field: FieldInfo) -> KeyFacts:
     models = members(field.annotation)
     meaning = field.description or (summary(models[0]) if len(models) == 1 else "")
     values = _literals(field.annotation)
-    return Field(
+    return KeyFacts(
         name=name,
         meaning=" ".join(meaning.split()),
         required=field.is_required(),
@@ -235,7 +235,7 @@ def _keys(
             yield from _keys(table, name, below, given, inside)
 
 
-def _default(field: Field) -> str:
+def _default(field: KeyFacts) -> str:
     if field.required:
         return " (required)"
     if field.holds_config:
@@ -243,7 +243,7 @@ def _default(field: Field) -> str:
     return f" = {shown(field.default)}"
 
 
-def choices(table: Table, field: Field) -> str:
+def choices(table: Table, field: KeyFacts) -> str:
     """The kinds or values that a key may have, in words."""
     if len(field.configs) > 1:
         return f"Kinds: {', '.join(table.configs[name].kind for name in field.configs)}."
@@ -316,7 +316,7 @@ def notes(usual: list[Key], keys: list[Key]) -> str:
         f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
     )
     text = some if len(usual) < len(keys) else ""
-    if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
+    if any(part in _ANY for key in usual for part in key.name.split(".")):
         text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
     return (
         f"{text}docs/reference.md has the keys of all jobs, docs/guide.md goes through the jobs one by one, and "
@@ -326,7 +326,7 @@ def notes(usual: list[Key], keys: list[Key]) -> str:
 
 def width() -> int:
     """Columns of the help text: at most those of the terminal, and few enough to be readable."""
-    return min(shutil.get_terminal_size().columns - 2, 98)
+    return min(shutil.get_terminal_size().columns - 2, _WIDE)
 
 
 def fill(text: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.cli import commands
-from jobs.help import FILE, Description, Field, Table, choices, shown, summary, table_of
+from jobs.help import FILE, Description, KeyFacts, Table, choices, shown, summary, table_of
+from jobs.verbs import commands
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
@@ -97,7 +97,7 @@ def _rows(table: Table, config: Description) -> list[str]:
     return [*rows, ""]
 
 
-def _default(field: Field) -> str:
+def _default(field: KeyFacts) -> str:
     if field.required:
         return "required"
     if not field.holds_config:
@@ -106,7 +106,7 @@ def _default(field: Field) -> str:
     return _code(shown(differs)) if differs else ""
 
 
-def _meaning(table: Table, field: Field) -> str:
+def _meaning(table: Table, field: KeyFacts) -> str:
     """The meaning of a key, with links to the configs that it may have."""
     kinds = len(field.configs) > 1
     links = [f"[{table.configs[name].kind if kinds else name}](#{name.lower()})" for name in field.configs]

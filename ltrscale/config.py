@@ -7,63 +7,21 @@ What was recorded earlier (a bundle, a data set, the config of a run) may still 
 constant of the code since. With any other value it is an error, which names the constant.
 """
 
-import functools
 import inspect
 import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ltrscale import storage
+from ltrscale.config_places import alternatives, place_at
 from ltrscale.errors import InputError, nearest, suggestion, without_credentials
 from ltrscale.yaml_text import parse_yaml, read_yaml
-
-FIXED: dict[str, dict[str, Any]] = {
-    "BaiduUltr": {"max_query": 32, "max_title": 64, "max_abstract": 128},
-    "BlendConfig": {"rounds": 25, "resamples": 20, "groups": 5000},
-    "ClicksJob": {"pairs_per_link": 10, "impressions_per_pair": 20, "smoothing": 4.0},
-    "DistillJob": {
-        "overlap_at": [1, 5, 10],
-        "parity": {"rows": 10_000, "tolerance": None},
-        "speed": {"documents": 10_000, "repeats": 3},
-        "docs_per_batch": 65_536,
-    },
-    "DoctorConfig": {"patience_s": 10},
-    "GateJob": {"drift": {"documents": 1_000_000}},
-    "InContextPretrainConfig": {"checkpoint_failures": 3},
-    "InterleaveJob": {"power": 0.8, "docs_per_batch": 65_536},
-    "NetworkStudent": {
-        "seed": 0,
-        "device": "auto",
-        "precision": "float32",
-        "compile": False,
-        "deterministic": False,
-        "checkpoint_minutes": 10.0,
-        "checkpoint_failures": 3,
-        "preflight": {"check": "footers", "max_bad": 0.0},
-        "debias": None,
-        "negatives": 0,
-        "relevant_only": False,
-        "average": 0.0,
-        "validation_metric": "ndcg@5",
-    },
-    "PipelineJob": {"match": None},
-    "PrepareConfig": {"row_group_mb": 8, "file_mb": 256},
-    "ReconcileJob": {"groups_shown": 3},
-    "RelabelConfig": {"compression": "zstd", "row_group_mb": 8, "file_mb": 256},
-    "ReportJob": {"drift": None, "agreement_groups": 500, "explained_groups": 40, "histogram_documents": 200_000},
-    "SearchConfig": {"max_failures": 1},
-    "SubmitConfig": {"stop_seconds": 120},
-    "TrainingConfig": {"checkpoint_failures": 3},
-    "WeeklyJob": {"drift": {"documents": 1_000_000}},
-}
-"""The values by the config's class, or a class that it derives from, and the key; as JSON has them."""
 
 
 class Strict(BaseModel):
@@ -79,22 +37,18 @@ class Strict(BaseModel):
 class Config(Strict):
     """Base of all configs, which users write: a nested key that is left out has the default of its place."""
 
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Former keys, each with the value, as JSON has it, that is a constant of the code now."""
+
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
         """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
-        if fixed := _fixed_keys_of(cls):
-            values = {name: value for name, value in values.items() if name not in fixed or fixed[name] != value}
+        values = {name: value for name, value in values.items() if name not in cls.fixed or cls.fixed[name] != value}
         defaults = {name: cls.model_fields[name].default for name in values if name in cls.model_fields}
         return overlay({name: value for name, value in defaults.items() if isinstance(value, Config)}, values)
-
-
-@functools.cache
-def _fixed_keys_of(cls: type[BaseModel]) -> Mapping[str, Any]:
-    """The keys that a config once had, with the values that they are fixed at now."""
-    return {key: value for base in cls.__mro__ for key, value in FIXED.get(base.__name__, {}).items()}
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -266,8 +220,8 @@ def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
 def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
     """Whether a place of a config is a mapping by names, whose entries cannot be null."""
     plain = (str, int, float, bool, type(None))  # these have no entries at all
-    types = [kind for kind in _place(cls, path).types if kind not in plain]
-    values = [_alternatives(typing.get_args(kind)[1]) for kind in types if typing.get_origin(kind) is dict]
+    types = [kind for kind in place_at(cls, path).types if kind not in plain]
+    values = [alternatives(typing.get_args(kind)[1]) for kind in types if typing.get_origin(kind) is dict]
     return 0 < len(types) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
 
 
@@ -289,7 +243,7 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
     """One validation problem of pydantic's as `key: problem`."""
     if problem["type"] == "extra_forbidden":
         return _unknown_key(cls, problem["loc"])
-    place, value, message = _place(cls, problem["loc"]), problem["input"], str(problem["msg"])
+    place, value, message = place_at(cls, problem["loc"]), problem["input"], str(problem["msg"])
     shown = f" (given {value!r})" if isinstance(value, str | int | float | bool) else ""
     message = message.removeprefix("Value error, ")
     if problem["type"] == "missing":
@@ -306,10 +260,10 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
 
 def _unknown_key(cls: type[BaseModel], location: Sequence[str | int]) -> str:
     """The line for a key that no config has there: a former key, one of another kind, or the nearest known key."""
-    *above, key = _place(cls, location).key
-    place, key_path = _place(cls, location[:-1]), ".".join([*above, key])
+    *above, key = place_at(cls, location).key
+    place, key_path = place_at(cls, location[:-1]), ".".join([*above, key])
     configs = place.configs()
-    fixed = {name: value for config in configs for name, value in _fixed_keys_of(config).items()}
+    fixed = {name: value for config in configs if issubclass(config, Config) for name, value in config.fixed.items()}
     if key in fixed:
         return f"{key_path}: no longer a key, because its value is fixed at {json.dumps(fixed[key])}; remove it"
     if kinds := [kind_of(other) for other in place.others if key in other.model_fields]:
@@ -319,64 +273,3 @@ def _unknown_key(cls: type[BaseModel], location: Sequence[str | int]) -> str:
     closest = nearest(key, names, alike=0.5)
     hint = f"did you mean {'.'.join([*above, closest])!r}?" if closest else f"the keys here are {', '.join(names)}"
     return f"{key_path}: unknown key; {hint}"
-
-
-class _Place(NamedTuple):
-    """A place below a config."""
-
-    key: tuple[str, ...]
-    """The parts of its dotted key, as people write it."""
-    types: Sequence[Any]
-    """The types that the value there may have."""
-    others: Sequence[type[BaseModel]] = ()
-    """Configs of other kinds than the chosen one."""
-
-    def configs(self) -> list[type[BaseModel]]:
-        """The configs that the value may be."""
-        return [t for t in self.types if inspect.isclass(t) and issubclass(t, BaseModel)]
-
-
-def _place(root: type[BaseModel], location: Sequence[str | int]) -> _Place:
-    """The place at a location of pydantic's, which also names the kind of each config on the way, or at a key."""
-    place = _Place((), (root,))
-    for part in location:
-        configs = place.configs()
-        chosen = [config for config in configs if "kind" in config.model_fields and kind_of(config) == part]
-        if chosen and len(configs) > 1:
-            place = _Place(place.key, chosen, [config for config in configs if config not in chosen])
-            continue
-        fields = [config.model_fields[part].annotation for config in configs if part in config.model_fields]
-        if not fields and len(place.types) > 1 and (branch := _branch(place.types, part)):
-            place = _Place(place.key, branch)
-            continue
-        items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in place.types if _holds_items(t)]
-        below = [t for inner in fields or items for t in _alternatives(inner)]
-        place = _Place((*place.key, str(part)), below or place.types)
-    return place
-
-
-_BRANCH = re.compile(r"(constrained|function|is-instance|lax-or-strict|nullable)\W.*|(literal|dict|list|tuple|set)\[.*")
-"""Names that pydantic gives to the types of a union, which no user has typed."""
-
-
-def _branch(here: Sequence[Any], part: str | int) -> Sequence[Any]:
-    """The types of a union that a part of a place names; empty if the part is a key."""
-    names = {getattr(t, "__name__", ""): t for t in here if not _holds_items(t)}
-    if part in names:
-        return [names[str(part)]]
-    if not isinstance(part, str) or not _BRANCH.fullmatch(part):
-        return []
-    origin = part.partition("[")[0]
-    return [t for t in here if getattr(typing.get_origin(t), "__name__", "") == origin] or here
-
-
-def _holds_items(annotation: Any) -> bool:
-    return bool(typing.get_args(annotation)) and inspect.isclass(typing.get_origin(annotation))
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    """The types of a union, without `Annotated`; the type itself if it is not a union."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _alternatives(inner[0])
-    return [t for a in inner for t in _alternatives(a)] if origin in (typing.Union, UnionType) else [annotation]

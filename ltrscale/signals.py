@@ -1,14 +1,11 @@
-"""Requests to stop: SIGTERM, and Ctrl-C (SIGINT), which mean the same; a second Ctrl-C ends the process at once.
-
-Also threads that run beside a block of code and end with it.
-"""
+"""Requests to stop: SIGTERM, and Ctrl-C (SIGINT), which mean the same; a second Ctrl-C ends the process at once."""
 
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
 
@@ -95,30 +92,6 @@ def ending_by(time_s: float) -> Iterator[None]:
         yield
     finally:
         _end.reset(token)
-
-
-@contextmanager
-def alongside(
-    work: Callable[[threading.Event], object], *, until: tuple[type[Exception], ...] = (), waits: bool = True
-) -> Iterator[None]:
-    """Run a function in a thread while the block runs; the event that it receives is set at the end of the block.
-
-    The end of the block waits for it unless `waits` is false. An exception in `until` ends the function silently.
-    """
-    over = threading.Event()
-
-    def run() -> None:
-        with suppress(*until):
-            work(over)
-
-    thread = threading.Thread(target=run, name="alongside", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        if waits:
-            thread.join()
 
 
 class StopRequest:

@@ -81,10 +81,11 @@ def test_a_bad_entry_is_named_by_its_own_key(tmp_path: Path, key: str) -> None:
         storage.read_manifest(write_manifest(tmp_path / "out", **lists))
 
 
-@pytest.mark.parametrize("quarantine", [None, "a", {"a": 1}, [3], [["a"]]])
-def test_a_quarantine_that_is_no_list_of_paths_is_refused(tmp_path: Path, quarantine: Any) -> None:
-    url = write_manifest(tmp_path / "out", files=[], quarantine=quarantine)
-    with pytest.raises(InputError, match="quarantine is no list of paths"):
+@pytest.mark.parametrize("key", ["quarantine", "stale"])
+@pytest.mark.parametrize("paths", [None, "a", {"a": 1}, [3], [["a"]]])
+def test_a_quarantine_that_is_no_list_of_paths_is_refused(tmp_path: Path, key: str, paths: Any) -> None:
+    url = write_manifest(tmp_path / "out", **{"files": [], key: paths})
+    with pytest.raises(InputError, match=f"{key} is no list of paths"):
         storage.read_manifest(url)
 
 

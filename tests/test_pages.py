@@ -90,7 +90,7 @@ def to_come(page: str) -> int:
     return len(COMMANDS[page]) + max(after, default=0)
 
 
-COMMANDS = {page.stem: found for page in PAGES if page.stem != "contributing" and (found := commands(page))}
+COMMANDS = {page.stem: found for page in PAGES if page.stem != "extending" and (found := commands(page))}
 IN_ORDER = sorted(COMMANDS, key=to_come, reverse=True)
 
 # What a newcomer stops when he has seen it: servers that run until then, and background processes.

@@ -22,7 +22,7 @@ import s3fs
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.storage import writers
-from ltrscale.storage.files import exclusively
+from ltrscale.storage.locks import exclusively
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -225,8 +225,9 @@ def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act
     (tmp_path / "out" / "users-own").touch()
 
     def run() -> None:
-        real, calls = getattr(storage.files, act), itertools.count()
-        setattr(storage.files, act, lambda *values: os._exit(9) if next(calls) == number else real(*values))
+        module = storage.locks if act == "swap" else storage.files
+        real, calls = getattr(module, act), itertools.count()
+        setattr(module, act, lambda *values: os._exit(9) if next(calls) == number else real(*values))
         commit(url, {"c": "one"}, version=2)
 
     process = multiprocessing.get_context("fork").Process(target=run)
@@ -243,6 +244,16 @@ def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act
     assert storage.is_whole(url, manifest)
     left = [name for name in storage.below(url) if not name.startswith(".staging-")]
     assert left == sorted([storage.MANIFEST, "users-own", *(file["path"] for file in manifest["files"])])
+
+
+@pytest.mark.parametrize("key", ["stale", "quarantine"])
+def test_what_a_record_leaves_to_delete_goes_also_where_an_earlier_version_wrote_it(tmp_path: Path, key: str) -> None:
+    commit(str(tmp_path), {"a": "one"})
+    (tmp_path / "b").touch()
+    (tmp_path / ".unfinished.json").write_text(json.dumps({key: ["b"]}))
+    with storage.Commit(str(tmp_path)):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", storage.MANIFEST]
 
 
 @pytest.mark.parametrize("finish", [True, False])
@@ -319,8 +330,8 @@ def test_an_overwritten_commit_stays_whole_until_the_end(url: str) -> None:
 def test_a_file_of_equal_name_and_content_withdraws_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(url, {"a": "one"}, version=1)
     swapped: list[tuple[str, bytes | None]] = []
-    swap = storage.files.swap
-    monkeypatch.setattr(storage.files, "swap", lambda u, old, new: swapped.append((u, new)) or swap(u, old, new))
+    swap = storage.locks.swap
+    monkeypatch.setattr(storage.locks, "swap", lambda u, old, new: swapped.append((u, new)) or swap(u, old, new))
     commit(url, {"a": "one", "b": "two"}, version=2)
     ((_, manifest),) = [(u, new) for u, new in swapped if u.endswith(storage.MANIFEST)]
     assert manifest is not None
@@ -586,7 +597,7 @@ def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
 def test_a_lock_that_is_not_had_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    monkeypatch.setattr(storage.files, "_LOCK_S", 0.0)
+    monkeypatch.setattr(storage.locks, "_LOCK_S", 0.0)
     before = os.listdir("/proc/self/fd")  # noqa: PTH208 - one descriptor of its own each time
     with pytest.raises(InputError, match="another process has been committing there"), exclusively(str(tmp_path)):
         pass

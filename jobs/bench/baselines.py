@@ -34,7 +34,7 @@ from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.progress import log
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.reports.document import Document, Figure, Section, Table, TableRow, Text
-from ltrscale.reports.findings import REPORT, markdown
+from ltrscale.reports.render import REPORT, markdown
 
 Name = Literal["auto", "lightgbm", "xgboost", "catboost", "flaml"]
 _BATCH, _MOST_TREES, _PATIENCE = 1 << 18, 3000, 100

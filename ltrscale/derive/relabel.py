@@ -37,7 +37,8 @@ from ltrscale.derive.step import NO_LABELS, Changes, LabelStep, StepStart, Trans
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
-from ltrscale.stages.stage import DataUrl, Origin, Stage
+from ltrscale.stages.inputs import DataUrl
+from ltrscale.stages.stage import Origin, Stage
 
 RelabelStepConfig = Annotated[
     LabelledFraction
@@ -58,6 +59,8 @@ RelabelStepConfig = Annotated[
 
 class RelabelConfig(Config):
     """The changes to a data set."""
+
+    fixed: ClassVar = {"compression": "zstd", "row_group_mb": 8, "file_mb": 256}
 
     steps: tuple[RelabelStepConfig, ...] = Field(min_length=1)
     """The steps, in order; each acts on the output of the one before."""

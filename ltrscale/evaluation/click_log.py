@@ -72,6 +72,7 @@ class ClicksJob(LogSettings, ReportStage):
     """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
 
     stage: ClassVar = "clicks"
+    fixed: ClassVar = {"pairs_per_link": 10, "impressions_per_pair": 20, "smoothing": 4.0}
     out: Operational[str]
     """Directory of the report."""
     relevant_from: float = Field(default=1.0, gt=0)

@@ -42,7 +42,8 @@ from ltrscale.ranking.choices import METRICS, MetricName, metric_named
 from ltrscale.reports.document import Document
 from ltrscale.reports.findings import commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
-from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.stage import Origin
 from ltrscale.stages.unseen import check_unseen, scored_by
 
 _POWER = 0.8
@@ -54,6 +55,7 @@ class InterleaveJob(ReportStage):
     """Compare rankers by simulated interleaving: credit, lift, and the impressions needed to see it."""
 
     stage: ClassVar = "interleave"
+    fixed: ClassVar = {"power": 0.8, "docs_per_batch": 65_536}
     out: Operational[str]
     """Directory of the report."""
     models: dict[str, BundleUrl] = Field(default_factory=dict)

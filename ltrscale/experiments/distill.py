@@ -48,13 +48,15 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import REPORT, Findings, commit_report, print_report
+from ltrscale.reports.findings import Findings, commit_report, print_report
+from ltrscale.reports.render import REPORT
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
+from ltrscale.stages.inputs import BundleUrl, OutputUrl
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import BundleUrl, Origin, OutputUrl, Stage
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.stages.unseen import check_unseen, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
@@ -104,6 +106,13 @@ _TIMED_DOCUMENTS, _TURNS = 10_000, 3
 
 class DistillJob(Config):
     """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
+
+    fixed: ClassVar = {
+        "overlap_at": [1, 5, 10],
+        "parity": {"rows": 10_000, "tolerance": None},
+        "speed": {"documents": 10_000, "repeats": 3},
+        "docs_per_batch": 65_536,
+    }
 
     out: Operational[str]
     """Directory for everything; read `out/report.md` first."""

@@ -39,8 +39,9 @@ from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
+from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, OutputUrl, Settings, Stage
+from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.training.settings import Preset
 
@@ -61,6 +62,8 @@ class LearnFrom(Config):
 
 class PipelineJob(Config):
     """A comparison of methods on one data set."""
+
+    fixed: ClassVar = {"match": None}
 
     out: Operational[str]
     """Directory for everything: `data/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,

@@ -18,7 +18,8 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import AnyMethod, MethodName
 from ltrscale.progress import Report
-from ltrscale.stages.stage import Origin, Settings, bundle_hashes, dataset_hashes, with_splits
+from ltrscale.stages.inputs import bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Settings, with_splits
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.in_context import InContextConfig, InContextJob, weights_of
 from ltrscale.training.resumption import TrainingStage

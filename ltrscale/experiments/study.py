@@ -45,8 +45,8 @@ from ltrscale.experiments.study_models import MOST_STUDY_DRAWS, Cell, GridConfig
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE
+from ltrscale.stages.inputs import dataset_hashes
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import dataset_hashes
 from ltrscale.stages.tasks import Costs, Task, TaskWorkers, TaskWorkersConfig, run_all
 from ltrscale.storage import join
 

@@ -16,16 +16,8 @@ from ltrscale.evaluation.studies.study_page import document
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
-from ltrscale.stages.stage import (
-    BundleUrl,
-    Origin,
-    OutputUrl,
-    Settings,
-    Stage,
-    bundle_hashes,
-    dataset_hashes,
-    with_splits,
-)
+from ltrscale.stages.inputs import BundleUrl, OutputUrl, bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Settings, Stage, with_splits
 from ltrscale.stages.unseen import check_unseen
 from ltrscale.storage import join
 

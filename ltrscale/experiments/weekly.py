@@ -16,6 +16,7 @@ Every part is a stage that is skipped if it is up to date, so the same command r
 import sys
 from collections.abc import Iterator
 from functools import cached_property
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -60,6 +61,8 @@ from ltrscale.storage import join
 
 class WeeklyJob(Config):
     """Add a new period, and put a model that has learnt from newer ones into service, unless it is refused."""
+
+    fixed: ClassVar = {"drift": {"documents": 1_000_000}}
 
     out: Operational[str]
     """Directory for everything; `OUT/service.json` names the bundle in service, a copy that nothing writes again."""

@@ -16,7 +16,7 @@ Shapes: N rows (documents) of a block, F features.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,8 @@ _QUERY_FIELDS, _JUDGED_FIELDS, _DOCUMENT_FIELDS = 3, 6, 7
 
 class BaiduUltr(Source):
     """Text files of the Baidu-ULTR data set, plain, gzip or xz."""
+
+    fixed: ClassVar = {"max_query": 32, "max_title": 64, "max_abstract": 128}
 
     kind: Literal["baidu_ultr"] = "baidu_ultr"
     layout: Literal["sessions", "judgements"] = "sessions"

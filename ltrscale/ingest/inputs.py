@@ -11,7 +11,7 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -86,6 +86,8 @@ class Expected(Config):
 
 class PrepareConfig(Config):
     """The inputs to read, and the way to write them."""
+
+    fixed: ClassVar = {"row_group_mb": 8, "file_mb": 256}
 
     inputs: Inputs = ()
     """The inputs; a plain string is a path. A pipeline or job with a synthetic log fills it in."""

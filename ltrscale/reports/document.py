@@ -176,7 +176,9 @@ class Document:
         """All charts in order, by the file name of their picture."""
         blocks = itertools.chain(self.opening, *(section.blocks for section in self.sections))
         charts = [block for block in blocks if isinstance(block, Chart)]
-        return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(charts)}
+        names = [f"{chart.name or f'chart-{number:02d}'}.png" for number, chart in enumerate(charts)]
+        assert len(set(names)) == len(names), f"two charts of a document have one name: {', '.join(names)}"
+        return dict(zip(names, charts, strict=True))
 
     def with_charts(self, made: Callable[[Chart], Chart | LeftOut]) -> "Document":
         """The document with each chart replaced."""

@@ -134,7 +134,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
 
     try:
         with handling(leave):
-            job = attempt_details(client, attempt, sys.stdout)
+            job = show_log(client, attempt, sys.stdout)
     except KeyboardInterrupt:
         command = f"{called('submit')} --address {shlex.quote(address)} --id {attempt}"
         message = f"following; {attempt} runs on. `{command}` follows it again, `{command} --action stop` stops it"
@@ -151,7 +151,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
     return code if code > 0 else 128 - code  # -9 where signal 9 ended it
 
 
-def attempt_details(client: Any, attempt: str, sink: TextIO) -> Any:
+def show_log(client: Any, attempt: str, sink: TextIO) -> Any:
     """Write an attempt's log to `sink` until it ends; returns its details."""
     whole = _Log(sink)
     failing_since = -math.inf

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from rich.console import Console
@@ -29,6 +29,8 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 class DoctorConfig(Config):
     """What to check."""
+
+    fixed: ClassVar = {"patience_s": 10}
 
     address: str | None = None
     """A cluster to check node by node: its dashboard, http://HEAD:8265, or from one of its nodes HEAD:6379.

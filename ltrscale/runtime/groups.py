@@ -28,13 +28,13 @@ from ray.exceptions import RayError, RayTaskError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ltrscale import storage
+from ltrscale.alongside import alongside
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.runtime.workers import Context, Pulse, Regrouped, Work, WorkersConfig
-from ltrscale.signals import alongside
 
 WATCH_S = 0.5
 _LOOK_S = 0.1

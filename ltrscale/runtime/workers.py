@@ -15,11 +15,11 @@ from typing import Annotated, Any, NamedTuple, Self
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
+from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.stream.readers import RowGroupReader, read_on_spare_cores
 from ltrscale.progress import Report
-from ltrscale.signals import alongside
 
 
 class WorkersConfig(Config):

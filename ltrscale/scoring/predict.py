@@ -53,8 +53,9 @@ from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs
 from ltrscale.progress import Report, log, progress
 from ltrscale.scoring.score import ScoreJob, ScorerConfig
+from ltrscale.stages.inputs import BundleUrls, DataUrl
 from ltrscale.stages.runs import check_replaceable, holding
-from ltrscale.stages.stage import BundleUrls, DataUrl, Origin, Stage
+from ltrscale.stages.stage import Origin, Stage
 
 SkewKind = Literal["missing", "category", "range", "scale"]
 _FEW = 20

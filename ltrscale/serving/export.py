@@ -33,7 +33,8 @@ from ltrscale.serving.parity import Parity, check_parity
 from ltrscale.serving.raw import CODE, RawSample, raw_files_of, sample_raw
 from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
-from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
+from ltrscale.stages.inputs import BundleUrl, dataset_hashes
+from ltrscale.stages.stage import Origin, Settings, Stage
 
 AnyFormat = (
     LightGBMFormat | XGBoostFormat | OnnxFormat | ElasticsearchFormat | OpenSearchFormat | VespaFormat | TreeliteFormat

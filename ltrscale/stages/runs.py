@@ -24,10 +24,10 @@ from pathlib import Path
 
 from ltrscale import config as configs
 from ltrscale import storage
+from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.signals import alongside
 from ltrscale.stages.trackers import MetricsFile, Tracked
 from ltrscale.stages.tracking import tracked
 

@@ -20,13 +20,14 @@ import torch
 from pydantic import BeforeValidator, Field
 
 from ltrscale import storage
+from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import log
 from ltrscale.runtime.engine import plain_errors, ray_cluster
 from ltrscale.runtime.mailbox import open_mailbox
 from ltrscale.runtime.workers import or_number
-from ltrscale.signals import alongside, ending_on_signal, stop_on_signal
+from ltrscale.signals import ending_on_signal, stop_on_signal
 
 _RESTARTS = 2
 """How often Ray restarts a task after its process has died."""

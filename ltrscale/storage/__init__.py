@@ -28,13 +28,12 @@ from ltrscale.storage.committed import (
     withdraw,
     withdraw_below,
 )
-from ltrscale.storage.conditions import arrow_filesystem, clock_ahead_s, delta_options, filesystem
+from ltrscale.storage.conditions import clock_ahead_s
 from ltrscale.storage.conditions import heeded as heeds_conditions
 from ltrscale.storage.faults import PATIENCE, is_disk_full, is_fault, named_errors, patiently
 from ltrscale.storage.files import (
     below,
     children,
-    create_exclusively,
     exists,
     fingerprint,
     list_files,
@@ -46,11 +45,12 @@ from ltrscale.storage.files import (
     sha256,
     size,
     sizes_below,
-    swap,
     write_bytes,
 )
+from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
 from ltrscale.storage.listing import are_hashes, listed_in, read_manifest_part, sizes_in
+from ltrscale.storage.locks import create_exclusively, swap
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,

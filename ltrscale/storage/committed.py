@@ -28,7 +28,7 @@ HIDDEN_MANIFEST = "_manifest.json"
 """The manifest's name in a directory of tables; readers of tables skip names that begin with an underscore."""
 UNFINISHED = ".unfinished.json"
 """What unfinished work leaves to the next commit: the files of long work with a document to resume from, see
-`Commit.save`; under `quarantine` files to delete, which a failed commit kept on purpose or a killed one was about to
+`Commit.save`; under `stale` files to delete, which a failed commit kept on purpose or a killed one was about to
 delete; under `ends` the hash of a manifest that, once it is there, completes the long work."""
 _REQUESTS = 16  # at a time
 _FEW = 64
@@ -154,14 +154,15 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
 def read_unfinished(url: str) -> tuple[dict[str, Any], set[str]]:
     """The document to resume from with its `files`, empty if there is none, and the files left to delete."""
     record = read_manifest(url, UNFINISHED) or {}
-    stale = set(record.pop("quarantine", []))
+    # earlier versions have called them `quarantine`
+    stale = {name for key in ("stale", "quarantine") for name in record.pop(key, [])}
     record.pop("ends", None)
     return record, stale
 
 
 def write_unfinished(url: str, saved: Mapping[str, Any], stale: Collection[str], *, ends: str | None = None) -> None:
     """Replace what is left to the next commit, in one step."""
-    to_delete = {"quarantine": sorted(stale)} if stale else {}
+    to_delete = {"stale": sorted(stale)} if stale else {}
     record = {**saved, **to_delete, **({} if ends is None else {"ends": ends})}
     if record:
         files.write_bytes(join(url, UNFINISHED), json.dumps(record).encode())

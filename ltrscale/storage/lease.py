@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files, writers
+from ltrscale.storage import files, locks, writers
 from ltrscale.storage.names import join
 
 LEASE = ".lease"
@@ -142,9 +142,9 @@ class _Holder:
         if old:
             # until the rename, the lease there has the token that identifies the staged file
             left_with = _lease_in(old).get("token")
-            written = files.swap(self.file, old, new, token=left_with if writers.is_token(left_with) else self.token)
+            written = locks.swap(self.file, old, new, token=left_with if writers.is_token(left_with) else self.token)
         else:
-            written = files.claim(self.file, new)
+            written = locks.claim(self.file, new)
         if written:
             self._written = new
         return written
@@ -161,7 +161,7 @@ class _Holder:
     def release(self) -> None:
         """Release the directory unless another job has it; a lease that cannot be released lapses."""
         with contextlib.suppress(InputError):
-            files.swap(self.file, self._written, None)
+            locks.swap(self.file, self._written, None)
 
 
 def _lease_in(data: bytes | None) -> dict[str, Any]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ltrscale")
 _LISTS = ("files", "parts", "query_ids")
 """Keys of a manifest that hold entries of files."""
+_PATHS = ("quarantine", "stale")
+"""Keys of a manifest, and of a record of unfinished work, that hold paths alone."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,7 +44,7 @@ def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
 def sizes_in(
     url: str, manifest: Mapping[str, Any] | None, *, without: Collection[str] = (), despite_damage: bool = False
 ) -> dict[str, int | None]:
-    """The bytes of all files that a manifest and its parts list, by name; None for files in quarantine.
+    """The bytes of all files that a manifest and its parts list, by name; None for those with a path alone.
 
     Args:
         url: the directory.
@@ -55,7 +57,7 @@ def sizes_in(
     """
     manifest = manifest or {}
     sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in _files_in(manifest).values()}
-    sizes |= dict.fromkeys(map(str, manifest.get("quarantine", [])))
+    sizes |= {str(path): None for key in _PATHS for path in manifest.get(key, [])}
     for part in manifest.get("parts", []):
         try:
             sizes |= {} if part["path"] in without else _sizes_in_part(url, part)
@@ -116,14 +118,15 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         if fault:
             raise InputError(f"{where}: {place}: {fault}; do not use the directory, make it again")
         seen.add(file["path"])
-    quarantine = manifest.get("quarantine", [])
-    if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
-        raise InputError(f"{where}: quarantine is no list of paths; make the directory again")
-    for name in quarantine:
-        try:
-            listed_path(name)
-        except ValueError as error:
-            raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
+    for key in _PATHS:
+        paths = manifest.get(key, [])
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise InputError(f"{where}: {key} is no list of paths; make the directory again")
+        for path in paths:
+            try:
+                listed_path(path)
+            except ValueError as error:
+                raise InputError(f"{where}: {key}: {error}; do not use the directory, make it again") from None
 
 
 def are_hashes(texts: Sequence[str]) -> bool:

@@ -45,7 +45,8 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member, check_unseen
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import Best, LabelledData, RankingConfig, RankingObjective
@@ -176,6 +177,8 @@ _GROUPS = 5000
 
 class BlendConfig(Config):
     """How the weights of a mean are chosen."""
+
+    fixed: ClassVar = {"rounds": 25, "resamples": 20, "groups": 5000}
 
     weights: Literal["greedy", "equal"] | dict[str, Annotated[float, Field(gt=0)]] = "greedy"
     """`greedy` lets validation choose, on each of several resamples of its groups: the member that helps most is added,

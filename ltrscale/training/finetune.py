@@ -30,7 +30,8 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.launch import cluster_for, launch, run_for
 from ltrscale.runtime.workers import Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, bundle_hashes
+from ltrscale.stages.inputs import BundleUrl, bundle_hashes
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
 from ltrscale.training.memory import built

@@ -49,7 +49,8 @@ from ltrscale.progress import Report, log, progress
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.signals import stop_on_signal
 from ltrscale.simulate.problems import Problems, ProblemsConfig, problems
-from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl, hashes_of
+from ltrscale.stages.inputs import OutputUrl, hashes_of
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import join
 from ltrscale.training.blend import validated
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
@@ -169,6 +170,8 @@ _CUTOFF = 5
 
 class InContextPretrainConfig(Config):
     """How a network learns to rank from examples."""
+
+    fixed: ClassVar = {"checkpoint_failures": 3}
 
     network: InContextSizes = InContextSizes()
     """Its sizes."""

@@ -29,7 +29,8 @@ from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import cluster_for, launch, run_for
 from ltrscale.runtime.workers import Context, rank_and_world
-from ltrscale.stages.stage import Origin, dataset_hashes, hashes_of
+from ltrscale.stages.inputs import dataset_hashes, hashes_of
+from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
 from ltrscale.training.in_context import InContextPretrainConfig, pretrain_in_context
 from ltrscale.training.memory import built

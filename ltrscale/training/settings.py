@@ -11,7 +11,7 @@ so a study can start from a preset and change one thing.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -152,6 +152,8 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 class TrainingConfig(Config):
     """Settings of every training."""
+
+    fixed: ClassVar = {"checkpoint_failures": 3}
 
     stream: StreamConfig
     """Batch size and order of the data."""

@@ -17,7 +17,8 @@ from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.progress import Report, log
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.data import Labelled, read_labelled
 

@@ -31,7 +31,8 @@ from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import (
     BinCodes,

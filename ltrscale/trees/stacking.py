@@ -21,7 +21,8 @@ from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, Settings
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled

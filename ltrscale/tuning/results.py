@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from ltrscale import storage
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import files
+from ltrscale.reports.render import files
 from ltrscale.storage import join
 from ltrscale.tuning.history import Trial, as_study, best, ended, value_of
 from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label

@@ -18,8 +18,9 @@ from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.origin import result_of
 from ltrscale.runtime.workers import ONE, Workers
+from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.runs import heard_by
-from ltrscale.stages.stage import BundleUrl, Stage
+from ltrscale.stages.stage import Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -131,6 +131,8 @@ class AshaConfig(Config):
 
 class SearchConfig(Config):
     """The trials of a search, and their resources."""
+
+    fixed: ClassVar = {"max_failures": 1}
 
     space: dict[str, Dimension] = Field(min_length=1)
     """Dotted keys below `job`, each with the values that it may take: {low, high, log, integer, step} or {choices}."""

@@ -31,7 +31,7 @@ from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
 from ltrscale.origin import digest
 from ltrscale.progress import Report, called, log, progress
-from ltrscale.reports.findings import REPORT
+from ltrscale.reports.render import REPORT
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import ending_by, stop_on_signal

@@ -17,7 +17,7 @@ import yaml
 from cronsim import CronSim
 from hera.workflows.models import CronWorkflow
 
-from jobs.cli import read
+from jobs.cli import read_command
 from jobs.weekly import COMMAND
 from ltrscale.experiments.first.pipeline import weekly_text
 
@@ -34,7 +34,7 @@ def check_command(text: str, folder: Path, config: str) -> None:
     module = words.index("-m")
     assert Path(words[module - 1]).name == "python"
     assert words[module + 1] == "jobs.weekly"
-    job, files = read(COMMAND, words[module + 2 :])
+    job, files = read_command(COMMAND, words[module + 2 :])
     assert files == [config]
     assert re.fullmatch(rf"(logs|s3://my-bucket/log)/{WEEK}(\.csv|/\*\.parquet)", job.inputs[0].path)
 

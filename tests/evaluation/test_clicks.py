@@ -23,7 +23,7 @@ from ltrscale.evaluation.click_log_page import UnderstoodLog, document
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.reports.document import Text
-from ltrscale.reports.findings import markdown
+from ltrscale.reports.render import markdown
 
 NAN = math.nan
 

@@ -36,7 +36,7 @@ from ltrscale.evaluation.impressions import (
 from ltrscale.evaluation.interleave import InterleaveJob
 from ltrscale.evaluation.interleave_page import Interleaved, document
 from ltrscale.evaluation.statistics.crossed import Difference
-from ltrscale.reports.findings import markdown
+from ltrscale.reports.render import markdown
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.users import Cascade, PositionBased, User
 from ltrscale.trees.gbdt import GBDTJob

@@ -14,7 +14,7 @@ import shop
 import yaml
 
 from jobs import cli, weekly
-from jobs.cli import command
+from jobs.verbs import command
 from ltrscale import bundle, storage
 from ltrscale.config import load, validate
 from ltrscale.data.dataset.manifest import open_dataset

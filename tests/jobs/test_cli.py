@@ -13,7 +13,8 @@ from command_lines import run_here
 from rich.console import Console
 
 from jobs.bench.baselines import BaselinesJob
-from jobs.cli import Command, _shown_log, command, main, read
+from jobs.cli import Command, _shown_log, main, read_command
+from jobs.verbs import command
 from ltrscale import config as configs
 from ltrscale.config import Config
 from ltrscale.derive.relabel import RelabelJob
@@ -231,6 +232,6 @@ def test_a_long_line_is_one_line_on_a_narrow_terminal(monkeypatch: pytest.Monkey
 def test_a_key_that_is_false_by_default_has_an_option_and_the_last_word_counts() -> None:
     plain = ("--set", "out=x", "--set", "pipeline=y")
     for words, value in ((("--rollback",), True), (("--rollback", "--set", "rollback=false"), False)):
-        config, _ = read(command("weekly"), [*plain, *words])
+        config, _ = read_command(command("weekly"), [*plain, *words])
         assert isinstance(config, WeeklyJob)
         assert config.rollback is value

@@ -12,9 +12,10 @@ import yaml
 from example_configs import Circle, Square, Strict, Tuned
 from pydantic import BaseModel, Field
 
-from jobs.cli import Command, commands, main
+from jobs.cli import Command, main
 from jobs.help import FILE, Key, find, keys_of, show, table_of
 from jobs.reference import PAGE, reference, table
+from jobs.verbs import commands
 from ltrscale.config import Config, kind_of, members
 from ltrscale.errors import InputError
 
@@ -235,7 +236,7 @@ def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
     done = subprocess.run([sys.executable, "-c", HELPS, *asked], cwd=ROOT, capture_output=True, text=True, check=True)
     libraries, rooms = (line.split() for line in done.stdout.splitlines())
     assert HEAVY & set(libraries) == set()
-    assert set(rooms) <= {"config", "errors", "fixed_keys", "progress", "signals", "storage", "yaml_text"}
+    assert set(rooms) <= {"config", "config_places", "errors", "progress", "signals", "storage", "yaml_text"}
 
 
 @pytest.mark.slow
@@ -243,7 +244,7 @@ def test_no_job_loads_what_few_need_before_they_do() -> None:
     """Torch's compiler, pandas and scipy.stats take up to a second each, and a weekly run starts many jobs."""
     code = """
 import sys
-from jobs.cli import commands
+from jobs.verbs import commands
 
 for command in commands():
     if command.name != "bench":  # it measures the estimator, which is one of scikit-learn

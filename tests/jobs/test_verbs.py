@@ -13,7 +13,8 @@ import pytest
 
 import jobs
 from jobs.__main__ import ltrscale
-from jobs.cli import CONFIGS, GONE, VERBS, commands, shipped
+from jobs.cli import CONFIGS, shipped
+from jobs.verbs import GONE, VERBS, commands
 from ltrscale.progress import called
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from headless import opened
 
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Section
-from ltrscale.reports.findings import draw, html
+from ltrscale.reports.drawing import draw
+from ltrscale.reports.render import html
 
 BAD = "</script><!--`|'\"\\ datum.x] }"
 

@@ -10,9 +10,10 @@ from chart_kinds import every_kind
 from nightly import nightly
 
 from ltrscale.markdown import escape
-from ltrscale.reports import charts, findings
+from ltrscale.reports import charts, drawing
 from ltrscale.reports.document import Chart, Document, Section, Text
-from ltrscale.reports.findings import REPORT, draw, drawable, files
+from ltrscale.reports.drawing import draw, drawable
+from ltrscale.reports.render import REPORT, files
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x202E, 0x2028, 0xD800, 0xFEFF, 0xFFFE)]
 GOOD = charts.bars([{"name": "a", "value": 0.5, "series": "s"}], title="share")
@@ -41,7 +42,7 @@ def sizes(name: str) -> dict[str, int]:
     "name",
     [
         *("constructor", "__proto__"),
-        *(nightly(n) for n in findings._OWN_NAMES if n not in ("constructor", "__proto__")),
+        *(nightly(n) for n in drawing._OWN_NAMES if n not in ("constructor", "__proto__")),
     ],
 )
 def test_a_name_that_javascript_knows_is_drawn_as_any_other(name: str) -> None:
@@ -81,15 +82,15 @@ def test_what_ends_the_drawing_costs_its_own_picture_only() -> None:
 def test_a_program_that_does_not_draw_leaves_all_charts_out(
     program: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings, "_PROGRAM", program)
-    monkeypatch.setattr(findings, "_WAIT_S", 1.0 if "sleep" in program else 60.0)
+    monkeypatch.setattr(drawing, "_PROGRAM", program)
+    monkeypatch.setattr(drawing, "_WAIT_S", 1.0 if "sleep" in program else 60.0)
     found = draw([GOOD, GOOD])
     assert len(found) == 2
     assert all(isinstance(each, str) and why in each for each in found)
 
 
 def test_an_interpreter_that_is_gone_leaves_all_charts_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings.sys, "executable", "/none/python")
+    monkeypatch.setattr(drawing.sys, "executable", "/none/python")
     assert all("did not start" in str(each) for each in draw([GOOD]))
 
 
@@ -98,10 +99,10 @@ def test_a_short_address_space_ends_only_the_drawing() -> None:
     """As under `ulimit -v` on shared machines: the library that draws reserves many gigabytes of addresses."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30)); "
-        "from ltrscale.reports import charts, findings; "
-        "print(findings.draw([charts.bars([dict(name='a', value=1, series='s')], title='t')]))"
+        "from ltrscale.reports import charts, drawing; "
+        "print(drawing.draw([charts.bars([dict(name='a', value=1, series='s')], title='t')]))"
     )
-    done = subprocess.run([findings.sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([drawing.sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "drawing ended with status" in done.stdout
 
 

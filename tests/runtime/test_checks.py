@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.cli import command
 from jobs.s3 import environment
+from jobs.verbs import command
 from ltrscale import storage
 from ltrscale.runtime import checks
 from ltrscale.runtime.checks import listening, open_dashboard, open_ports

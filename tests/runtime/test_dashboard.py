@@ -8,7 +8,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from ltrscale.errors import UnavailableError
-from ltrscale.runtime.dashboard import attempt_details, follow
+from ltrscale.runtime.dashboard import follow, show_log
 
 WHOLE = "one\ntwo\nthree\n"
 
@@ -41,7 +41,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_that_is_read_again_shows_nothing_twice() -> None:
     dashboard = Dashboard([["one\ntw"], [], ["on", "e\ntwo\n", "thr"]], JobStatus.SUCCEEDED)
     sink = io.StringIO()
-    assert attempt_details(dashboard, "a", sink) is dashboard.job
+    assert show_log(dashboard, "a", sink) is dashboard.job
     assert sink.getvalue() == WHOLE
 
 
@@ -49,7 +49,7 @@ def test_a_dashboard_that_stays_away_ends_the_following(monkeypatch: pytest.Monk
     monkeypatch.setattr("ltrscale.runtime.dashboard._PATIENCE_S", 0.01)
     dashboard = Dashboard([["one\n"], *[[] for _ in range(100_000)]], JobStatus.RUNNING)
     with pytest.raises(UnavailableError, match="the same command follows it again"):
-        attempt_details(dashboard, "a", io.StringIO())
+        show_log(dashboard, "a", io.StringIO())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import command
+from jobs.verbs import command
 from ltrscale.config import Config
 from ltrscale.runtime import checks, doctor
 from ltrscale.runtime.doctor import DoctorConfig

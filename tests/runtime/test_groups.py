@@ -3,8 +3,8 @@
 import pytest
 
 from ltrscale.runtime import mailbox
+from ltrscale.runtime.capacity import _fits
 from ltrscale.runtime.mailbox import Mailbox, ReportedMetrics, Running
-from ltrscale.runtime.under_ray import _fits
 from ltrscale.runtime.workers import WorkersConfig
 
 

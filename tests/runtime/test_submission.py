@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.cli import command
 from jobs.submit import run
+from jobs.verbs import command
 from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.runtime import dashboard

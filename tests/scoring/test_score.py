@@ -35,7 +35,7 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring import score
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.stages.stage import dataset_hashes
+from ltrscale.stages.inputs import dataset_hashes
 from ltrscale.stages.unseen import scored_by
 from ltrscale.trees.configs import LightGBMConfig
 

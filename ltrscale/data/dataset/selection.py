@@ -191,7 +191,17 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     raw = read_as(parts[0].dataset) if parts else {}
     texts = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
     vocabulary = parts[0].dataset.manifest.vocabulary if texts else None
-    whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw, (), texts, vocabulary)
+    whole = Selection(
+        features=features,
+        row_groups=row_groups,
+        hash=digest(identity),
+        labelled=labelled,
+        kept_labelled=kept,
+        label_column=column,
+        read_as=raw,
+        token_fields=texts,
+        vocabulary=vocabulary,
+    )
     is_served_R = whole.served_groups_R > 0
     if not is_served_R.any():
         raise InputError(f"{name}: no query group there; the manifest counts the rows that prepare kept and rejected")

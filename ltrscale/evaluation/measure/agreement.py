@@ -24,7 +24,8 @@ from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.reports.findings import Findings, commit_report
-from ltrscale.stages.stage import BundleUrl, Origin, Stage
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import Origin, Stage
 
 _OVERLAP_AT = (1, 5, 10)
 _MEASURES = ("tau", *(f"overlap@{k}" for k in _OVERLAP_AT))

@@ -44,7 +44,8 @@ from ltrscale.reports.document import Document
 from ltrscale.reports.findings import write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.stages.stage import Origin, content_of, hashes_of
+from ltrscale.stages.inputs import content_of, hashes_of
+from ltrscale.stages.stage import Origin
 from ltrscale.stages.unseen import check_unseen, scored_by
 
 

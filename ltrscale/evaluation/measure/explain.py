@@ -31,7 +31,8 @@ from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings, commit_report
-from ltrscale.stages.stage import BundleUrl, Origin, hashes_of
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.stage import Origin
 
 TABLE = "explanations.parquet"
 _SHOWN, _LISTED = 15, 20

@@ -38,6 +38,7 @@ class ReconcileJob(ReportStage):
     """Report which rules explain the difference between our figures and those of other programs."""
 
     stage: ClassVar = "reconcile"
+    fixed: ClassVar = {"groups_shown": 3}
     out: Operational[str]
     """Directory of the report."""
     source: Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]

@@ -28,7 +28,7 @@ from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.ranking.libraries import under
 from ltrscale.ranking.metric import Metric, Rules
-from ltrscale.stages.stage import BundleUrl, hashes_of
+from ltrscale.stages.inputs import BundleUrl, hashes_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ltrscale.evaluation.measure.slices import SliceName
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, MetricName, metric_named
 from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig, Gains
 from ltrscale.ranking.metric import Metric
-from ltrscale.stages.stage import BundleUrls
+from ltrscale.stages.inputs import BundleUrls
 
 AS_SHOWN = "as_shown"
 """The method that ranks each list in the order in which it was shown: what a ranker is to replace."""

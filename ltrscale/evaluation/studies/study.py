@@ -20,7 +20,7 @@ from ltrscale.evaluation.statistics.estimates import Crossover, Drawn, MeanEstim
 from ltrscale.evaluation.studies.measured import Measured, TestedOn, read_outliers, read_values
 from ltrscale.evaluation.studies.traits import Family, MethodTraits
 from ltrscale.reports.findings import Findings
-from ltrscale.stages.stage import OutputUrl
+from ltrscale.stages.inputs import OutputUrl
 
 ScopeName = Literal["all", "outliers"]
 _SCOPES: tuple[ScopeName, ...] = ("all", "outliers")

@@ -14,12 +14,12 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from ltrscale import storage
+from ltrscale.alongside import alongside
 from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.experiments.auto.settings import TREES
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.processor import Busy
-from ltrscale.signals import alongside
 
 HALF = "trees_half"
 """Trees trained on half of the labels; their gap to `trees` shows what more labels would bring."""

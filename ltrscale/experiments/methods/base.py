@@ -28,6 +28,21 @@ from ltrscale.tuning.searched import Searched
 class NetworkStudent(Config):
     """How a network learns a teacher's scores; the rest is that of the method that it is trained as."""
 
+    fixed: ClassVar = {
+        "seed": 0,
+        "device": "auto",
+        "precision": "float32",
+        "compile": False,
+        "deterministic": False,
+        "checkpoint_minutes": 10.0,
+        "checkpoint_failures": 3,
+        "preflight": {"check": "footers", "max_bad": 0.0},
+        "debias": None,
+        "negatives": 0,
+        "relevant_only": False,
+        "average": 0.0,
+        "validation_metric": "ndcg@5",
+    }
     needs: ClassVar = "a neural method"
     """Kind of method that can be such a student, for error messages."""
     kind: Literal["network"] = "network"

@@ -24,8 +24,9 @@ from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
-from ltrscale.reports.findings import files
-from ltrscale.stages.stage import Origin, Stage, content_of
+from ltrscale.reports.render import files
+from ltrscale.stages.inputs import content_of
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.tuning.results import TABLE
 
 _FEATURES_ASKED = 2
@@ -43,6 +44,7 @@ class ReportJob(Stage):
     """Make one page of HTML, and the same as Markdown, from an evaluation and what is named beside it."""
 
     stage: ClassVar = "report"
+    fixed: ClassVar = {"drift": None, "agreement_groups": 500, "explained_groups": 40, "histogram_documents": 200_000}
     out: Operational[str]
     """Directory of the report; open `report.html` there."""
     evaluation: str

@@ -20,7 +20,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.stages.stage import dataset_hashes
+from ltrscale.stages.inputs import dataset_hashes
 from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]

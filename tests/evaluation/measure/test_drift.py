@@ -36,7 +36,7 @@ from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_unti
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.reports.document import Table
-from ltrscale.reports.findings import markdown, table
+from ltrscale.reports.render import markdown, table
 
 FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
 WEIGHTS = [1.0, -0.5, 0.0, 0.0]
@@ -365,7 +365,7 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: Path, measure
     assert ["cannot be judged: 4 periods" in shown for shown in (text, other)] == [False, True]
     (section,) = (section for section in document(evaluation, "").sections if section.name == "Periods")
     shown = [block for block in section.blocks if isinstance(block, Table)]
-    assert [table(block.header, block.rows) in text for block in shown] == [True, True, True]
+    assert [table(block) in text for block in shown] == [True, True, True]
     assert (report / "decay.png").stat().st_size > 1000
 
 

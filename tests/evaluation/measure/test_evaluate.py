@@ -45,7 +45,8 @@ from ltrscale.ranking.graded import rbp
 from ltrscale.ranking.libraries import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.loss import Loss, SigmoidConfig
 from ltrscale.ranking.losses import SoftmaxConfig
-from ltrscale.reports.findings import print_report, table
+from ltrscale.reports.findings import print_report
+from ltrscale.reports.render import table
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
@@ -262,8 +263,7 @@ def test_lists_without_a_label_are_not_scored_and_change_no_figure(
 
 def leaders(evaluation: Evaluation) -> str:
     """The table of methods as reports have it."""
-    found = leaderboard(evaluation)
-    return table(found.header, found.rows)
+    return table(leaderboard(evaluation))
 
 
 def test_directory_reads_back_and_the_report_says_it_all(
@@ -679,7 +679,7 @@ class TestWithoutCharts:
     def test_the_figures_are_committed(
         self, config: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("ltrscale.reports.findings._PROGRAM", "raise SystemExit(3)")
+        monkeypatch.setattr("ltrscale.reports.drawing._PROGRAM", "raise SystemExit(3)")
         out = tmp_path / "out"
         found = evaluate(config, str(out), made_by={"stage": "evaluate"})
         assert Evaluation.read(str(out)) == found

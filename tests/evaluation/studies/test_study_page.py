@@ -29,7 +29,8 @@ from ltrscale.evaluation.studies.study_page import (
 from ltrscale.evaluation.studies.traits import Family, MethodTraits
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Table
-from ltrscale.reports.findings import Findings, markdown
+from ltrscale.reports.findings import Findings
+from ltrscale.reports.render import markdown
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)

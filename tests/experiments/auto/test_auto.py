@@ -23,7 +23,7 @@ from ltrscale.experiments.auto import record
 from ltrscale.experiments.auto.auto import AutoJob, _measured, _Run
 from ltrscale.experiments.auto.leaderboard import Board, BoardRow, advised, document
 from ltrscale.experiments.auto.record import AutoRecord, Entry
-from ltrscale.reports.findings import markdown
+from ltrscale.reports.render import markdown
 from ltrscale.runtime.workers import WorkersConfig
 
 SPLITS = {

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import as_code, escape
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Command, Document, LeftOut, Points, Section, Table, Text
-from ltrscale.reports.findings import REPORT, files, html, markdown, table, terminal
+from ltrscale.reports.render import REPORT, files, html, markdown, table, terminal
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",
            "![x](y)", "\x1b[31m", "a\r| b", "`a` `b`", "`a|b`", "``"]  # fmt: skip
@@ -44,14 +44,14 @@ def test_a_text_makes_no_markup(text: str) -> None:
 @settings(derandomize=True)
 @given(st.lists(st.lists(st.text("a|`\\<>[]()! \n\x1b", max_size=8), min_size=2, max_size=2), min_size=1, max_size=3))
 def test_a_table_has_its_columns_whatever_stands_in_them(rows: list[list[str]]) -> None:
-    lines = table(["one", "two"], rows).split("\n")
+    lines = table(Table(["one", "two"], rows)).split("\n")
     assert len(lines) == 2 + len(rows)
     for line in lines:
         assert line.replace("\\\\", "").replace("\\|", "").count("|") == 3
 
 
 def test_plain_cells_stay_as_they_are() -> None:
-    assert table(["method", "p"], [["my_method-1.0", "< 0.1 [0.1, 0.2]"], ["s3://a_b", "-"]]) == (
+    assert table(Table(["method", "p"], [["my_method-1.0", "< 0.1 [0.1, 0.2]"], ["s3://a_b", "-"]])) == (
         "| method        |                p |\n"
         "| ------------- | ---------------: |\n"
         "| my_method-1.0 | < 0.1 [0.1, 0.2] |\n"
@@ -70,7 +70,7 @@ def test_the_card_of_a_bundle_shows_texts() -> None:
 
 
 def test_a_narrow_column_has_a_ruler_that_is_one() -> None:
-    assert table(["a", "1"], [["b", "2"]]) == "| a  |  1 |\n| -- | -: |\n| b  |  2 |"
+    assert table(Table(["a", "1"], [["b", "2"]])) == "| a  |  1 |\n| -- | -: |\n| b  |  2 |"
 
 
 CHART = charts.lines([{"x": 1, "y": 2.0, "series": "a"}, {"x": 2, "y": 1.0, "series": "a"}], x="x", y="y")
@@ -98,7 +98,7 @@ def test_each_form_has_every_text() -> None:
         assert text in page
         assert text not in printed
         assert text in web
-    assert table(["name", "value"], [["one|two", "0.5"]]) in page
+    assert table(Table(["name", "value"], [["one|two", "0.5"]])) in page
     assert "| one|two |   0.5 |" in printed
 
 
@@ -117,3 +117,9 @@ def test_what_waits_is_folded() -> None:
     assert web.count("<details>") == 1
     assert "<summary>behind</summary>" in web
     assert "<p>before</p>" in web
+
+
+def test_two_charts_of_one_name_are_a_defect() -> None:
+    twice = Document("t", [Chart(CHART, "a curve", "curve")], [Section("s", [Chart(CHART, "another", "curve")])])
+    with pytest.raises(AssertionError, match=r"have one name: curve\.png, curve\.png"):
+        markdown(twice)
