@@ -18,7 +18,7 @@ from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.origin import result_of
 from ltrscale.runtime.workers import ONE, Workers
-from ltrscale.stages.runs import heard_by
+from ltrscale.stages.runs import heard_by, metric_records, record_folder
 from ltrscale.stages.stage import BundleUrl, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
@@ -85,6 +85,9 @@ class _SearchedJob(Config):
                 best = max(best, record[self.metric])  # the value that the stage would commit if it ended here
                 report(step, best)
 
+        if (record_of_cut := record_folder(stage.out)) is not None:  # an interrupted run does not repeat its steps
+            for record in metric_records(record_of_cut):
+                hear(record)
         with heard_by(hear):
             stage.run()
         return _value(stage.out, self.metric)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import select
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.stages.runs import heard_by
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import History, Result, Trial
 from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
-from ltrscale.tuning.space import Dimension
-from ltrscale.tuning.tune import TuneJob
+from ltrscale.tuning.space import AshaConfig, Dimension
+from ltrscale.tuning.tune import TuneJob, _Curve
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
@@ -192,6 +193,44 @@ def test_curves_of_trials_count_trees_and_epochs_and_hold_the_best_so_far(
         assert len(steps) >= 3
         assert list(values_) == sorted(values_)
         assert value == pytest.approx(values_[-1])
+
+
+@pytest.mark.parametrize("cut", [4, 6])
+def test_a_trial_that_resumes_has_the_curve_of_one_that_was_never_cut(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Its best epoch lies before the cut; ASHA hears each of its steps once, with the same value."""
+    finetune = {
+        "network": SMALL_NETWORK,
+        "epochs": 6,
+        "patience": 6,
+        "optimizer": {"learning_rate": 0.3},  # diverges, so that an early epoch is the best
+        "stream": {"docs_per_batch": 500},
+        "checkpoint_minutes": 1e-9,
+    }
+    job = search(LEAVES, data=synthetic_dataset, job={"kind": "finetune", "finetune": finetune}).job
+    heard: list[Mapping[str, float]] = []
+    monkeypatch.setattr("ray.tune.report", heard.append)
+
+    def run(name: str, *, until: int = 99) -> tuple[list[tuple[int, float]], list[Mapping[str, float]]]:
+        curve = _Curve(AshaConfig(grace=1, reduction=2))
+
+        def report(step: int, value: float) -> None:
+            curve(step, value)
+            if step == until:
+                raise Stopped("the process ends")
+
+        heard.clear()
+        with suppress(Stopped):
+            curve.points.append((99, job.run(str(tmp_path / name), report)))
+        return curve.points, [*heard]
+
+    unbroken = run("unbroken")
+    values = [value for _, value in unbroken[0]]
+    assert values.index(max(values)) + 1 < cut
+    run("resumed", until=cut)
+    assert run("resumed") == unbroken
+    assert run("resumed") == unbroken, "nor does one whose stage had ended lose its curve"
 
 
 @pytest.mark.slow
