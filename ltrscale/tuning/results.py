@@ -17,13 +17,14 @@ from optuna.trial import TrialState
 from ltrscale import storage
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import files
+from ltrscale.reports.findings import REPORT, files
 from ltrscale.storage import join
 from ltrscale.tuning.history import Trial, as_study, best, ended, value_of
 from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 
 TABLE, JOURNAL = "trials.csv", "optuna.journal"
-PICTURES = ("history.png", "parallel.png", "importances.png")
+RESULTS = (TABLE, JOURNAL, REPORT, "history.png", "parallel.png", "importances.png")
+"""The files that `write_results` writes."""
 _LONGEST_LABEL = 24
 _FEWEST_FOR_IMPORTANCES = 4
 _TICKS = 20

@@ -39,7 +39,7 @@ from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.tuning.history import LATE, History, Result, Trial, best, ended, lying_in, trials_by_value
-from ltrscale.tuning.results import PICTURES, TABLE, SearchOutcome, write_results
+from ltrscale.tuning.results import RESULTS, SearchOutcome, write_results
 from ltrscale.tuning.searched import (
     FinetuneSearch,
     GBDTSearch,
@@ -52,7 +52,7 @@ from ltrscale.tuning.searched import (
 )
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue, SearchConfig
 
-_WRITTEN = (TABLE, REPORT, *PICTURES, "best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
+_WRITTEN = (*RESULTS, "best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
 """Files beside the history."""
 _RESTARTS = 1
 """How often a trial restarts after its process has died, for instance for lack of memory."""

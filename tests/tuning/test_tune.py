@@ -297,6 +297,14 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
     assert best.gbdt.model_dump()["num_leaves"] == 4
 
 
+def test_a_fresh_search_leaves_nothing_that_the_one_before_wrote(ended: TuneJob) -> None:
+    History(ended.out).open(ended.history_identity())
+    ended.write_found()
+    assert "optuna.journal" in {*storage.below(ended.out)}
+    ended.replace(fresh=True).clear()
+    assert {*storage.below(ended.out)} == set()
+
+
 def test_a_search_of_another_space_goes_on_with_the_ended_trials_that_lie_there(
     ended: TuneJob, caplog: pytest.LogCaptureFixture
 ) -> None:
