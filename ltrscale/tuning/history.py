@@ -154,6 +154,13 @@ def ended(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.result.state != "running"]
 
 
+def counted(trials: Sequence[Trial]) -> str:
+    """How many trials ended in each way, in words."""
+    names = {"complete": "complete", "stopped": "stopped", "failed": "failed", "running": "interrupted"}
+    states = [trial.result.state for trial in trials]
+    return ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
+
+
 def trials_by_value(trials: Sequence[Trial]) -> list[Trial]:
     """The complete trials, highest value first; of equal values, the earlier trial first."""
     complete = [trial for trial in trials if trial.result.state == "complete" and trial.result.value is not None]
@@ -238,6 +245,5 @@ def _read(url: str) -> Any:
     try:
         return json.loads(storage.read_bytes(url))
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{url}: not JSON ({error}); remove the directory of this trial, or start anew with --fresh"
-        ) from error
+        remedy = "" if url.endswith(f"/{_SEARCH}") else "remove the directory of this trial, or "
+        raise InputError(f"{url}: not JSON ({error}); {remedy}start anew with --fresh") from error

@@ -19,7 +19,7 @@ from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import REPORT, files
 from ltrscale.storage import join
-from ltrscale.tuning.history import Trial, as_study, best, ended, value_of
+from ltrscale.tuning.history import Trial, as_study, best, counted, ended, value_of
 from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 
 TABLE, JOURNAL = "trials.csv", "optuna.journal"
@@ -121,10 +121,10 @@ def _cell(text: str) -> str:
 def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     """The report of a search; `commands` train again with the best settings."""
     trials, leader = ended(outcome.trials), best(outcome.trials)
-    states = [trial.result.state for trial in trials]
-    counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
     outside = f" {outcome.left_out} more lie outside the space, which has changed." if outcome.left_out else ""
-    opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.{outside}")
+    opening = Text(
+        f"{len(trials)} trials: {counted(trials)}. Metric: {outcome.metric} on the validation split.{outside}"
+    )
     table = trial_table(trials, outcome.metric, outcome.keys, outcome.shown)
     sections = [Section("Trials, best first", [table])]
     if leader is not None:

@@ -38,7 +38,7 @@ from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.history import LATE, History, Result, Trial, best, ended, lying_in, trials_by_value
+from ltrscale.tuning.history import LATE, History, Result, Trial, best, counted, ended, lying_in, trials_by_value
 from ltrscale.tuning.results import RESULTS, SearchOutcome, write_results
 from ltrscale.tuning.searched import (
     FinetuneSearch,
@@ -266,13 +266,15 @@ class Search:
 
     def check_any_complete(self) -> None:
         """Raise an `InputError` with the most common reason if no trial has completed."""
-        results = [trial.result for trial in ended(self.history.trials())]
-        reasons = [result.reason for result in results if result.state != "complete"]
-        if results and len(reasons) == len(results):
+        trials = self.history.trials()
+        if not trials or best(trials) is not None:
+            return
+        all_failed = all(trial.result.state == "failed" for trial in trials)
+        problem = f"all {len(trials)} trials failed" if all_failed else f"no trial completed: {counted(trials)}"
+        if reasons := [trial.result.reason for trial in trials if trial.result.reason is not None]:
             common = max(reasons, key=reasons.count)
-            raise InputError(
-                f"{self.history.url}: all {len(results)} trials failed, {reasons.count(common)} of them with: {common}"
-            )
+            problem += f", {reasons.count(common)} of them with: {common}"
+        raise InputError(f"{self.history.url}: {problem}")
 
     def _run_under_tune(self, report: Report, stopping: Callable[[], bool], left_s: float) -> None:
         _set_up_tune()

@@ -261,7 +261,7 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     assert decision(past, 0, 1.0) == "CONTINUE"
 
 
-def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
+def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     search = Search(search_of(), tuning_trials.parabola, history, None, digest)
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
@@ -269,8 +269,14 @@ def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> No
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
         search.check_any_complete()
-    history.begin(Trial(number=3, params={}))
-    history.end(3, Result(state="complete", value=1))
+    for number, result in ((3, Result(state="stopped", reason=LATE)), (4, Result(state="stopped"))):
+        history.begin(Trial(number=number, params={}))
+        history.end(number, result)
+    history.begin(Trial(number=5, params={}))
+    counts = "2 stopped, 3 failed, 1 interrupted"
+    with pytest.raises(InputError, match=f"no trial completed: {counts}, 2 of them with: too wide"):
+        search.check_any_complete()
+    history.end(5, Result(state="complete", value=1))
     search.check_any_complete()
 
 
