@@ -26,13 +26,14 @@ from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import Report, log
 from ltrscale.serving.columns import reading_raw
-from ltrscale.serving.engines import ElasticsearchFormat, OpenSearchFormat, VespaFormat
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
+from ltrscale.serving.ltr_plugins import ElasticsearchFormat, OpenSearchFormat
 from ltrscale.serving.onnx_graph import OnnxFormat
 from ltrscale.serving.parity import Parity, check_parity
 from ltrscale.serving.raw import CODE, RawSample, raw_files_of, sample_raw
 from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
+from ltrscale.serving.vespa import VespaFormat
 from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
 
 AnyFormat = (
