@@ -137,8 +137,8 @@ class SearchConfig(Config):
     trials: Operational[int] = Field(30, ge=1)
     """Total number of trials; the first is the job as given."""
     minutes: Operational[float | None] = Field(None, gt=0)
-    """Also end after this much time of trials, side by side if `concurrent`; a trial that runs then is stopped. More
-    minutes continue the search. Empty for no limit."""
+    """Also end after this much time of trials, side by side if `concurrent`; a trial that runs then is stopped.
+    Interrupted attempts count. More minutes continue the search. Empty for no limit."""
     concurrent: Operational[int] = Field(1, ge=1)
     """Trials that run at a time."""
     search: Operational[SamplerConfig] = SamplerConfig()

@@ -15,8 +15,10 @@ import math
 import os
 import shlex
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -34,11 +36,23 @@ from ltrscale.progress import Report, called, log, progress
 from ltrscale.reports.findings import REPORT
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.signals import ending_by, stop_on_signal
+from ltrscale.signals import alongside, ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.history import LATE, History, Result, Trial, best, counted, ended, lying_in, trials_by_value
+from ltrscale.tuning.history import (
+    LATE,
+    History,
+    Result,
+    Trial,
+    best,
+    counted,
+    ended,
+    keep_unfinished,
+    lying_in,
+    trials_by_value,
+    unfinished,
+)
 from ltrscale.tuning.results import RESULTS, SearchOutcome, write_results
 from ltrscale.tuning.searched import (
     FinetuneSearch,
@@ -56,6 +70,7 @@ _WRITTEN = (*RESULTS, "best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
 """Files beside the history."""
 _RESTARTS = 1
 """How often a trial restarts after its process has died, for instance for lack of memory."""
+_KEEP_S = 60.0
 _STARTER_CPUS = 0.1
 """CPUs of a trial that only waits for its workers."""
 
@@ -248,21 +263,20 @@ class Search:
         return self.history.trials()
 
     def _left_s(self, at_once: int) -> float:
-        """The time left for trials, of which the ended ones have taken some, this many at once."""
+        """The time left for trials, of which earlier attempts have taken some, this many at once."""
         if self.config.minutes is None:
             return math.inf
-        return 60 * self.config.minutes - sum(trial.result.seconds for trial in ended(self.history.trials())) / at_once
+        return 60 * self.config.minutes - sum(trial.result.seconds for trial in self.history.trials()) / at_once
 
     def _attempt(self, params: Params, folder: str, end_s: float) -> Result:
         """Run a trial in this process, until the minutes are up at the latest."""
-        start_s = time.monotonic()
         try:
             with ending_by(end_s):
                 return attempt(self.trial, params, folder, None)
         except Stopped as stopped:
             if not stopped.is_late or time.monotonic() < end_s:
                 raise
-            return Result(state="stopped", seconds=round(time.monotonic() - start_s, 3), reason=LATE)
+            return Result(state="stopped", seconds=unfinished(folder).seconds, reason=LATE)
 
     def check_any_complete(self) -> None:
         """Raise an `InputError` with the most common reason if no trial has completed."""
@@ -343,26 +357,50 @@ def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> 
 
 def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig | None) -> Result:
     """Run a trial until it finishes or fails."""
-    curve, start = _Curve(asha), time.monotonic()
-    value, reason = None, None
-    try:
-        value = float(trial(params, folder, curve))
-        if not math.isfinite(value):
-            reason = f"the metric is {value}"
-    except Stopped:
-        raise
-    except InputError as error:
-        reason = str(error)
-    except Exception as error:  # any error ends only this trial; the others continue
-        log.exception("the trial failed")
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+    curve, value, reason = _Curve(asha), None, None
+    with _timed(folder) as seconds:
+        try:
+            value = float(trial(params, folder, curve))
+            if not math.isfinite(value):
+                reason = f"the metric is {value}"
+        except Stopped:
+            raise
+        except InputError as error:
+            reason = str(error)
+        except Exception as error:  # any error ends only this trial; the others continue
+            log.exception("the trial failed")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
     return Result(
         state="complete" if reason is None else "failed",
         value=value if reason is None else None,
         curve=tuple(curve.points),
-        seconds=round(time.monotonic() - start, 3),
+        seconds=seconds(),
         reason=reason,
     )
+
+
+@contextmanager
+def _timed(folder: str) -> Iterator[Callable[[], float]]:
+    """Yield the time of all attempts at a trial, kept when this one is interrupted, and every minute for a kill."""
+    before, start = unfinished(folder).seconds, time.monotonic()
+
+    def seconds() -> float:
+        return round(before + time.monotonic() - start, 3)
+
+    def keep() -> None:
+        with suppress(InputError):  # then the search may take longer, which must not fail a trial
+            keep_unfinished(folder, seconds())
+
+    def keep_until(over: threading.Event) -> None:
+        while not over.wait(_KEEP_S):
+            keep()
+
+    try:
+        with alongside(keep_until):
+            yield seconds
+    except BaseException:
+        keep()
+        raise
 
 
 class _Curve:

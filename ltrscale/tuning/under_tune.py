@@ -179,6 +179,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._report, self._advance, self._stopping, self._left_s = report, advance, stopping, left_s
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
+        self._before = {trial.number: trial.result.seconds for trial in past}
         self._trials = {trial.number: trial for trial in ended(past)}
 
     def is_late(self) -> bool:
@@ -193,7 +194,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
                 self._history.end(trial.number, Result(state="stopped", seconds=seconds, reason=LATE))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        self._began[trial.config["number"]] = time.monotonic()
+        self._began.setdefault(trial.config["number"], time.monotonic())  # its process may have died since
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Log that the process of a trial has died, and that the trial restarts."""
@@ -222,7 +223,9 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
             self._end(trial, state="failed", reason=reason)
 
     def _seconds(self, number: int) -> float:
-        return round(time.monotonic() - self._began.get(number, time.monotonic()), 3)
+        """Time of all attempts at a trial."""
+        now = time.monotonic()
+        return round(self._before.get(number, 0.0) + now - self._began.get(number, now), 3)
 
     def _end(self, trial: Any, **outcome: Any) -> None:
         number = trial.config["number"]
