@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -48,7 +49,7 @@ class SearchOutcome:
     left_out: int = 0
     """Trials of an earlier space that lie outside this one."""
 
-    @property
+    @cached_property
     def keys(self) -> dict[str, str]:
         """Each key with its shortest ending that no other key has."""
         return {key: _ending(key, self.space) for key in self.space}
