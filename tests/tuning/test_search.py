@@ -24,9 +24,10 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.origin import digest
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import stop_on_signal
+from ltrscale.tuning.attempts import TrialFunction, _Curve, attempt
 from ltrscale.tuning.history import LATE, History, Result, Trial, ended, keep_unfinished
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
-from ltrscale.tuning.tune import Search, TrialFunction, _Curve, attempt
+from ltrscale.tuning.tune import Search
 from ltrscale.tuning.under_tune import Asha, Proposals
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
@@ -132,7 +133,7 @@ def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
         return finished[-1]
 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for module in ("tuning.tune", "signals"):
+        for module in ("tuning.tune", "tuning.attempts", "signals"):
             patch.setattr(f"ltrscale.{module}.time", clock)
         history, limited = History(folder), search_of(trials=8, minutes=minutes)
         left = 1 + again  # the same again tries nothing more
@@ -157,7 +158,7 @@ def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
 
 
 def test_an_attempt_leaves_its_time_even_if_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.tuning.tune._KEEP_S", 0.001)
+    monkeypatch.setattr("ltrscale.tuning.attempts._KEEP_S", 0.001)
     history, before = History(str(tmp_path)), 1000.0
     history.begin(Trial(number=0, params={}))
     keep_unfinished(history.folder(0), before)
@@ -294,16 +295,16 @@ def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path)
         history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
-        search.check_any_complete()
+        search.check_any_complete(history.trials())
     for number, result in ((3, Result(state="stopped", reason=LATE)), (4, Result(state="stopped"))):
         history.begin(Trial(number=number, params={}))
         history.end(number, result)
     history.begin(Trial(number=5, params={}))
     counts = "2 stopped, 3 failed, 1 interrupted"
     with pytest.raises(InputError, match=f"no trial completed: {counts}, 2 of them with: too wide"):
-        search.check_any_complete()
+        search.check_any_complete(history.trials())
     history.end(5, Result(state="complete", value=1))
-    search.check_any_complete()
+    search.check_any_complete(history.trials())
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,12 @@ from ltrscale.stages.runs import heard_by
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.tuning.assigned import check_space, given_params, run_trial, with_params
+from ltrscale.tuning.attempts import _Curve
 from ltrscale.tuning.history import History, Result, Trial
-from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
+from ltrscale.tuning.searched import PretrainSearch
 from ltrscale.tuning.space import AshaConfig, Dimension
-from ltrscale.tuning.tune import TuneJob, _Curve
+from ltrscale.tuning.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
@@ -68,6 +70,7 @@ def pretraining(**values: Any) -> dict[str, Any]:
         ({"gbtd.num_leaves": {"choices": [3]}}, "did you mean 'gbdt'"),
         ({"gbdt.num_leaves": {"low": 1, "high": 9, "integer": True}}, "1 does not fit: .*greater than or equal to 2"),
         ({"gbdt.num_leaves": {"low": 2, "high": 9}}, "takes whole numbers only; add integer: true"),
+        ({"gbdt.num_leaves": {"low": 2, "high": 9.5}}, "takes whole numbers only; add integer: true"),
         ({"gbdt.feature_fraction": {"low": 0.5, "high": 1.5}}, "1.5 does not fit"),
         ({"gbdt.kind": {"choices": ["lightgbm", "lightgmb"]}}, "lightgmb does not fit"),
         ({"gbdt.num_leaves.deep": {"choices": [3]}}, "check the dots|does not fit"),
