@@ -71,7 +71,8 @@ def _check_read_alike(rankers: Mapping[str, Ranker], columns: Keys) -> None:
     for name, ranker in rankers.items():
         bundle = ranker._fitted()
         own, others = (
-            how_read({**reader.columns_, **columns}, reader.prepare or {}, bundle) for reader in (ranker, first)
+            how_read({**reader.columns_, **columns}, reader.prepare or {}, bundle, "Ranker")
+            for reader in (ranker, first)
         )
         if apart := [key for key, value in own.items() if value != others[key]]:
             raise InputError(

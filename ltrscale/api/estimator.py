@@ -394,7 +394,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """The uses of columns in scoring, and how rows are read; cached for the next call."""
         key, cached = repr((uses, named, self.prepare)), self._kept.get("reading")
         if cached is None or cached[0] != key:
-            of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
+            of_scoring = uses_in_scoring(uses, self._fitted(), "Ranker.predict", named=named)
             # key and value in one assignment: another thread may ask with other uses
             cached = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
         reading: tuple[dict[str, Any], PrepareConfig] = cached[1]

@@ -14,7 +14,7 @@ from rich.table import Table
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.stages.runs import CONFIG, ENVIRONMENT, LOG, METRICS, record_file, record_folder
+from ltrscale.stages.runs import CONFIG, ENVIRONMENT, LOG, metric_records, record_file, record_folder
 from ltrscale.stages.trackers import flat, numbers
 
 _WIDEST = 1000
@@ -83,7 +83,7 @@ def read_run(out: str) -> _ListedRun:
         raise InputError(f"{out}: no run is recorded there; name the output directory of a job")
     environment = json.loads(record_file(folder, ENVIRONMENT) or "{}")
     manifest = storage.read_manifest(out)
-    records = [json.loads(line) for line in (record_file(folder, METRICS) or "").splitlines() if line.startswith("{")]
+    records = metric_records(folder)
     command = environment.get("command", [])
     program = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
     settings = storage.read_if_there(storage.join(out, "config.json"))  # written by bundles

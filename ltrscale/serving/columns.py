@@ -43,27 +43,29 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
     return config.replace(source=config.source.for_scoring(needs)), features
 
 
-def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
-    """The uses of columns that scores depend on; `ROW` identifies the documents.
+def uses_in_scoring(
+    columns: Mapping[str, Any], bundle: Bundle, where: str, *, named: Collection[str] = ()
+) -> dict[str, Any]:
+    """The uses of columns that scores depend on; `ROW` identifies the documents, `where` is for errors.
 
-    Uses that scoring does not need are left out; `named` are those that the caller of `predict` gave.
+    Uses that scoring does not need are left out; `named` are those that the caller gave.
 
     Raises:
         InputError: a use does not exist or does not fit the others; scores do not depend on a named use.
     """
-    mapping = validate(ColumnMapping, columns, "Ranker.predict")
+    mapping = validate(ColumnMapping, columns, where)
     read = _scoring(mapping, bundle).replace(item=ROW)
     if idle := [use for use in named if getattr(read, use) != getattr(mapping, use)]:
-        raise InputError(f"Ranker.predict: scores do not depend on {', '.join(idle)}; leave out what is not read")
+        raise InputError(f"{where}: scores do not depend on {', '.join(idle)}; leave out what is not read")
     return _plain(read)
 
 
-def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
+def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bundle, where: str) -> dict[str, Any]:
     """What decides a bundle's feature values in rows read with these uses of columns and settings of `prepare`.
 
     Readers for which this is equal see the same features, though they may reject different rows.
     """
-    mapping = validate(ColumnMapping, columns, "Ranker")
+    mapping = validate(ColumnMapping, columns, where)
     read = _scoring(mapping, bundle)
     return {
         "fill": {feature.name: mapping.fill_of(feature) for feature in bundle.features},

@@ -9,30 +9,27 @@ parity.json      number of compared documents, and the largest difference of sco
 README.md        how to read these files, for people
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Operational, by_kind
-from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import Report, log
 from ltrscale.serving.columns import reading_raw
-from ltrscale.serving.engines import ElasticsearchFormat, OpenSearchFormat, VespaFormat
-from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
+from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format
+from ltrscale.serving.ltr_plugins import ElasticsearchFormat, OpenSearchFormat
+from ltrscale.serving.measured import query_times
 from ltrscale.serving.onnx_graph import OnnxFormat
 from ltrscale.serving.parity import Parity, check_parity
-from ltrscale.serving.raw import CODE, RawSample, raw_files_of, sample_raw
+from ltrscale.serving.raw import CODE, NO_ITEMS, raw_files_of
 from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
+from ltrscale.serving.vespa import VespaFormat
 from ltrscale.stages.inputs import BundleUrl, dataset_hashes
 from ltrscale.stages.stage import Origin, Settings, Stage
 
@@ -50,9 +47,7 @@ else:
     FormatName = Literal[tuple(FORMATS)]
     _Target = Literal[FormatName, _MLFLOW]
 
-_QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"
-_NO_ITEMS = "was not trained on rows that have one item and all features each"
 
 
 class ExportJob(Stage):
@@ -122,7 +117,7 @@ class ExportJob(Stage):
         bundle, to = load(self.bundle), FORMATS[self.to]
         has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not has_items:
-            raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
+            raise InputError(f"raw: {self.bundle} {NO_ITEMS}; leave it out")
         raw_files = raw_files_of(self.raw, self._data) if has_items else []
         files, parity = check_parity(to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance)
         _publish(to, files, parity, self.out, made_by=origin)
@@ -131,24 +126,9 @@ class ExportJob(Stage):
         """Export unless it is up to date; then measure if `measure` is set."""
         result = super().run()
         if self.measure:
-            log.info("measure: %s: %s", self.out, self._times())
+            times = query_times(FORMATS[self.to], self.bundle, self.out, raw=self.raw, data=self._data)
+            log.info("measure: %s: %s", self.out, times)
         return result
-
-    def _times(self) -> str:
-        """The times of queries with the export, each of as many raw rows as the data set's mean group has documents."""
-        bundle, manifest = load(self.bundle), storage.read_manifest(self.out) or {}
-        if CODE not in storage.listed_in(manifest):
-            raise InputError(f"measure: {self.out} has no {CODE}: its model {_NO_ITEMS}")
-        counts = open_dataset(self._data).manifest.counts()
-        rows = max(1, round(counts.documents / max(1, counts.groups)))
-        with storage.scratch.directory() as folder:
-            for name in storage.listed_in(manifest):
-                (folder / name).write_bytes(storage.read_verified(self.out, name, manifest))
-            files = raw_files_of(self.raw, self._data)
-            sampled = sample_raw(bundle, folder, files, rows * (_QUERIES + _WARM))
-            if sampled is None:
-                raise InputError("measure: no raw row that can be used is at hand; name some as raw")
-            return _time_queries(sampled, FORMATS[self.to], folder, rows)
 
     @property
     def _data(self) -> str:
@@ -183,34 +163,3 @@ Before this was published, the scores of a reader that has these files only were
     if parity.raw is not None:
         message = "export: %s: raw_rows.py makes the features of %s rows of %s as prepare does; scores differ by %.2g"
         log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
-
-
-def _time_queries(sampled: RawSample, to: Format, folder: Path, rows: int) -> str:
-    """The times of queries of `rows` raw rows each, with the export in a folder."""
-    lists = [sampled.rows[start : start + rows] for start in range(0, len(sampled.rows), rows)]
-    lists = lists[:-1] if len(lists) > 1 and len(lists[-1]) < rows else lists
-    reader = to.readers(folder)[0] if to.in_process else None
-    seconds = [_timed(row_list, sampled.transformer.inputs, reader) for row_list in [*lists[:_WARM], *lists]]
-    matrix_Q, scores_Q = np.array(seconds[min(_WARM, len(lists)) :]).T
-    parts = [f"raw rows to the model's features {_shown(matrix_Q)}"]
-    if reader is None:
-        parts.append(f"{to.kind} scores in a program of its own")
-    else:
-        parts = [f"raw rows to scores {_shown(matrix_Q + scores_Q)}", *parts, f"features to scores {_shown(scores_Q)}"]
-    return f"one query of {len(lists[0])} rows, {len(matrix_Q):,} times: {'; '.join(parts)}"
-
-
-def _timed(
-    rows: Sequence[Any], inputs: Callable[[Any], list[float]], reader: MatrixScorer | None
-) -> tuple[float, float]:
-    start = time.perf_counter()
-    matrix_NG = np.array([inputs(row) for row in rows], np.float32)
-    middle = time.perf_counter()
-    if reader is not None:
-        reader(matrix_NG)
-    return middle - start, time.perf_counter() - middle
-
-
-def _shown(seconds_Q: NDArray[np.float64]) -> str:
-    p50, p99 = np.percentile(seconds_Q * 1000, [50, 99])
-    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"

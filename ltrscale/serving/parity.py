@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -84,8 +85,8 @@ def check_parity(
 ) -> tuple[Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle on some `rows`.
 
-    The transformer must agree with `prepare` on the first rows of `raw_urls`. Without a `tolerance`, a share of the
-    largest score, the format's own one counts.
+    The split is of one data set. The transformer must agree with `prepare` on the first rows of `raw_urls`. Without a
+    `tolerance`, a share of the largest score, the format's own one counts.
 
     Raises:
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
@@ -93,21 +94,21 @@ def check_parity(
     """
     groups = _documents(bundle, split, rows, disturbed=to.missing == "nan")
     names = [feature.name for feature in bundle.features]
-    manifests = [open_dataset(url).manifest for url in split.data]
-    texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
-    observed = Observed(texts, _negative(names, groups, manifests), partial(_occurring, bundle, split.data))
+    (data,) = split.data
+    manifest = open_dataset(data).manifest
+    observed = Observed(manifest.categories, _negative(names, groups, manifest), partial(_occurring, bundle, data))
     files = write_export(to, bundle, observed)
     allowed = to.tolerance if tolerance is None else tolerance
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        features, compare = features_in(folder), partial(_compare, to, bundle, to.readers(folder), allowed)
+        features, comparison = features_in(folder), _Comparison(to, bundle, to.readers(folder), allowed)
         matrix_NG = features.matrix(names, groups.features_NF.numpy())
-        difference, largest = compare(groups, matrix_NG, "documents")
+        difference, largest = comparison.of(groups, matrix_NG, "documents")
         from_raw = None
         if CODE in files and (sampled := sample_raw(bundle, folder, raw_urls, rows)) is not None:
             matrix_NG = _raw_matrix(sampled, names, [column.name for column in features.columns])
-            raw_difference, _ = compare(sampled.groups, matrix_NG, "raw rows")
+            raw_difference, _ = comparison.of(sampled.groups, matrix_NG, "raw rows")
             from_raw = RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=raw_difference)
     return files, Parity(
         to=to.kind,
@@ -141,39 +142,41 @@ def write_export(to: Format, bundle: Bundle, observed: Observed) -> Files:
     return {**files, FEATURES_FILE: described, **write_raw(bundle, [column.name for column in columns])}
 
 
-def _compare(
-    to: Format,
-    bundle: Bundle,
-    readers: Sequence[MatrixScorer],
-    tolerance: float,
-    groups: QueryGroups,
-    matrix_NG: NDArray[np.float32],
-    whose: str,
-) -> tuple[float, float]:
-    """The largest difference of a reader's scores from the bundle's, if within the tolerance, and the largest score."""
-    # list by list if a document's score depends on its list
-    bounds = groups.offsets_Q1.tolist() if is_listwise(bundle) else [0, len(matrix_NG)]
-    lists = [matrix_NG[a:b] for a, b in pairwise(bounds) if b > a]
-    reader_scores_RN = np.stack([np.concatenate([np.zeros(0), *map(reader, lists)]) for reader in readers])
-    bundle_scores_N = bundle.scorer()(groups).double().numpy()
-    difference = float(np.abs(reader_scores_RN - bundle_scores_N).max(initial=0.0))
-    largest = float(np.abs(bundle_scores_N).max(initial=0.0))
-    if not difference <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
-        has_missing_F = groups.features_NF.isnan().any(0).tolist()
-        incomplete = [feature.name for feature, missing in zip(bundle.features, has_missing_F, strict=True) if missing]
-        raise InputError(
-            f"{bundle.url}: {to.kind} gives scores up to {difference:.3g} away from the bundle's on "
-            f"{len(bundle_scores_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
-            + (_zeros_hint(incomplete) if to.missing == "zero" and incomplete else "")
-        )
-    return difference, largest
+class _Comparison(NamedTuple):
+    """The scores of an export's readers beside those of its bundle."""
+
+    to: Format
+    bundle: Bundle
+    readers: Sequence[MatrixScorer]
+    tolerance: float
+
+    def of(self, groups: QueryGroups, matrix_NG: NDArray[np.float32], whose: str) -> tuple[float, float]:
+        """The largest difference of a reader's scores from the bundle's, if it passes, and the largest score."""
+        # list by list if a document's score depends on its list
+        bounds = groups.offsets_Q1.tolist() if is_listwise(self.bundle) else [0, len(matrix_NG)]
+        lists = [matrix_NG[a:b] for a, b in pairwise(bounds) if b > a]
+        reader_scores_RN = np.stack([np.concatenate([np.zeros(0), *map(reader, lists)]) for reader in self.readers])
+        bundle_scores_N = self.bundle.scorer()(groups).double().numpy()
+        difference = float(np.abs(reader_scores_RN - bundle_scores_N).max(initial=0.0))
+        largest = float(np.abs(bundle_scores_N).max(initial=0.0))
+        if not difference <= self.tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
+            has_missing_F = groups.features_NF.isnan().any(0).tolist()
+            incomplete = [
+                feature.name for feature, missing in zip(self.bundle.features, has_missing_F, strict=True) if missing
+            ]
+            raise InputError(
+                f"{self.bundle.url}: {self.to.kind} gives scores up to {difference:.3g} away from the bundle's on "
+                f"{len(bundle_scores_N):,} {whose}, more than the tolerance of {self.tolerance:g}; nothing is published"
+                + (_zeros_hint(incomplete) if self.to.missing == "zero" and incomplete else "")
+            )
+        return difference, largest
 
 
-def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> FeatureCodes:
-    """The codes that occur in some data sets; reading stops once all are found."""
+def _occurring(bundle: Bundle, data: str, codes: FeatureCodes) -> FeatureCodes:
+    """The codes that occur in a data set; reading stops once all are found."""
     features = [feature for feature in bundle.features if feature.name in codes]
     missing = {feature.name: {*codes[feature.name]} for feature in features}
-    selection = select(Split(data=data), labelled=False).serving(features, whose=bundle.url)
+    selection = select(Split(data=(data,)), labelled=False).serving(features, whose=bundle.url)
     for groups in iterate(selection):
         for feature, codes_N in zip(features, groups.features_NF.T, strict=True):
             missing[feature.name].difference_update(codes_N.unique().tolist())
@@ -182,12 +185,12 @@ def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> Fe
     return {name: {*codes[name]} - of_name for name, of_name in missing.items()}
 
 
-def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
+def _negative(names: Sequence[str], groups: QueryGroups, manifest: Manifest) -> set[str]:
     """Features with values below 0 in these groups, or anywhere in the data by its summaries."""
     below = {
         name for name, has_negative in zip(names, (groups.features_NF < 0).any(0).tolist(), strict=True) if has_negative
     }
-    ranges = [pair for m in manifests for pair in zip(m.features, m.summaries, strict=False)]  # some have no summaries
+    ranges = zip(manifest.features, manifest.summaries, strict=False)  # some have no summaries
     return below | {feature.name for feature, summary in ranges if summary.minimum is not None and summary.minimum < 0}
 
 

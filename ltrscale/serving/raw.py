@@ -44,6 +44,8 @@ from ltrscale.serving.columns import reading_raw
 from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
+NO_ITEMS = "was not trained on rows that have one item and all features each"
+"""Why an export lacks it."""
 _MOST_ROWS, _MOST_NUMBERS = 200_000, 5_000_000
 """Limits of an exported table, and of the numbers in its lists: about 100 MB of text."""
 _MOST_BYTES = 1 << 30
@@ -193,21 +195,21 @@ def sample_raw(bundle: Bundle, export: Path, files: Sequence[str], rows: int) ->
     """
     reading = reading_raw(bundle, [feature.name for feature in bundle.features])
     assert reading is not None
-    for url in files:
-        block = _first_rows(url, *reading, rows)
-        if block is not None:
-            transformer = _imported(export)
-            make: raw_rows.RawRows = transformer.beside(str(export))
-            query_N = block.query_ids_N.dictionary_encode().indices.to_numpy()
-            order_N = np.argsort(query_N, kind="stable")
-            offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(query_N))])
-            groups = QueryGroups(torch.from_numpy(block.features_NF[order_N]), torch.from_numpy(offsets_Q1))
-            lines_N = block.lines_N[order_N]
-            raw_N = _rows_at(url, lines_N, make)
-            if any(join["table"] is None for join in make.recipe["joins"]):
-                raw_N = _with_tables(raw_N, *reading)
-            return RawSample(url, lines_N, raw_N, groups, transformer)
-    return None
+    blocks = ((url, _first_rows(url, *reading, rows)) for url in files)
+    url, block = next((found for found in blocks if found[1] is not None), ("", None))
+    if block is None:
+        return None
+    transformer = _imported(export)
+    make: raw_rows.RawRows = transformer.beside(str(export))
+    query_N = block.query_ids_N.dictionary_encode().indices.to_numpy()
+    order_N = np.argsort(query_N, kind="stable")
+    offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(query_N))])
+    groups = QueryGroups(torch.from_numpy(block.features_NF[order_N]), torch.from_numpy(offsets_Q1))
+    lines_N = block.lines_N[order_N]
+    raw_N = _rows_at(url, lines_N, make)
+    if any(join["table"] is None for join in make.recipe["joins"]):
+        raw_N = _with_tables(raw_N, *reading)
+    return RawSample(url, lines_N, raw_N, groups, transformer)
 
 
 def raw_files_of(raw_rows: str | None, data: str) -> list[str]:

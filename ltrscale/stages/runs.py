@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -28,7 +29,7 @@ from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.stages.trackers import MetricsFile, Tracked
+from ltrscale.stages.trackers import MetricsFile, Tracked, record_in
 from ltrscale.stages.tracking import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
@@ -111,6 +112,12 @@ def record_file(folder: str, name: str) -> str | None:
     """The text of a file of a record; None if the file does not exist."""
     data = storage.read_if_there(storage.join(folder, name))
     return None if data is None else data.decode(errors="replace")
+
+
+def metric_records(folder: str) -> list[dict[str, Any]]:
+    """The metrics of a record, in order."""
+    lines = (record_file(folder, METRICS) or "").splitlines()
+    return [record for line in lines if (record := record_in(line))]
 
 
 def check_replaceable(out: str, stage: str) -> None:

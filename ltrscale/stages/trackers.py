@@ -79,7 +79,7 @@ class MetricsFile:
         if not data.endswith(b"\n"):
             self._file.truncate(len(data) - len(data.rpartition(b"\n")[2]))
         for line in data.splitlines():
-            if record := _record(line):
+            if record := record_in(line):
                 self._note(record)
 
     def _note(self, record: Mapping[str, object]) -> tuple[str, int]:
@@ -100,7 +100,7 @@ class MetricsFile:
     def _give_way(self, curve: Curve, number: int) -> dict[str, int]:
         """Remove the records of a curve from a number on; returns the last step of each prefix among them."""
         lines = self._path.read_bytes().splitlines(keepends=True)
-        records = [_record(line) for line in lines]
+        records = [record_in(line) for line in lines]
         first = next((i for i, record in enumerate(records) if _is_from(record, curve, number)), len(lines))
         self._file.truncate(sum(map(len, lines[:first])))
         given_way: dict[str, int] = {}
@@ -130,7 +130,7 @@ def _is_from(record: Mapping[str, object], curve: Curve, number: int) -> bool:
     return of == curve and its is not None and its >= number
 
 
-def _record(line: bytes) -> dict[str, object]:
+def record_in(line: str | bytes) -> dict[str, Any]:
     """Parse a line; empty if it is not a record, such as after a disk fault."""
     try:
         record = json.loads(line)

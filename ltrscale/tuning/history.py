@@ -1,7 +1,8 @@
 """The stored trials of a search, which are all it needs to resume.
 
-`trials/00007/trial.json` exists once trial 7 has begun, `result.json` once it has ended. A result is written once and
-never changes. `search.json` says which search it is: a different one cannot continue the history.
+`trials/00007/trial.json` exists once trial 7 has begun, `result.json` once it has ended, `interrupted.json` once an
+attempt at it was interrupted or has taken a minute. A result is written once and never changes. `search.json` says
+which search it is: a different one cannot continue the history.
 """
 
 import json
@@ -22,6 +23,7 @@ from ltrscale.storage import join
 from ltrscale.tuning.space import Space, as_trial, is_in
 
 _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "result.json"
+_INTERRUPTED = "interrupted.json"
 LATE = "the search's minutes were up"
 """The reason of a trial that was stopped because the search had no time left."""
 
@@ -37,7 +39,7 @@ class Result(Strict):
     curve: tuple[tuple[int, float], ...] = ()
     """Steps, and the metric at each."""
     seconds: float = Field(0.0, ge=0)
-    """Time since its last start."""
+    """Time of all attempts at it; of one that a kill cut off, to within a minute."""
     reason: str | None = None
     """Cause of a failure, or `LATE`."""
 
@@ -125,7 +127,7 @@ class History:
                 trial = validate(Trial, _read(url), url)
                 if folder != self.folder(trial.number):
                     raise InputError(f"{url}: number {trial.number} does not match its directory; remove it")
-                trials.append(trial.replace(result=self.result(trial.number) or trial.result))
+                trials.append(trial.replace(result=self.result(trial.number) or unfinished(folder)))
         trials.sort(key=lambda trial: trial.number)
         return trials if self.space is None else lying_in(self.space, trials)
 
@@ -139,9 +141,22 @@ class History:
         for folder in storage.children(join(self.url, _TRIALS)):
             if storage.exists(join(folder, _BEGUN)):  # there may be unrelated folders
                 storage.withdraw_below(folder, loose)
-                for name in (_ENDED, _BEGUN):  # the marker goes last, so an interrupted removal can resume
+                # the marker goes last, so an interrupted removal can resume
+                for name in (_ENDED, _INTERRUPTED, _BEGUN):
                     storage.remove_with_folders(join(folder, name), self.url)
         storage.remove(join(self.url, _SEARCH))
+
+
+def unfinished(folder: str) -> Result:
+    """The state of a trial that has not ended, with the time of its interrupted attempts."""
+    url = join(folder, _INTERRUPTED)
+    return validate(Result, _read(url), url) if storage.exists(url) else Result(state="running")
+
+
+def keep_unfinished(folder: str, seconds: float) -> None:
+    """Record the time of the attempts at a trial, the last of which is or may be interrupted."""
+    result = Result(state="running", seconds=seconds)
+    storage.write_bytes(join(folder, _INTERRUPTED), _json_lines(result.model_dump(mode="json")))
 
 
 def lying_in(space: Space, trials: Sequence[Trial]) -> list[Trial]:
@@ -152,6 +167,13 @@ def lying_in(space: Space, trials: Sequence[Trial]) -> list[Trial]:
 def ended(trials: Sequence[Trial]) -> list[Trial]:
     """The trials that have ended."""
     return [trial for trial in trials if trial.result.state != "running"]
+
+
+def counted(trials: Sequence[Trial]) -> str:
+    """How many trials ended in each way, in words."""
+    names = {"complete": "complete", "stopped": "stopped", "failed": "failed", "running": "interrupted"}
+    states = [trial.result.state for trial in trials]
+    return ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
 
 
 def trials_by_value(trials: Sequence[Trial]) -> list[Trial]:
@@ -238,6 +260,5 @@ def _read(url: str) -> Any:
     try:
         return json.loads(storage.read_bytes(url))
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{url}: not JSON ({error}); remove the directory of this trial, or start anew with --fresh"
-        ) from error
+        remedy = "" if url.endswith(f"/{_SEARCH}") else "remove the directory of this trial, or "
+        raise InputError(f"{url}: not JSON ({error}); {remedy}start anew with --fresh") from error

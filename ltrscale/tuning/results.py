@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -17,13 +18,14 @@ from optuna.trial import TrialState
 from ltrscale import storage
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
-from ltrscale.reports.render import files
+from ltrscale.reports.render import REPORT, files
 from ltrscale.storage import join
-from ltrscale.tuning.history import Trial, as_study, best, ended, value_of
+from ltrscale.tuning.history import Trial, as_study, best, counted, ended, value_of
 from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 
 TABLE, JOURNAL = "trials.csv", "optuna.journal"
-PICTURES = ("history.png", "parallel.png", "importances.png")
+RESULTS = (TABLE, JOURNAL, REPORT, "history.png", "parallel.png", "importances.png")
+"""The files that `write_results` writes."""
 _LONGEST_LABEL = 24
 _FEWEST_FOR_IMPORTANCES = 4
 _TICKS = 20
@@ -47,7 +49,7 @@ class SearchOutcome:
     left_out: int = 0
     """Trials of an earlier space that lie outside this one."""
 
-    @property
+    @cached_property
     def keys(self) -> dict[str, str]:
         """Each key with its shortest ending that no other key has."""
         return {key: _ending(key, self.space) for key in self.space}
@@ -120,10 +122,10 @@ def _cell(text: str) -> str:
 def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     """The report of a search; `commands` train again with the best settings."""
     trials, leader = ended(outcome.trials), best(outcome.trials)
-    states = [trial.result.state for trial in trials]
-    counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
     outside = f" {outcome.left_out} more lie outside the space, which has changed." if outcome.left_out else ""
-    opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.{outside}")
+    opening = Text(
+        f"{len(trials)} trials: {counted(trials)}. Metric: {outcome.metric} on the validation split.{outside}"
+    )
     table = trial_table(trials, outcome.metric, outcome.keys, outcome.shown)
     sections = [Section("Trials, best first", [table])]
     if leader is not None:

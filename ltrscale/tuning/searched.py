@@ -1,25 +1,21 @@
-"""The jobs whose settings a search varies: the stages of a trial, and the mapping of parameters to settings."""
+"""The jobs whose settings a search varies: the stages of a trial, and the metric that compares trials."""
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import ValidationError
 
 from ltrscale import bundle, storage
-from ltrscale import config as configs
 from ltrscale.config import Config, Operational
-from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.origin import result_of
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.runs import heard_by
+from ltrscale.stages.runs import heard_by, metric_records, record_folder
 from ltrscale.stages.stage import Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
@@ -27,7 +23,7 @@ from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.space import Params, ReportValue, Space, assign, find, label
+from ltrscale.tuning.space import ReportValue
 
 
 class _SearchedJob(Config):
@@ -86,6 +82,9 @@ class _SearchedJob(Config):
                 best = max(best, record[self.metric])  # the value that the stage would commit if it ended here
                 report(step, best)
 
+        if (record_of_cut := record_folder(stage.out)) is not None:  # an interrupted run does not repeat its steps
+            for record in metric_records(record_of_cut):
+                hear(record)
         with heard_by(hear):
             stage.run()
         return _value(stage.out, self.metric)
@@ -219,7 +218,6 @@ def _named(split: Split) -> dict[str, Any]:
 
 
 Searched = GBDTSearch | PretrainSearch | FinetuneSearch
-SearchedT = TypeVar("SearchedT", bound=Searched)
 
 
 @contextmanager
@@ -240,125 +238,3 @@ def _value(url: str, metric: str) -> float:
     if not isinstance(value, int | float):
         raise InputError(f"{url}: its {metric} is {value!r}, which is not a number to compare")
     return float(value)
-
-
-def run_trial(
-    job: Searched,
-    space: Space,
-    params: Params,
-    folder: str,
-    report: ReportValue,
-    *,
-    view: Mapping[str, Dataset] | None = None,
-) -> float:
-    """Run the job with these parameters in this directory, on the data sets as the search opened them."""
-    with one_view(view):
-        return with_params(job, space, params)[0].run(folder, report)
-
-
-def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
-    """The job with these parameters, and the keys that it used; a key is unused if its `when` does not hold.
-
-    Keys with a `when` are set after those without, in the order of the space.
-
-    Raises:
-        InputError: a key is unknown, or a value does not fit.
-    """
-    # without defaults, which as explicit settings would override a preset
-    values = job.model_dump(mode="json", exclude_unset=True)
-    keys = [key for key in space if key in params and not space[key].when]
-    for key in keys:
-        _lay(values, key, params[key])
-    filled, used = configs.validate(type(job), values, "space"), set(keys)
-    for key in (key for key in space if key in params and space[key].when):
-        settings = filled.model_dump(mode="json")
-        if all(find(settings, name) == required for name, required in space[key].when.items()):
-            _lay(values, key, params[key])
-            filled = configs.validate(type(job), values, "space")
-            used.add(key)
-    return filled, used
-
-
-def _lay(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a mapping is merged into an existing one."""
-    existing, value = find(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
-    both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
-    assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
-
-
-def given_params(job: Searched, space: Space) -> Params | None:
-    """Parameters that leave the job unchanged; None if the space does not contain its settings."""
-    params: Params = {}
-    for key, dimension in space.items():
-        value = find(job.model_dump(mode="json"), key)
-        in_range = dimension.choices is None and dimension.contains(value)
-        candidates = [value] if in_range else dimension.probes()
-        same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
-        if not same:
-            return None
-        params[key] = same[0]
-    return params
-
-
-def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
-    try:
-        return with_params(job, space, params)[0].result() == job.result()
-    except InputError:
-        return False
-
-
-def check_space(job: Searched, space: Space) -> None:
-    """Raise an `InputError` unless the job has every key, takes its values, and trials stay comparable."""
-    for key, dimension in space.items():
-        enabling = _enabling(job, space, key)
-        for i, probe in enumerate(dimension.probes()):
-            try:
-                filled, used = with_params(job, space, {**enabling, key: probe})
-            except InputError as error:
-                # the ends of a range may be whole numbers while the probe between them is not
-                if i == 2 and dimension.choices is None and "integer" in str(error):
-                    raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
-                raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
-            assert key in used
-            if filled.metric != job.metric or filled.splits.validation != job.splits.validation:
-                raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
-    _check_together(job, space)
-
-
-def _enabling(job: Searched, space: Space, key: str) -> Params:
-    """Choices of other keys that make the `when` of a key hold."""
-    others = {name: dimension for name, dimension in space.items() if name != key}
-    params: Params = {}
-
-    def holds(tried: Params, name: str, required: Any) -> bool:
-        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == required)
-
-    for name, required in space[key].when.items():
-        if holds(params, name, required):
-            continue
-        tries = (
-            {**params, **_enabling(job, others, other), other: choice}
-            for other, dimension in others.items()
-            for choice in dimension.choices or ()
-        )
-        enabled = next((tried for tried in tries if holds(tried, name, required)), None)
-        if enabled is None:
-            raise InputError(f"space.{key}.when: {name} is never {label(required)}; check the key and its values")
-        params = enabled
-    return params
-
-
-def _check_together(job: Searched, space: Space) -> None:
-    """Check that no choice removes a setting that another key needs."""
-    firsts = {key: dimension.probes()[0] for key, dimension in space.items()}
-    for key, dimension in space.items():
-        for choice in dimension.choices or ():
-            try:
-                with_params(job, space, {**firsts, key: choice})
-            except InputError as error:
-                cause = error.__cause__
-                if isinstance(cause, ValidationError) and any(e["type"] == "extra_forbidden" for e in cause.errors()):
-                    raise InputError(
-                        f"space.{key}: with {label(choice)} another key of the space has no meaning; give that key a "
-                        f"when ({error})"
-                    ) from error

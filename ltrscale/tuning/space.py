@@ -10,7 +10,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational
-from ltrscale.errors import InputError
 
 VALUE, STEP = "value", "step"
 """Names of the metric and the step in a trial's reports."""
@@ -139,8 +138,8 @@ class SearchConfig(Config):
     trials: Operational[int] = Field(30, ge=1)
     """Total number of trials; the first is the job as given."""
     minutes: Operational[float | None] = Field(None, gt=0)
-    """Also end after this much time of trials, side by side if `concurrent`; a trial that runs then is stopped. More
-    minutes continue the search. Empty for no limit."""
+    """Also end after this much time of trials, side by side if `concurrent`; a trial that runs then is stopped.
+    Interrupted attempts count. More minutes continue the search. Empty for no limit."""
     concurrent: Operational[int] = Field(1, ge=1)
     """Trials that run at a time."""
     search: Operational[SamplerConfig] = SamplerConfig()
@@ -207,47 +206,3 @@ def cells(space: Space) -> Iterator[Params]:
 def is_in(space: Space, params: Params) -> bool:
     """Whether the search can draw these values."""
     return params.keys() == space.keys() and all(space[key].contains(value) for key, value in params.items())
-
-
-def assign(values: Any, key: str, value: Any) -> None:
-    """Set a dotted key of plain data; setting another `kind` clears the settings of the old kind.
-
-    Raises:
-        InputError: the key leads through a plain value, or beyond the end of a list.
-
-    Example:
-        >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}
-        >>> assign(config, "method.kind", "simsiam")
-        >>> assign(config, "hidden.1", 32)
-        >>> config
-        {'method': {'kind': 'simsiam'}, 'hidden': [64, 32]}
-    """
-    first, _, rest = key.partition(".")
-    if isinstance(values, list):
-        if not first.isdecimal() or int(first) >= len(values):
-            raise InputError(f"space: {key}: {first!r} is not an index of a list of {len(values)}; count from 0")
-        slot: Any = int(first)
-    elif isinstance(values, dict):
-        slot = first
-    else:
-        raise InputError(f"space: {key}: {first!r} is below a plain value; check the dots")
-    if not rest:
-        if slot == "kind" and find(values, "kind") not in (None, value):
-            values.clear()
-        values[slot] = value
-        return
-    if isinstance(values, dict) and values.get(slot) is None:
-        values[slot] = {}
-    assign(values[slot], rest, value)
-
-
-def find(values: Any, key: str) -> Any:
-    """The value at a dotted key of plain data; None if the key does not exist."""
-    for part in key.split("."):
-        if isinstance(values, Mapping):
-            values = values.get(part)
-        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
-            values = values[int(part)]
-        else:
-            return None
-    return values

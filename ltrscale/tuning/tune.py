@@ -14,11 +14,10 @@ import logging
 import math
 import os
 import shlex
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -30,32 +29,36 @@ from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
 from ltrscale.origin import digest
-from ltrscale.progress import Report, called, log, progress
+from ltrscale.progress import Report, called, log
 from ltrscale.reports.render import REPORT
-from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.history import LATE, History, Result, Trial, best, ended, lying_in, trials_by_value
-from ltrscale.tuning.results import PICTURES, TABLE, SearchOutcome, write_results
-from ltrscale.tuning.searched import (
-    FinetuneSearch,
-    GBDTSearch,
-    PretrainSearch,
-    Searched,
-    check_space,
-    given_params,
-    run_trial,
-    with_params,
+from ltrscale.tuning.assigned import check_space, given_params, run_trial, with_params
+from ltrscale.tuning.attempts import TrialFunction, attempt
+from ltrscale.tuning.history import (
+    LATE,
+    History,
+    Result,
+    Trial,
+    best,
+    counted,
+    ended,
+    lying_in,
+    trials_by_value,
+    unfinished,
 )
-from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue, SearchConfig
+from ltrscale.tuning.results import RESULTS, SearchOutcome, write_results
+from ltrscale.tuning.searched import FinetuneSearch, GBDTSearch, PretrainSearch, Searched
+from ltrscale.tuning.space import Params, SearchConfig
 
-_WRITTEN = (TABLE, REPORT, *PICTURES, "best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
+if TYPE_CHECKING:
+    from ltrscale.tuning.under_tune import Proposals
+
+_WRITTEN = (*RESULTS, "best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
 """Files beside the history."""
-_RESTARTS = 1
-"""How often a trial restarts after its process has died, for instance for lack of memory."""
 _STARTER_CPUS = 0.1
 """CPUs of a trial that only waits for its workers."""
 
@@ -106,7 +109,7 @@ class TuneJob(SearchConfig, Stage):
         """Run the remaining trials on the data sets as they are when the search starts; write the results.
 
         Raises:
-            InputError: `out` holds a search with other settings, other keys or other data, or all trials failed.
+            InputError: `out` holds a search with other settings, other keys or other data, or no trial completed.
             Stopped: the search was asked to stop.
         """
         history, identity = History(self.out, self.space), self.history_identity()
@@ -130,7 +133,7 @@ class TuneJob(SearchConfig, Stage):
         always end with the same trials.
 
         Raises:
-            InputError: the space does not fit the job, splits overlap, or all trials failed.
+            InputError: the space does not fit the job, splits overlap, or no trial completed.
         """
         self.check()
         with holding(self.out), one_view() as view:
@@ -184,13 +187,6 @@ class TuneJob(SearchConfig, Stage):
             )  # fmt: skip
 
 
-TrialFunction = Callable[[Params, str, ReportValue], float]
-"""`trial(params, folder, report) -> value`: runs a trial in a separate process, and resumes it after an interruption.
-
-Params are empty for the config as given. The function is pickled.
-"""
-
-
 @dataclass(frozen=True)
 class Search:
     """The trials of a search."""
@@ -211,29 +207,39 @@ class Search:
 
         Raises:
             Stopped: the search was asked to stop; the same call resumes it.
-            InputError: all trials have failed.
+            InputError: no trial has completed.
         """
-        left_s = self._left_s(self.config.concurrent)
-        if len(ended(self.history.trials())) < self.config.trials and left_s > 0:
+        trials = self.history.trials()
+        left_s = self._left_s(trials, self.config.concurrent)
+        if len(ended(trials)) < self.config.trials and left_s > 0:
             with ray_cluster(cluster_cpus):
-                self._run_under_tune(report, stopping, left_s)
+                proposals = self._proposals(trials)
+                from ltrscale.tuning.under_tune import run_under_tune
+
+                run_under_tune(
+                    self.config,
+                    self.trial,
+                    self.history,
+                    trials,
+                    proposals,
+                    report=report,
+                    stopping=stopping,
+                    left_s=left_s,
+                )
             if stopping():
                 raise Stopped("asked to stop; the same command resumes the trials that have not ended")
-        self.check_any_complete()
+            trials = self.history.trials()
+        self.check_any_complete(trials)
 
     def run_here(self) -> list[Trial]:
         """Run the trials one by one in this process, as `run`; returns all. ASHA and resources do not apply.
 
         Raises:
-            InputError: all trials have failed.
+            InputError: no trial has completed.
             Stopped: a trial was asked to stop; the same call resumes it.
         """
-        end_s = time.monotonic() + self._left_s(1)
-        _set_up_tune()
-        from ltrscale.tuning.under_tune import Proposals
-
         past = self.history.trials()
-        proposals = Proposals(self.config, self.history, past, given=self.given, same=self.same)
+        end_s, proposals = time.monotonic() + self._left_s(past, 1), self._proposals(past)
         for n in range(self.config.trials - len(ended(past))):
             if time.monotonic() >= end_s:
                 log.info("tune: its %g minutes are up after %d trials", self.config.minutes, len(past) + n)
@@ -244,72 +250,42 @@ class Search:
             number = proposal["number"]
             self.history.end(number, self._attempt(proposal["params"], self.history.folder(number), end_s))
             proposals.on_trial_complete(str(n))
-        self.check_any_complete()
-        return self.history.trials()
+        trials = self.history.trials()
+        self.check_any_complete(trials)
+        return trials
 
-    def _left_s(self, at_once: int) -> float:
-        """The time left for trials, of which the ended ones have taken some, this many at once."""
+    def _proposals(self, past: Sequence[Trial]) -> "Proposals":
+        _set_up_tune()
+        from ltrscale.tuning.under_tune import Proposals  # after that, and only in processes that search
+
+        return Proposals(self.config, self.history, past, given=self.given, same=self.same)
+
+    def _left_s(self, past: Sequence[Trial], at_once: int) -> float:
+        """The time left for trials, of which earlier attempts have taken some, this many at once."""
         if self.config.minutes is None:
             return math.inf
-        return 60 * self.config.minutes - sum(trial.result.seconds for trial in ended(self.history.trials())) / at_once
+        return 60 * self.config.minutes - sum(trial.result.seconds for trial in past) / at_once
 
     def _attempt(self, params: Params, folder: str, end_s: float) -> Result:
         """Run a trial in this process, until the minutes are up at the latest."""
-        start_s = time.monotonic()
         try:
             with ending_by(end_s):
                 return attempt(self.trial, params, folder, None)
         except Stopped as stopped:
             if not stopped.is_late or time.monotonic() < end_s:
                 raise
-            return Result(state="stopped", seconds=round(time.monotonic() - start_s, 3), reason=LATE)
+            return Result(state="stopped", seconds=unfinished(folder).seconds, reason=LATE)
 
-    def check_any_complete(self) -> None:
+    def check_any_complete(self, trials: Sequence[Trial]) -> None:
         """Raise an `InputError` with the most common reason if no trial has completed."""
-        results = [trial.result for trial in ended(self.history.trials())]
-        reasons = [result.reason for result in results if result.state != "complete"]
-        if results and len(reasons) == len(results):
+        if not trials or best(trials) is not None:
+            return
+        all_failed = all(trial.result.state == "failed" for trial in trials)
+        problem = f"all {len(trials)} trials failed" if all_failed else f"no trial completed: {counted(trials)}"
+        if reasons := [trial.result.reason for trial in trials if trial.result.reason is not None]:
             common = max(reasons, key=reasons.count)
-            raise InputError(
-                f"{self.history.url}: all {len(results)} trials failed, {reasons.count(common)} of them with: {common}"
-            )
-
-    def _run_under_tune(self, report: Report, stopping: Callable[[], bool], left_s: float) -> None:
-        _set_up_tune()
-        ray_internals.keep_keys_out_of_trials()
-        from ray import tune  # after the environment is set, and only in processes that search
-
-        from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
-
-        config, history, past = self.config, self.history, self.history.trials()
-        remaining = config.trials - len(ended(past))
-        proposals = Proposals(config, history, past, given=self.given, same=self.same)
-        with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
-            scribe = Scribe(history, config, past, report=report, advance=advance, stopping=stopping, left_s=left_s)
-            tuner = tune.Tuner(
-                tune.with_resources(_trainable(config, self.trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
-                tune_config=tune.TuneConfig(
-                    search_alg=proposals,
-                    scheduler=Asha(config.asha, past) if config.asha else None,
-                    num_samples=remaining,
-                    max_concurrent_trials=config.concurrent,
-                    reuse_actors=True,  # starting a process takes longer than a short trial
-                ),
-                run_config=tune.RunConfig(
-                    name="tune",
-                    storage_path=str(scratch),
-                    verbose=0,
-                    failure_config=tune.FailureConfig(max_failures=_RESTARTS),
-                    callbacks=[scribe],
-                    stop=EndsOnRequest(lambda: stopping() or scribe.is_late()),
-                ),
-            )
-            tuner.fit()
-        if scribe.is_late() and not stopping():
-            scribe.record_late()
-            log.info("tune: its %g minutes are up; the same command with more continues", config.minutes)
-        elif proposals.exhausted:
-            log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)
+            problem += f", {reasons.count(common)} of them with: {common}"
+        raise InputError(f"{self.history.url}: {problem}")
 
 
 def _set_up_tune() -> None:
@@ -321,71 +297,3 @@ def _set_up_tune() -> None:
     os.environ["TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S"] = "0"
     for name in ("ray.tune", "ray.train", "ray.air"):  # the scribe logs the trials
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> Callable[[dict[str, Any]], None]:
-    """The function that Ray Tune runs in the process of a trial, which later trials may reuse."""
-
-    def run(proposal: dict[str, Any]) -> None:
-        number = proposal["number"]
-        if history.result(number) is None:
-            log.setLevel(logging.INFO)
-            try:
-                result = attempt(trial, proposal["params"], history.folder(number), config.asha)
-            except Stopped:
-                sys.exit()  # Ray Tune's own way to end a trial; the scribe records the result
-            history.end(number, result)
-
-    return run
-
-
-def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig | None) -> Result:
-    """Run a trial until it finishes or fails."""
-    curve, start = _Curve(asha), time.monotonic()
-    value, reason = None, None
-    try:
-        value = float(trial(params, folder, curve))
-        if not math.isfinite(value):
-            reason = f"the metric is {value}"
-    except Stopped:
-        raise
-    except InputError as error:
-        reason = str(error)
-    except Exception as error:  # any error ends only this trial; the others continue
-        log.exception("the trial failed")
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return Result(
-        state="complete" if reason is None else "failed",
-        value=value if reason is None else None,
-        curve=tuple(curve.points),
-        seconds=round(time.monotonic() - start, 3),
-        reason=reason,
-    )
-
-
-class _Curve:
-    """Keeps values at steps 5% apart, and reports to Ray Tune the values at which ASHA decides."""
-
-    def __init__(self, asha: AshaConfig | None) -> None:
-        self.points: list[tuple[int, float]] = []
-        self._asha, self._rung = asha, float(asha.grace if asha else math.inf)
-        self._last, self._next = 0, 1
-
-    def __call__(self, step: int, value: float) -> None:
-        """Record a value, unless a resumed run repeats its step."""
-        decides = step >= self._rung
-        if not math.isfinite(value) or step <= self._last or (step < self._next and not decides):
-            return
-        self.points.append((step, value))
-        self._last, self._next = step, math.ceil(step * 1.05)  # keeps the curve of a long trial short
-        if not decides:
-            return
-        from ray import tune
-
-        assert self._asha is not None
-        while self._rung <= step:
-            self._rung *= self._asha.reduction
-        try:
-            tune.report({STEP: step, VALUE: value})
-        except SystemExit as error:  # Ray Tune ends a trial this way
-            raise Stopped("other trials are better at this step") from error

@@ -1,7 +1,9 @@
-"""Implementations of Ray Tune's interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
+"""Trials under Ray Tune, by its interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
 
 import itertools
+import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -15,8 +17,12 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
+from ltrscale import storage
 from ltrscale.draws import mix
-from ltrscale.progress import Advance, Report, log
+from ltrscale.errors import Stopped
+from ltrscale.progress import Advance, Report, log, progress
+from ltrscale.runtime import ray_internals
+from ltrscale.tuning.attempts import TrialFunction, attempt
 from ltrscale.tuning.history import LATE, History, Result, Trial, as_study, best, ended, state_of
 from ltrscale.tuning.space import (
     STEP,
@@ -34,6 +40,8 @@ from ltrscale.tuning.space import (
 _REDRAWS = 20
 _MOST_CELLS = 100_000
 _FOREVER = 10**9
+_RESTARTS = 1
+"""How often a trial restarts after its process has died, for instance for lack of memory."""
 
 
 class _Unsaved:
@@ -179,6 +187,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._report, self._advance, self._stopping, self._left_s = report, advance, stopping, left_s
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
+        self._before = {trial.number: trial.result.seconds for trial in past}
         self._trials = {trial.number: trial for trial in ended(past)}
 
     def is_late(self) -> bool:
@@ -193,7 +202,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
                 self._history.end(trial.number, Result(state="stopped", seconds=seconds, reason=LATE))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        self._began[trial.config["number"]] = time.monotonic()
+        self._began.setdefault(trial.config["number"], time.monotonic())  # its process may have died since
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Log that the process of a trial has died, and that the trial restarts."""
@@ -222,7 +231,9 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
             self._end(trial, state="failed", reason=reason)
 
     def _seconds(self, number: int) -> float:
-        return round(time.monotonic() - self._began.get(number, time.monotonic()), 3)
+        """Time of all attempts at a trial."""
+        now = time.monotonic()
+        return round(self._before.get(number, 0.0) + now - self._began.get(number, now), 3)
 
     def _end(self, trial: Any, **outcome: Any) -> None:
         number = trial.config["number"]
@@ -249,3 +260,61 @@ def _death(trial: Any) -> str:
     error = trial.get_pickled_error()
     text = " ".join(str(error).split())
     return f"its process died ({type(error).__name__}: {text[:160]})" if error is not None else "its process died"
+
+
+def run_under_tune(
+    config: SearchConfig,
+    trial: TrialFunction,
+    history: History,
+    past: Sequence[Trial],
+    proposals: Proposals,
+    *,
+    report: Report,
+    stopping: Callable[[], bool],
+    left_s: float,
+) -> None:
+    """Run the remaining trials side by side, each in a process of its own, on the cluster that is connected."""
+    ray_internals.keep_keys_out_of_trials()
+    remaining = config.trials - len(ended(past))
+    with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
+        scribe = Scribe(history, config, past, report=report, advance=advance, stopping=stopping, left_s=left_s)
+        tuner = tune.Tuner(
+            tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
+            tune_config=tune.TuneConfig(
+                search_alg=proposals,
+                scheduler=Asha(config.asha, past) if config.asha else None,
+                num_samples=remaining,
+                max_concurrent_trials=config.concurrent,
+                reuse_actors=True,  # starting a process takes longer than a short trial
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(scratch),
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=_RESTARTS),
+                callbacks=[scribe],
+                stop=EndsOnRequest(lambda: stopping() or scribe.is_late()),
+            ),
+        )
+        tuner.fit()
+    if scribe.is_late() and not stopping():
+        scribe.record_late()
+        log.info("tune: its %g minutes are up; the same command with more continues", config.minutes)
+    elif proposals.exhausted:
+        log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)
+
+
+def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> Callable[[dict[str, Any]], None]:
+    """The function that Ray Tune runs in the process of a trial, which later trials may reuse."""
+
+    def run(proposal: dict[str, Any]) -> None:
+        number = proposal["number"]
+        if history.result(number) is None:
+            log.setLevel(logging.INFO)
+            try:
+                result = attempt(trial, proposal["params"], history.folder(number), config.asha)
+            except Stopped:
+                sys.exit()  # Ray Tune's own way to end a trial; the scribe records the result
+            history.end(number, result)
+
+    return run

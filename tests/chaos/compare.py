@@ -42,7 +42,7 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
         killed: process ids of killed commands. The last command of a directory may leave its lease there if it was
             killed; such a lease does not count, since it lapses.
     """
-    names = [name.removeprefix(f"{url}/") for name in _files(url)]
+    names = [name.removeprefix(f"{url}/") for name in _files(url) if not name.endswith("/interrupted.json")]
     places = {url: "ROUND", **_models(url, names)}
     facts: dict[str, str] = {}
     damage: list[str] = []
@@ -65,7 +65,7 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
             facts |= {f"{folder}: {k}": _plain(v, places) for k, v in _facts(manifest, contents)}
         elif last in ("trial.json", "result.json"):
             values = json.loads(storage.read_bytes(f"{url}/{name}"))
-            # no curve: a trial that had committed its model when its process died resumes without one
+            # no curve: the record of a run that was killed may lack its last minute, and so that of a resumed trial
             facts[name] = _plain({k: v for k, v in values.items() if k not in ("seconds", "curve")}, places)
         elif last == "best.yaml":
             facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), places)

@@ -127,6 +127,9 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (Path(history.folder(2)) / "result.json").write_text('{"state": "running"}')
     with pytest.raises(InputError, match=r"00002/result\.json: is no result, as the trial has not ended; remove it"):
         history.trials()
+    (tmp_path / "search.json").write_text("{")
+    with pytest.raises(InputError, match=r"search\.json: not JSON \([^;]*\); start anew with --fresh$"):
+        history.open({"space": {}})
     for text in ("[]", '{"space": []}', '{"space": {"x": 1}}'):
         (tmp_path / "search.json").write_text(text)
         with pytest.raises(InputError, match=r"search\.json: does not say what was searched; .*--fresh"):

@@ -1,5 +1,6 @@
 """Searches: an interrupted search loses and repeats nothing; failing trials; ASHA."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,15 +17,17 @@ import tuning_trials
 from hypothesis import strategies as st
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
+from waiting import wait_until
 
 from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped
 from ltrscale.origin import digest
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import stop_on_signal
-from ltrscale.tuning.history import LATE, History, Result, Trial, ended
+from ltrscale.tuning.attempts import TrialFunction, _Curve, attempt
+from ltrscale.tuning.history import LATE, History, Result, Trial, ended, keep_unfinished
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
-from ltrscale.tuning.tune import Search, TrialFunction, _Curve, attempt
+from ltrscale.tuning.tune import Search
 from ltrscale.tuning.under_tune import Asha, Proposals
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
@@ -106,41 +109,65 @@ def test_nothing_is_tried_twice_and_all_of_a_small_space_is(kind: str, tmp_path:
 
 
 @hypothesis.given(
-    spans=st.lists(st.floats(0.1, 30), min_size=32, max_size=32), minutes=st.floats(0.02, 6), again=st.booleans()
+    spans=st.lists(st.floats(0.1, 30), min_size=32, max_size=32),
+    minutes=st.floats(0.02, 6),
+    again=st.booleans(),
+    cuts=st.sets(st.integers(0, 31), max_size=6),
 )
 def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
-    spans: list[float], minutes: float, again: bool
+    spans: list[float], minutes: float, again: bool, cuts: set[int]
 ) -> None:
-    """Trials look at the clock four times, and the machine may take any time in between."""
-    clock, moves, finished = SimpleNamespace(now=0.0), iter(spans), list[float]()
+    """Trials look at the clock four times, and the machine may take any time in between; some looks end the process."""
+    clock, finished = SimpleNamespace(now=0.0), list[float]()
+    moves = zip(itertools.count(), itertools.cycle(spans), strict=False)
     clock.monotonic = lambda: clock.now
 
     def trial(params: Params, _folder: str, _report: object) -> float:
         with stop_on_signal() as stopping:
             for _ in range(4):
-                clock.now += next(moves)
-                if stopping():
+                move, span = next(moves)
+                clock.now += span
+                if stopping() or move in cuts:
                     raise Stopped
         finished.append(-abs(params["x"] - 3))
         return finished[-1]
 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for module in ("tuning.tune", "signals"):
+        for module in ("tuning.tune", "tuning.attempts", "signals"):
             patch.setattr(f"ltrscale.{module}.time", clock)
         history, limited = History(folder), search_of(trials=8, minutes=minutes)
-        for _ in range(1 + again):  # the same again tries nothing more
+        left = 1 + again  # the same again tries nothing more
+        while left:
             reason = ""
             try:
                 by_proposals(limited, history, trial)
+            except Stopped:
+                continue  # the process has ended, and the same command follows
             except InputError as error:
                 reason = str(error)
-            assert (LATE in reason) == (not finished)
+            left -= 1
+            assert ("no trial completed: 1 " in reason) == (not finished)
+            assert (LATE in reason) == (not finished) or cuts
         trials = history.trials()
         assert [each.result.value for each in trials if each.result.state == "complete"] == finished
-        assert clock.now <= 60 * minutes + max(spans)
-        assert len(finished) == 8 or clock.now >= 60 * minutes
-        assert all(each.result.reason == LATE for each in trials[len(finished) :])
+        rounding = 0.001 * len(cuts)
+        assert clock.now <= 60 * minutes + max(spans) + rounding
+        assert len(finished) == 8 or clock.now >= 60 * minutes - rounding
+        assert all(each.result.reason == LATE or cuts for each in trials[len(finished) :])
         assert len(trials) - len(finished) <= 1
+
+
+def test_an_attempt_leaves_its_time_even_if_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ltrscale.tuning.attempts._KEEP_S", 0.001)
+    history, before = History(str(tmp_path)), 1000.0
+    history.begin(Trial(number=0, params={}))
+    keep_unfinished(history.folder(0), before)
+
+    def trial(*_: object) -> float:
+        wait_until(lambda: history.trials()[0].result.seconds > before)  # which a kill would leave
+        return 1.0
+
+    assert attempt(trial, {}, history.folder(0), None).seconds > before
 
 
 SPACES = st.fixed_dictionaries(
@@ -261,17 +288,23 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     assert decision(past, 0, 1.0) == "CONTINUE"
 
 
-def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
+def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     search = Search(search_of(), tuning_trials.parabola, history, None, digest)
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
         history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
-        search.check_any_complete()
-    history.begin(Trial(number=3, params={}))
-    history.end(3, Result(state="complete", value=1))
-    search.check_any_complete()
+        search.check_any_complete(history.trials())
+    for number, result in ((3, Result(state="stopped", reason=LATE)), (4, Result(state="stopped"))):
+        history.begin(Trial(number=number, params={}))
+        history.end(number, result)
+    history.begin(Trial(number=5, params={}))
+    counts = "2 stopped, 3 failed, 1 interrupted"
+    with pytest.raises(InputError, match=f"no trial completed: {counts}, 2 of them with: too wide"):
+        search.check_any_complete(history.trials())
+    history.end(5, Result(state="complete", value=1))
+    search.check_any_complete(history.trials())
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ltrscale.errors import InputError
-from ltrscale.tuning.space import Dimension, assign, cells, find, from_optuna, is_in, label, to_optuna
+from ltrscale.tuning.assigned import assign, find
+from ltrscale.tuning.space import Dimension, cells, from_optuna, is_in, label, to_optuna
 
 
 @pytest.mark.parametrize(

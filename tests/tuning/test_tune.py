@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import select
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.stages.runs import heard_by
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.tuning.assigned import check_space, given_params, run_trial, with_params
+from ltrscale.tuning.attempts import _Curve
 from ltrscale.tuning.history import History, Result, Trial
-from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
-from ltrscale.tuning.space import Dimension
+from ltrscale.tuning.searched import PretrainSearch
+from ltrscale.tuning.space import AshaConfig, Dimension
 from ltrscale.tuning.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +70,7 @@ def pretraining(**values: Any) -> dict[str, Any]:
         ({"gbtd.num_leaves": {"choices": [3]}}, "did you mean 'gbdt'"),
         ({"gbdt.num_leaves": {"low": 1, "high": 9, "integer": True}}, "1 does not fit: .*greater than or equal to 2"),
         ({"gbdt.num_leaves": {"low": 2, "high": 9}}, "takes whole numbers only; add integer: true"),
+        ({"gbdt.num_leaves": {"low": 2, "high": 9.5}}, "takes whole numbers only; add integer: true"),
         ({"gbdt.feature_fraction": {"low": 0.5, "high": 1.5}}, "1.5 does not fit"),
         ({"gbdt.kind": {"choices": ["lightgbm", "lightgmb"]}}, "lightgmb does not fit"),
         ({"gbdt.num_leaves.deep": {"choices": [3]}}, "check the dots|does not fit"),
@@ -194,6 +198,44 @@ def test_curves_of_trials_count_trees_and_epochs_and_hold_the_best_so_far(
         assert value == pytest.approx(values_[-1])
 
 
+@pytest.mark.parametrize("cut", [4, 6])
+def test_a_trial_that_resumes_has_the_curve_of_one_that_was_never_cut(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Its best epoch lies before the cut; ASHA hears each of its steps once, with the same value."""
+    finetune = {
+        "network": SMALL_NETWORK,
+        "epochs": 6,
+        "patience": 6,
+        "optimizer": {"learning_rate": 0.3},  # diverges, so that an early epoch is the best
+        "stream": {"docs_per_batch": 500},
+        "checkpoint_minutes": 1e-9,
+    }
+    job = search(LEAVES, data=synthetic_dataset, job={"kind": "finetune", "finetune": finetune}).job
+    heard: list[Mapping[str, float]] = []
+    monkeypatch.setattr("ray.tune.report", heard.append)
+
+    def run(name: str, *, until: int = 99) -> tuple[list[tuple[int, float]], list[Mapping[str, float]]]:
+        curve = _Curve(AshaConfig(grace=1, reduction=2))
+
+        def report(step: int, value: float) -> None:
+            curve(step, value)
+            if step == until:
+                raise Stopped("the process ends")
+
+        heard.clear()
+        with suppress(Stopped):
+            curve.points.append((99, job.run(str(tmp_path / name), report)))
+        return curve.points, [*heard]
+
+    unbroken = run("unbroken")
+    values = [value for _, value in unbroken[0]]
+    assert values.index(max(values)) + 1 < cut
+    run("resumed", until=cut)
+    assert run("resumed") == unbroken
+    assert run("resumed") == unbroken, "nor does one whose stage had ended lose its curve"
+
+
 @pytest.mark.slow
 def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a_cut(
     synthetic_dataset: str, tmp_path: Path
@@ -256,6 +298,14 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
         assert name in report
     best = configs.load(GBDTJob, str(out / "best.yaml"))
     assert best.gbdt.model_dump()["num_leaves"] == 4
+
+
+def test_a_fresh_search_leaves_nothing_that_the_one_before_wrote(ended: TuneJob) -> None:
+    History(ended.out).open(ended.history_identity())
+    ended.write_found()
+    assert "optuna.journal" in {*storage.below(ended.out)}
+    ended.replace(fresh=True).clear()
+    assert {*storage.below(ended.out)} == set()
 
 
 def test_a_search_of_another_space_goes_on_with_the_ended_trials_that_lie_there(

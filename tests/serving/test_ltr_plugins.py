@@ -8,7 +8,7 @@ import pytest
 from reference import serving as reference
 
 from ltrscale.errors import InputError
-from ltrscale.serving.engines import _query_scores
+from ltrscale.serving.ltr_plugins import _query_scores
 from ltrscale.serving.trees import missing_goes_left
 
 VALUES = (-2.5, -1.0, -0.3, 0.0, 0.25, 1.0, 7.0, 3e38, None)

@@ -1,0 +1,186 @@
+"""Parameters assigned to the settings of a job, and the check that every value of a space fits there."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from ltrscale import config as configs
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.errors import InputError
+from ltrscale.tuning.searched import Searched
+from ltrscale.tuning.space import Params, ReportValue, Space, label
+
+SearchedT = TypeVar("SearchedT", bound=Searched)
+
+
+def run_trial(
+    job: Searched,
+    space: Space,
+    params: Params,
+    folder: str,
+    report: ReportValue,
+    *,
+    view: Mapping[str, Dataset] | None = None,
+) -> float:
+    """Run the job with these parameters in this directory, on the data sets as the search opened them."""
+    with one_view(view):
+        return with_params(job, space, params)[0].run(folder, report)
+
+
+def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
+    """The job with these parameters, and the keys that it used; a key is unused if its `when` does not hold.
+
+    Keys with a `when` are set after those without, in the order of the space.
+
+    Raises:
+        InputError: a key is unknown, or a value does not fit.
+    """
+    # without defaults, which as explicit settings would override a preset
+    values = job.model_dump(mode="json", exclude_unset=True)
+    keys = [key for key in space if key in params and not space[key].when]
+    for key in keys:
+        _lay(values, key, params[key])
+    filled, used = configs.validate(type(job), values, "space"), set(keys)
+    for key in (key for key in space if key in params and space[key].when):
+        settings = filled.model_dump(mode="json")
+        if all(find(settings, name) == required for name, required in space[key].when.items()):
+            _lay(values, key, params[key])
+            filled = configs.validate(type(job), values, "space")
+            used.add(key)
+    return filled, used
+
+
+def _lay(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a mapping is merged into an existing one."""
+    existing, value = find(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
+    both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
+    assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
+
+
+def given_params(job: Searched, space: Space) -> Params | None:
+    """Parameters that leave the job unchanged; None if the space does not contain its settings."""
+    params: Params = {}
+    settings = job.model_dump(mode="json")
+    for key, dimension in space.items():
+        value = find(settings, key)
+        in_range = dimension.choices is None and dimension.contains(value)
+        candidates = [value] if in_range else dimension.probes()
+        same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
+        if not same:
+            return None
+        params[key] = same[0]
+    return params
+
+
+def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
+    try:
+        return with_params(job, space, params)[0].result() == job.result()
+    except InputError:
+        return False
+
+
+def check_space(job: Searched, space: Space) -> None:
+    """Raise an `InputError` unless the job has every key, takes its values, and trials stay comparable."""
+    for key, dimension in space.items():
+        enabling = _enabling(job, space, key)
+        for probe in dimension.probes():
+            try:
+                filled, used = with_params(job, space, {**enabling, key: probe})
+            except InputError as error:
+                if dimension.choices is None and _is_refused_as("int_from_float", error):
+                    raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
+                raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
+            assert key in used
+            if filled.metric != job.metric or filled.splits.validation != job.splits.validation:
+                raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
+    _check_together(job, space)
+
+
+def _enabling(job: Searched, space: Space, key: str) -> Params:
+    """Choices of other keys that make the `when` of a key hold."""
+    others = {name: dimension for name, dimension in space.items() if name != key}
+    params: Params = {}
+
+    def holds(tried: Params, name: str, required: Any) -> bool:
+        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == required)
+
+    for name, required in space[key].when.items():
+        if holds(params, name, required):
+            continue
+        tries = (
+            {**params, **_enabling(job, others, other), other: choice}
+            for other, dimension in others.items()
+            for choice in dimension.choices or ()
+        )
+        enabled = next((tried for tried in tries if holds(tried, name, required)), None)
+        if enabled is None:
+            raise InputError(f"space.{key}.when: {name} is never {label(required)}; check the key and its values")
+        params = enabled
+    return params
+
+
+def _check_together(job: Searched, space: Space) -> None:
+    """Check that no choice removes a setting that another key needs."""
+    firsts = {key: dimension.probes()[0] for key, dimension in space.items()}
+    for key, dimension in space.items():
+        for choice in dimension.choices or ():
+            try:
+                with_params(job, space, {**firsts, key: choice})
+            except InputError as error:
+                if _is_refused_as("extra_forbidden", error):
+                    raise InputError(
+                        f"space.{key}: with {label(choice)} another key of the space has no meaning; give that key a "
+                        f"when ({error})"
+                    ) from error
+
+
+def _is_refused_as(kind: str, error: InputError) -> bool:
+    """Whether the settings were refused with this type of pydantic's errors."""
+    cause = error.__cause__
+    return isinstance(cause, ValidationError) and any(details["type"] == kind for details in cause.errors())
+
+
+def assign(values: Any, key: str, value: Any) -> None:
+    """Set a dotted key of plain data; setting another `kind` clears the settings of the old kind.
+
+    Raises:
+        InputError: the key leads through a plain value, or beyond the end of a list.
+
+    Example:
+        >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}
+        >>> assign(config, "method.kind", "simsiam")
+        >>> assign(config, "hidden.1", 32)
+        >>> config
+        {'method': {'kind': 'simsiam'}, 'hidden': [64, 32]}
+    """
+    first, _, rest = key.partition(".")
+    if isinstance(values, list):
+        if not first.isdecimal() or int(first) >= len(values):
+            raise InputError(f"space: {key}: {first!r} is not an index of a list of {len(values)}; count from 0")
+        slot: Any = int(first)
+    elif isinstance(values, dict):
+        slot = first
+    else:
+        raise InputError(f"space: {key}: {first!r} is below a plain value; check the dots")
+    if not rest:
+        if slot == "kind" and find(values, "kind") not in (None, value):
+            values.clear()
+        values[slot] = value
+        return
+    if isinstance(values, dict) and values.get(slot) is None:
+        values[slot] = {}
+    assign(values[slot], rest, value)
+
+
+def find(values: Any, key: str) -> Any:
+    """The value at a dotted key of plain data; None if the key does not exist."""
+    for part in key.split("."):
+        if isinstance(values, Mapping):
+            values = values.get(part)
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return None
+    return values
