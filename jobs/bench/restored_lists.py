@@ -44,7 +44,7 @@ from ltrscale.ranking.loss import has_pairs
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.pairwise import lambdarank
 from ltrscale.reports.document import Document, Section, Table, TableRow, Text
-from ltrscale.reports.findings import REPORT, markdown
+from ltrscale.reports.render import REPORT, markdown
 from ltrscale.training.network import fit
 
 Name = Literal["scratch", "contrasted_values", "contrasted", "lists", "restored"]

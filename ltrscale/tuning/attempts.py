@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from ltrscale.alongside import alongside
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import log
-from ltrscale.signals import alongside
 from ltrscale.tuning.history import Result, keep_unfinished, unfinished
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue
 
