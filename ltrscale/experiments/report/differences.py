@@ -142,7 +142,7 @@ def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[B
     of_methods = primary_values(sources, [first, second])
     lead_Q = of_methods[second] - of_methods[first]
     order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
-    picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
+    picked = [*[q for q in order[::-1] if lead_Q[q] > 0][:n], *[q for q in order if lead_Q[q] < 0][:n]]
     if not picked:
         raise InputError(f"{first} and {second} differ in no group; set compare to two other methods, or lists above 0")
     label = metric_label(sources.primary)

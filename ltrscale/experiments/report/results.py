@@ -67,15 +67,17 @@ def search(url: str | None) -> Iterator[Block]:
     """The course of a search and its best trials."""
     if url is None:
         raise InputError("no search is named; run jobs.tune and set search=DIR")
-    trials = ended(History(url).trials())
+    history = History(url)
+    if history.identity() is None:
+        raise InputError(f"{url}: no search is there; name the directory that jobs.tune made")
+    trials = ended(history.trials())
     valued = [trial for trial in trials if trial.result.value is not None]
     if not valued:
         raise InputError(f"{url}: no trial has a value yet; let jobs.tune run on")
     yield Chart(history_chart(valued, "validation metric"), "The search, trial by trial")
     best = sorted(valued, key=lambda trial: -value_of(trial))[:_TRIALS_SHOWN]
-    keys = [key for trial in best for key in trial.params]
     yield Text(f"The best of {len(trials)} trials, by their last value on validation:")
-    yield trial_table(best, "metric", dict(zip(keys, keys, strict=True)))
+    yield trial_table(best, "metric", {key: key for trial in best for key in trial.params})
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:

@@ -464,6 +464,22 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
         assert highest > 0
 
 
+def test_every_list_is_shown_once_and_on_its_side_however_many_are_asked_for(places: Mapping[str, str]) -> None:
+    """The lists are those of `groups.parquet`, also where a side has fewer than the number."""
+    sources = Sources.open(places["evaluation"], (METHODS[0], METHODS[2]))
+    wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
+    wide = wide.pivot(index="gid", columns="method", values=sources.primary)
+    lead = (wide[METHODS[2]] - wide[METHODS[0]]).dropna()
+    ahead, behind = lead[lead > 0].sort_values(ascending=False), lead[lead < 0].sort_values()
+    for n in (1, min(len(ahead), len(behind)), max(len(ahead), len(behind)), len(wide)):
+        tables = [block for block in differing(sources, n) if isinstance(block, Table)]
+        queries = [table.caption.partition(" (device")[0] for table in tables]
+        assert len(queries) == len({*queries})
+        shown = [re.findall(r" (\d\.\d{4}) by", table.caption) for table in tables]
+        found = [float(one) - float(other) for one, other in shown]
+        assert found == pytest.approx([*ahead[:n], *behind[:n]], abs=2e-4)
+
+
 def test_categories_have_their_names(places: Mapping[str, str]) -> None:
     sources = Sources.open(places["evaluation"])
     tables = [block for block in differing(sources, 3) if isinstance(block, Table)]
@@ -501,6 +517,14 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
         ["2", "0.5000", "0.125"],
         ["0", "0.3000", "as given"],
     ]
+
+
+def test_a_search_that_is_not_there_is_told_from_one_without_a_value(places: Mapping[str, str], tmp_path: Path) -> None:
+    missing, begun = str(tmp_path / "misspelt"), History(str(tmp_path / "search"))
+    begun.open({})
+    for url, why in ((missing, "no search is there"), (begun.url, "no trial has a value yet")):
+        (line,) = left_out(document(places, search=url))["Search"]
+        assert line.startswith(f"{url}: {why}")
 
 
 def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> None:
