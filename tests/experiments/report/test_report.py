@@ -35,7 +35,7 @@ from ltrscale.evaluation.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
-from ltrscale.experiments.report.results import _curves_of, feature_blocks
+from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
