@@ -112,26 +112,19 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
 
 
 def _curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, _LinePoints]:
-    """Loss by step, and validation metrics by step or tree, over all phases of a run, without what it repeats."""
+    """Loss by step, and validation metrics by step or tree, without what a resumed run repeats."""
     curves: dict[str, dict[float, float]] = defaultdict(dict)
-    phase, before, at, last = None, 0, 0, 0.0
-    starts: dict[str | None, int] = {}  # the step before each phase
+    step, last = 0, 0.0
     for line in lines:
-        if line.get("phase", phase) != phase:
-            phase = line.get("phase")
-            before = starts.setdefault(phase, at)
-            at = before
         if "step" in line and "loss" in line:
-            # steps of a phase that count from 1 continue those of the phase before
-            at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
-        x_value = line.get("tree", at if "step" in line or "epoch" in line else None)
+            step = line["step"]  # of the whole run: a phase goes on from the one before
+        x_value = line.get("tree", step if "step" in line or "epoch" in line else None)
         if x_value is None:
             continue
         if x_value < last:
             curves = defaultdict(
                 dict, {name: {x: y for x, y in points.items() if x < x_value} for name, points in curves.items()}
             )
-            starts = {name: start for name, start in starts.items() if start < x_value}
         last = x_value
         if "step" in line and line.get("loss") is not None:  # None if no group has a loss
             curves["loss"][x_value] = line["loss"]

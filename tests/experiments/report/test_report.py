@@ -36,7 +36,7 @@ from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
 from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
-from ltrscale.experiments.report.sources import Sources
+from ltrscale.experiments.report.sources import Sources, records
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text, cell
@@ -527,16 +527,27 @@ def test_a_search_that_is_not_there_is_told_from_one_without_a_value(places: Map
         assert line.startswith(f"{url}: {why}")
 
 
+def test_curves_have_the_steps_of_the_run(places: Mapping[str, str]) -> None:
+    """Those of head and full together, which the record counts on."""
+    lines = records(str(Path(places["data"]).parent / "tuned"))
+    phases = [line["phase"] for line in lines if "step" in line]
+    assert phases == sorted(phases, key=["head", "full"].index)
+    assert {*phases} == {"head", "full"}
+    assert [step for step, _ in _curves_of(lines)["loss"]] == [*range(1, len(phases) + 1)]
+
+
 def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> None:
-    head = [{"phase": "head", "step": step, "loss": 3.0} for step in (1, 2, 3, 2, 3)]
-    full = [{"phase": "full", "step": step, "loss": 1.0} for step in (1, 2)]
+    def phase(name: str, loss: float, *steps: int) -> list[dict[str, Any]]:
+        return [{"phase": name, "step": step, "loss": loss} for step in steps]
+
     ends = [{"phase": "head", "epoch": 1, "validation_map": 0.4}, {"phase": "full", "epoch": 1, "validation_map": 0.5}]
-    found = _curves_of([*head, ends[0], *full, ends[1]])
+    first = [*phase("head", 3.0, 1, 2, 3, 2, 3), ends[0], *phase("full", 1.0, 4, 5), ends[1]]
+    found = _curves_of(first)
     assert found["loss"] == [(1, 3.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 1.0)]
     assert found["validation_map"] == [(3, 0.4), (5, 0.5)]
-    anew = [{"phase": "head", "step": step, "loss": 2.0} for step in (1, 2)]
-    assert _curves_of([*head, ends[0], *full, ends[1], *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
-    assert _curves_of([*head, ends[0], *full, ends[1], *anew, ends[0], *full, ends[1]]) == {
+    anew = phase("head", 2.0, 1, 2)
+    assert _curves_of([*first, *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
+    assert _curves_of([*first, *anew, ends[0], *phase("full", 1.0, 3, 4), ends[1]]) == {
         "loss": [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)],
         "validation_map": [(2, 0.4), (4, 0.5)],
     }
