@@ -38,11 +38,12 @@ from ltrscale.experiments.auto.leaderboard import Board, document, final_board, 
 from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
 from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, TREES, TUNED, AutoSizes
-from ltrscale.experiments.first.pipeline import LogSize, divided
+from ltrscale.experiments.first.configs import divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
+from ltrscale.experiments.sizes import LogSize
 from ltrscale.processor import Busy, cores
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label
