@@ -16,7 +16,8 @@ from ltrscale.evaluation.verdict import Verdict
 from ltrscale.experiments.report import groups, recorded
 from ltrscale.experiments.report.advice import next_step
 from ltrscale.experiments.report.differences import differing
-from ltrscale.experiments.report.sources import SUMMARY, Sources
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.experiments.study_grid import SUMMARY
 from ltrscale.progress import log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.findings import files
