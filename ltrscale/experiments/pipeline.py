@@ -10,14 +10,12 @@ over the test groups of all folds.
 
 import itertools
 import re
-import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import bundle, storage
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
@@ -31,10 +29,11 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, Evalu
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import Method, with_preset
+from ltrscale.experiments.next_commands import best_on_validation, command, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import Report, called, log
+from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
@@ -47,7 +46,7 @@ from ltrscale.training.settings import Preset
 
 FOLD = "{fold}"
 """Placeholder for the fold's name in a pipeline's texts."""
-_SUMMARY = "summary"
+_EVALUATION, _SUMMARY = "evaluation", "summary"
 
 
 class LearnFrom(Config):
@@ -175,7 +174,7 @@ class PipelineJob(Config):
             for fold in self.folds:
                 log.info("fold %s", fold)
                 self.for_fold(fold).run()
-            summaries = [self._summarised(_evaluation_on(column)) for column in self.evaluate_on]
+            summaries = [self._summarised(column) for column in self.evaluate_on]
         for out in summaries:
             print_report(out, document(Crossval.read(out)))
 
@@ -184,9 +183,9 @@ class PipelineJob(Config):
         values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
         return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
 
-    def _summarised(self, evaluation: str) -> str:
-        out = join(self.out, evaluation.replace("evaluation", _SUMMARY))
-        evaluations = {fold: join(self.out, fold, evaluation) for fold in self.folds}
+    def _summarised(self, column: LabelColumn) -> str:
+        out = join(self.out, _of_labels(_SUMMARY, column))
+        evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
         FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
         return out
 
@@ -254,7 +253,7 @@ class PipelineJob(Config):
         for column in self.evaluate_on:
             tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
             evaluation = EvaluateConfig(**self.evaluate.model_dump(), models=models, splits=tested)
-            EvaluateJob(out=join(self.out, _evaluation_on(column)), evaluate=evaluation).run()
+            EvaluateJob(out=join(self.out, _of_labels(_EVALUATION, column)), evaluate=evaluation).run()
 
     def _final(self, name: str) -> str:
         return join(self.out, "final", name)
@@ -263,7 +262,7 @@ class PipelineJob(Config):
         """Log the bundles of the first seed, and the next commands for the best one on validation."""
         folder = join(self.out, f"seed-{self.seeds[0]}")
         log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
-        best = _best_on_validation(bundles)
+        best = best_on_validation(bundles)
         chosen = bundles[best]
         if self.refit is not None and best in self.refit.methods:
             chosen = self._final(best)
@@ -272,7 +271,7 @@ class PipelineJob(Config):
             log.info("next, to learn from the validation groups too: %s", refit)
             chosen = self._final(best)
         if self.splits.test is not None:
-            evaluation = join(self.out, _evaluation_on(self.evaluate_on[0]))
+            evaluation = join(self.out, _of_labels(_EVALUATION, self.evaluate_on[0]))
             page = command("report", evaluation=evaluation, out=join(self.out, "page"))
             log.info("next, a page of HTML to look at: %s", page)
         if re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):  # periods are times
@@ -326,55 +325,6 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
     return out
 
 
-def _best_on_validation(bundles: Mapping[str, str]) -> str:
-    """The method with the best bundle, by the first validation metric that all have; without one, the first."""
-    metrics: dict[str, dict[str, float]] = {}
-    for name, url in bundles.items():
-        of_bundle = bundle.load(url).metrics.items()
-        found = {key: v for key, v in of_bundle if re.match(r"validation_(?!groups)", key)}
-        metrics[name] = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
-    first = next(iter(bundles))
-    shared = next((key for key in metrics[first] if all(key in each for each in metrics.values())), None)
-    if shared is None:
-        return first
-    best = max(metrics, key=lambda name: metrics[name][shared])
-    log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared, metrics[best][shared])
-    return best
-
-
-def _evaluation_on(column: LabelColumn) -> str:
-    """Directory name, below the pipeline's, of the evaluation on these labels."""
-    return "evaluation" if column == "labels" else f"evaluation-{column}"
-
-
-def command(job: str, **settings: str) -> str:
-    """A command line that sets some keys.
-
-    Example:
-        >>> command("refit", out="runs/final", bundle="runs/the trees")
-        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
-    """
-    return f"{called(job)}{_set(settings)}"
-
-
-def predict_command(bundle: str, data: str, out: str) -> str:
-    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
-
-    It accepts the same share of bad rows as the data set.
-    """
-    made_by = open_dataset(data).manifest.made_by
-    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
-    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
-    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
-    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
-    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
-    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
-
-
-def weekly_command(config: str) -> str | None:
-    """The command for the next period; None if its config does not exist."""
-    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
-
-
-def _set(settings: Mapping[str, str]) -> str:
-    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())
+def _of_labels(name: str, column: LabelColumn) -> str:
+    """Name of a directory, below the pipeline's, with results on these labels."""
+    return name if column == "labels" else f"{name}-{column}"

@@ -41,7 +41,15 @@ from ltrscale.experiments.methods.base import (
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
-from ltrscale.experiments.study_models import MOST_STUDY_DRAWS, Cell, GridConfig, Measurement, StudySummary, TestGroups
+from ltrscale.experiments.study_grid import (
+    MOST_STUDY_DRAWS,
+    SUMMARY,
+    Cell,
+    GridConfig,
+    Measurement,
+    StudySummary,
+    TestGroups,
+)
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE
@@ -210,7 +218,7 @@ class StudyJob(Config):
                 for split in (sized.train, sized.validation):
                     select(split, labelled=True)
             failed = study._run_tasks(study._tasks(view))
-        if storage.read_manifest(summary := join(self.out, "summary")) is not None:
+        if storage.read_manifest(summary := join(self.out, SUMMARY)) is not None:
             print_report(summary, document(Study.read(summary)))
         if failed:
             first = next(iter(failed))
@@ -341,14 +349,14 @@ class StudyJob(Config):
             counts=self.counts,
             validation_share=self.validation_share,
             validation_size=self.splits.validation.size,
-            primary=f"ndcg@{self.evaluate.primary_cutoff}",
+            primary=self.evaluate.primary,
             policies={name: metric.policy for name, metric in self.evaluate.measured.items()},
             leave_out_constant=self.evaluate.leave_out_constant,
             planned=len(cells),
             failed=dict(failed),
             pretraining={name: self._pretraining_cost(encoder) for name, encoder in encoders.items() if encoder},
         )
-        out, test = join(self.out, "summary"), join(self.out, "test")
+        out, test = join(self.out, SUMMARY), join(self.out, "test")
         StudySummary(out=out, test=test, design=design, models=tuple(models)).run()
 
     def _pretraining_cost(self, name: str) -> Cost:

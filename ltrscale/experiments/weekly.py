@@ -33,7 +33,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.verdict import Bounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
+from ltrscale.experiments.next_commands import predict_command, weekly_command
+from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,
@@ -184,8 +185,9 @@ class WeeklyJob(Config):
     # the steps of a week
 
     def _run(self) -> Week:
-        if (in_service := InService.read(self.out)) is not None:
-            in_service.check()
+        before = InService.read(self.out)
+        if before is not None:
+            before.check()
         new = self._arrived()
         earlier = Week.read(self.out, new.manifest.periods[-1])
         content = new.manifest.hash_of(self._new_periods(new))
@@ -195,17 +197,17 @@ class WeeklyJob(Config):
             message = "weekly: %s is done: %s; other rows or settings would be judged anew; what serves: %s"
             log.info(message, earlier.period, earlier.outcome, self._serving())
             return earlier
-        if in_service is not None and in_service.period > earlier.period:
+        if before is not None and before.period > earlier.period:
             raise InputError(
-                f"{earlier.period}: was stopped, and {in_service.bundle} of {in_service.period} is in service since, "
+                f"{earlier.period}: was stopped, and {before.bundle} of {before.period} is in service since, "
                 "which an older model must not replace; nothing is left to do"
             )
         week = self._judged_week(new, earlier)
         week.write(self.out)
         message = "weekly: %s: %s; %s names what serves: %s"
         log.info(message, week.period, week.outcome, join(self.out, SERVICE), self._serving())
-        if (in_service := InService.read(self.out)) is not None:
-            rank = predict_command(in_service.bundle, self.data, join(self.out, "predictions"))
+        if (now := InService.read(self.out)) is not None:
+            rank = predict_command(now.bundle, self.data, join(self.out, "predictions"))
             log.info("next, to rank new rows: %s", rank)
         if command := weekly_command(f"{self.out.rstrip('/')}.yaml"):
             log.info("next, when the next period is there: %s", command)

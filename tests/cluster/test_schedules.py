@@ -19,7 +19,7 @@ from hera.workflows.models import CronWorkflow
 
 from jobs.cli import read_command
 from jobs.weekly import COMMAND
-from ltrscale.experiments.first.pipeline import weekly_text
+from ltrscale.experiments.first.configs import weekly_text
 
 CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
 MONDAY = datetime.datetime(2026, 11, 30, 6, 10, tzinfo=datetime.UTC)

@@ -22,7 +22,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
-from ltrscale.experiments.first.pipeline import weekly_text
+from ltrscale.experiments.first.configs import weekly_text
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.weekly import WeeklyJob

@@ -39,11 +39,12 @@ from ltrscale.experiments.auto.leaderboard import Board, document, final_board, 
 from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
 from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, TREES, TUNED, AutoSizes
-from ltrscale.experiments.first.pipeline import LogSize, divided
+from ltrscale.experiments.first.configs import divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
+from ltrscale.experiments.sizes import LogSize
 from ltrscale.processor import Busy, cores
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label
@@ -58,10 +59,11 @@ from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
-_MEASURED, _MEASURED_S = 4096, 1.0
+_SCORED_AT_ONCE, _SCORED_S = 4096, 1.0
 """Documents of a batch, and seconds, to measure how fast a model scores."""
 _LATEST = 1.03
 """A refit must end by this share of the budget."""
+_EQUAL = BlendConfig(weights="equal")
 
 
 class AutoJob(Config):
@@ -111,7 +113,7 @@ class AutoJob(Config):
             with cluster_for(self.workers), one_view():
                 splits = self.resolved()
                 check_splits(splits)
-                sizes, data = _measured(self, splits)
+                sizes, data = _sizes_of(self, splits)
                 url, of = join(self.out, _RECORD), f"{data}:{self.seed}:{self.evaluate.primary}"
                 kept = RecordKeeper(url, AutoRecord.resumed(url, of, self.minutes), began)
                 log.info(
@@ -140,7 +142,7 @@ class AutoJob(Config):
         return validate(Splits, values, "splits")
 
 
-def _measured(config: AutoJob, splits: Splits) -> tuple[AutoSizes, str]:
+def _sizes_of(config: AutoJob, splits: Splits) -> tuple[AutoSizes, str]:
     """The sizes of the data and of this machine, and a hash of the data to learn from."""
     everything = select(splits.train, labelled=False)
     read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
@@ -185,7 +187,7 @@ class _Run:
             for name, url in rankers.items()
             if f"{name}_mean" not in rankers and not (TUNED in rankers and name.removesuffix("_mean") == TREES)
         }
-        rankers["blend"] = self.blend("blend", members, "greedy")
+        rankers["blend"] = self.blend("blend", members, BlendConfig())
         if self.splits.test is not None:
             self.judge(rankers, SplitsWithTest.from_splits(self.splits))
         self.kept.keep()
@@ -293,10 +295,10 @@ class _Run:
         opened, validation = bundle.load(url), select(self.splits.validation, labelled=True)
         scorer = opened.scorer(features=validation.features)
         began, documents = time.monotonic(), 0
-        for groups in iterate(bundle.with_tokens_of(validation, [opened]), docs_per_batch=_MEASURED):
+        for groups in iterate(bundle.with_tokens_of(validation, [opened]), docs_per_batch=_SCORED_AT_ONCE):
             scorer(groups)
             documents += groups.n_documents
-            if time.monotonic() - began > _MEASURED_S:
+            if time.monotonic() - began > _SCORED_S:
                 break
         return round(documents / max(time.monotonic() - began, 1e-9), 1)
 
@@ -307,13 +309,13 @@ class _Run:
             members = {entry.name: entry.url for entry in self.record.done(name)}
             rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
-                rankers[f"{name}_mean"] = self.blend(join("means", name), members, "equal")
+                rankers[f"{name}_mean"] = self.blend(join("means", name), members, _EQUAL)
         return rankers
 
-    def blend(self, folder: str, members: Mapping[str, str], weights: Any, splits: Splits | None = None) -> str:
+    def blend(self, folder: str, members: Mapping[str, str], how: BlendConfig, splits: Splits | None = None) -> str:
         """Commit a blend of models; returns its bundle."""
-        out, metric = join(self.config.out, folder), self.config.evaluate.primary
-        settings = BlendConfig(weights=weights, metric=metric, seed=self.config.seed)
+        out = join(self.config.out, folder)
+        settings = how.replace(metric=self.config.evaluate.primary, seed=self.config.seed)
         BlendJob(out=out, splits=splits or self.learnt, bundles=dict(members), blend=settings).run()
         return out
 
@@ -343,7 +345,7 @@ class _Run:
                     with ending_by(limit):
                         RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers).run()
                 mean = join("refit", "means", name)
-                members[name] = again[name] if name in again else self.blend(mean, again, "equal", splits)
+                members[name] = again[name] if name in again else self.blend(mean, again, _EQUAL, splits)
         except Stopped as stopped:
             if not stopped.is_late:
                 raise
@@ -354,7 +356,7 @@ class _Run:
                 raise
             log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
             return None
-        return self.blend("final", members, weights, splits)
+        return self.blend("final", members, BlendConfig(weights=dict(weights)), splits)
 
 
 def _part(split: Split, share: float) -> Split:

@@ -31,7 +31,7 @@ from ltrscale.experiments.auto.settings import (
     longer,
     slower,
 )
-from ltrscale.experiments.first.pipeline import SCORED
+from ltrscale.experiments.sizes import SCORED
 
 MOST_MODELS = 10
 """Maximum number of models of a method."""

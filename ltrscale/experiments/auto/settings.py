@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ltrscale.experiments.first.pipeline import (
+from ltrscale.experiments.first.configs import methods_text
+from ltrscale.experiments.sizes import (
     BOOSTED,
     FINETUNED,
     PRETRAINED,
@@ -21,7 +22,6 @@ from ltrscale.experiments.first.pipeline import (
     LogSize,
     epoch_minutes,
     first_sizes,
-    methods_text,
 )
 from ltrscale.training.in_context import InContextConfig
 

@@ -16,13 +16,14 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.prepare import first_lines, flow, plain_yaml
+from ltrscale.experiments.first.prepare_yaml import first_lines
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import line_blocks
 from ltrscale.ingest.profile import LogColumn, batches_of, columns_of, named_schema
 from ltrscale.ingest.structure import table_structure
 from ltrscale.ingest.tables import usual_delimiter
+from ltrscale.yaml_text import flow, plain_yaml
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")

@@ -18,20 +18,12 @@ from ltrscale.config import Config, validate
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
+from ltrscale.experiments.first.configs import FirstRuns, engine_score
+from ltrscale.experiments.first.counted import FEWEST_PERIODS, LogCounts, count_lists, row_labels
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
-from ltrscale.experiments.first.pipeline import LogSize, engine_score, first_runs
-from ltrscale.experiments.first.prepare import (
-    FEWEST_PERIODS,
-    LogCounts,
-    clicks_text,
-    count_lists,
-    escaped,
-    prepare_lines,
-    row_labels,
-    summary,
-    yaml_text,
-)
+from ltrscale.experiments.first.prepare_yaml import clicks_text, prepare_lines, summary
 from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.sizes import LogSize
 from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
@@ -44,7 +36,7 @@ from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structu
 from ltrscale.ingest.tables import file_form
 from ltrscale.progress import called, log, progress
 from ltrscale.ranking.single_feature import SingleFeature, single_features
-from ltrscale.yaml_text import MOST_BYTES
+from ltrscale.yaml_text import MOST_BYTES, escaped, yaml_text
 
 
 class InitJob(Config):
@@ -133,7 +125,7 @@ def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str],
         return {}, []
     width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
     width += sum(column.size for column in guessed.vectors)
-    return first_runs(
+    runs = FirstRuns(
         out,
         counted.unit,
         counted.periods,
@@ -142,6 +134,7 @@ def _runs(out: str, guessed: Guess, counted: LogCounts) -> tuple[dict[str, str],
         lists=counted.informative_queries,
         moving=guessed.moving,
     )
+    return runs.written()
 
 
 def _place(file: str, given: str | None) -> str:

@@ -1,9 +1,7 @@
 """Makes the report: the opening text, all sections, and one line for each section that cannot be shown."""
 
-import json
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import ClassVar
 
@@ -12,17 +10,16 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.headline import best_of, competitor_of, headline, is_shown, opening
+from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import AS_SHOWN
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.verdict import Verdict
-from ltrscale.experiments.report import groups, results
+from ltrscale.experiments.report import groups, recorded
+from ltrscale.experiments.report.advice import next_step
 from ltrscale.experiments.report.differences import differing
-from ltrscale.experiments.report.sources import SUMMARY, Sources
-from ltrscale.progress import called, log
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.experiments.study_grid import SUMMARY
+from ltrscale.progress import log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.render import files
 from ltrscale.stages.inputs import content_of
@@ -141,16 +138,16 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
     lasting = "Does quality last after training, and how far has the data drifted?"
     needed = "How many labelled groups does each method need, and where do they cross?"
     return [
-        section("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
+        section("Leaderboard", "Which method ranks best, and how sure is that?", recorded.leaders(sources)),
         section(
             "Slices", "For which groups is a method better or worse than the baseline?", slices(sources.evaluation)
         ),
-        section("Periods", lasting, results.judged_periods(sources.evaluation)),
-        section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
-        section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
-        section("Study", needed, results.study(job.study)),
-        section("Search", "What has the search for settings found?", results.search(job.search)),
-        section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
+        section("Periods", lasting, recorded.judged_periods(sources.evaluation)),
+        section("Gate", "May the candidate replace the model in production?", recorded.gate(job.gate)),
+        section("Learning curves", "Has each model learnt, and long enough?", recorded.learning_curves(sources)),
+        section("Study", needed, recorded.study(job.study)),
+        section("Search", "What has the search for settings found?", recorded.search(job.search)),
+        section("Features", "Which features matter to trees, and which are missing?", recorded.feature_blocks(sources)),
         section("Rank 1", "What drives rank 1?", groups.rank_one(sources, _EXPLAINED_GROUPS, seed=job.seed)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, _HISTOGRAM_DOCUMENTS)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
@@ -158,8 +155,8 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section(
             "Differences", "In which groups do two methods differ most?", differing(sources, job.lists, job.titles)
         ),
-        section("Quarantine", "What was left out of the data, and why?", results.quarantine(sources)),
-        section("Cost", "What has each model cost?", results.cost(sources, job.study)),
+        section("Quarantine", "What was left out of the data, and why?", recorded.quarantine(sources)),
+        section("Cost", "What has each model cost?", recorded.cost(sources, job.study)),
     ]
 
 
@@ -172,71 +169,39 @@ def _content_or_absent(url: str) -> str:
 
 def _paragraphs(sources: Sources, *, gate: str | None = None) -> list[Text | Command]:
     """The opening of the report; it skips unreadable sources, which sections report."""
-    texts, open_questions, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
+    evaluation, verdict = sources.evaluation, _verdict(gate)
+    questions = _open_questions(sources, verdict)
+    step, command = next_step(evaluation, verdict, [*questions])
+    texts = [
+        " ".join(opening(evaluation)),
+        "" if evaluation.by_period is None else drifted(evaluation.by_period),
+        _memorised(sources),
+        *(f"Before this is believed: {question}" for question in [*questions.values()][:_FEATURES_ASKED]),
+        step,
+    ]
+    return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
+
+
+def _verdict(gate: str | None) -> Verdict | None:
     with suppress(InputError):
-        verdict = None if gate is None else Verdict.read(gate)
+        return None if gate is None else Verdict.read(gate)
+    return None
+
+
+def _open_questions(sources: Sources, verdict: Verdict | None) -> dict[str, str]:
+    """The questions on features that rank too well alone, without those that the gate's settings answer."""
+    checks = verdict.checks if verdict else ()
+    expected = {check.where for check in checks if check.bound == "expected" and check.holds}
     with suppress(InputError):
-        checks = verdict.checks if verdict else ()
-        expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-        open_questions = {name: question for name, question in sources.questions.items() if name not in expected}
-    if sources.evaluation.by_period is not None:
-        texts.append(drifted(sources.evaluation.by_period))
-    step, command = _next_step(sources.evaluation, verdict, [*open_questions])
+        return {name: question for name, question in sources.questions.items() if name not in expected}
+    return {}
+
+
+def _memorised(sources: Sources) -> str:
+    """A sentence on the features that trees have memorised; empty without one."""
     with suppress(InputError):
         if memorised := [*sources.memorised]:
             more = len(memorised) - _FEATURES_ASKED
             names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
-            texts.append(f"Probably memorised, for alone they rank like chance: {names} (see section Features).")
-    texts += [f"Before this is believed: {question}" for question in [*open_questions.values()][:_FEATURES_ASKED]]
-    return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
-
-
-def _next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
-    """The next step: a sentence, and its command if any; `features` are suspicious ones."""
-    best, competitor = best_of(evaluation), competitor_of(evaluation)
-    if verdict is not None:
-        if verdict.passed:
-            return "Next: the gate lets the candidate pass; jobs.export and jobs.predict take its bundle.", ""
-        return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
-    if best is None:
-        return "", ""
-    if features:
-        return _answer(features)
-    if competitor is None:
-        return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
-    shown = evaluation.leads.get(AS_SHOWN)
-    if shown is not None and shown.difference > 0:
-        return (
-            "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
-            "or a test on users (jobs.interleave)."
-        ), ""
-    lead = evaluation.leads[competitor]
-    if lead.p_holm is None:
-        return (
-            "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
-            f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
-        )
-    if not is_shown(lead):
-        return "Next: take the one that costs less, or see with jobs.study what more labels, draws or groups bring.", ""
-    return _gate(evaluation, production=competitor, candidate=best.name)
-
-
-def _answer(features: Sequence[str]) -> tuple[str, str]:
-    """What to do if the features are legitimate or not, and the command if not."""
-    text = (
-        f"Next: that answer. If yes, name {', '.join(features)} in bounds.expected of jobs.gate, which otherwise "
-        "refuses what leans on it. If no, train without it, with the config of the pipeline:"
-    )
-    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*features], ensure_ascii=False)}")
-    return text, f"{called('pipeline')} --config pipeline.yaml --set {left_out}"
-
-
-def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
-    """A sentence, and the command of the gate if both methods have bundles."""
-    bundles = {m.name: m.trials[0].url for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
-    if not {production, candidate} <= bundles.keys():
-        return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
-    text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
-    bundle_keys = {"production": production, "candidate": candidate}
-    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
-    return text, f"{called('gate')} --config jobs/configs/start/gate.yaml --set out=gate {settings}"
+            return f"Probably memorised, for alone they rank like chance: {names} (see section Features)."
+    return ""

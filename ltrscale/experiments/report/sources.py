@@ -28,9 +28,6 @@ from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 _MUCH_GAIN = 0.03
 """Minimum share of the trees' gain for a feature to count as memorised."""
 
-SUMMARY = "summary"
-"""Directory of results, below a study's."""
-
 
 @dataclass(frozen=True)
 class Sources:

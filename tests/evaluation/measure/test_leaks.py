@@ -24,7 +24,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.init import InitJob, _asked_of
 from ltrscale.experiments.report.make import _paragraphs
-from ltrscale.experiments.report.results import feature_blocks
+from ltrscale.experiments.report.recorded import feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess

@@ -15,7 +15,7 @@ from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Method
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
 from ltrscale.evaluation.verdict import Check, Verdict
-from ltrscale.experiments.report.make import _next_step
+from ltrscale.experiments.report.advice import next_step
 
 PRIMARY, GAIN = "ndcg@5", "gain_ndcg@5"
 KINDS = {"gbdt": "trees", "engine": "feature", "bm25": "feature", "as_shown": "order shown"}
@@ -148,7 +148,7 @@ GOLDEN = Path(__file__).with_name("openings.txt")
 
 
 def said(found: Evaluation) -> str:
-    return "\n".join(filter(None, [headline(found), *opening(found), *_next_step(found, None)]))
+    return "\n".join(filter(None, [headline(found), *opening(found), *next_step(found, None)]))
 
 
 def test_every_case_says_what_it_should() -> None:
@@ -178,10 +178,10 @@ def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
 @pytest.mark.parametrize(
     ("passed", "words"), [(True, "lets the candidate pass"), (False, "refuses the candidate, worse")]
 )
-def test_the_verdict_of_a_gate_is_the_next_step(passed: bool, words: str) -> None:
+def test_the_verdict_of_a_gate_is_thenext_step(passed: bool, words: str) -> None:
     checks = (Check(bound="margin", where="all", holds=passed, reason="worse by .02"),)
     verdict = Verdict(passed=passed, primary=PRIMARY, checks=checks, not_judged=(), not_excluded=())
-    assert words in _next_step(CASES["no baseline"], verdict)[0]
+    assert words in next_step(CASES["no baseline"], verdict)[0]
 
 
 def period(**psi: float) -> PeriodDrift:

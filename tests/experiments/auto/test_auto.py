@@ -20,7 +20,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto import auto as auto_module
 from ltrscale.experiments.auto import record
-from ltrscale.experiments.auto.auto import AutoJob, _measured, _Run
+from ltrscale.experiments.auto.auto import AutoJob, _Run, _sizes_of
 from ltrscale.experiments.auto.leaderboard import Board, BoardRow, advised, document
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.reports.render import markdown
@@ -200,9 +200,9 @@ def test_streams_have_room_for_the_longest_group_of_all_splits(
 
     groups = {"2026-W0" + str(week): [group(documents)] for week, documents in ((1, 3), (2, 4), (3, 5), (4, 9))}
     config = auto(write_dataset(groups, [Feature(name="f")]), tmp_path / "out")
-    assert _measured(config, config.resolved())[0].longest == 9
+    assert _sizes_of(config, config.resolved())[0].longest == 9
     untested = config.replace(splits={name: SPLITS[name] for name in ("train", "validation")})
-    assert _measured(untested, untested.resolved())[0].longest == 5
+    assert _sizes_of(untested, untested.resolved())[0].longest == 5
 
 
 @pytest.mark.slow

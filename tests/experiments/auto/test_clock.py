@@ -19,7 +19,7 @@ from ltrscale.experiments.auto.auto import AutoJob, _Run
 from ltrscale.experiments.auto.plan import Decision, RunState, next_model
 from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
 from ltrscale.experiments.auto.settings import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
-from ltrscale.experiments.first.pipeline import LogSize
+from ltrscale.experiments.sizes import LogSize
 from ltrscale.signals import stop_on_signal
 
 EPOCHS = 12

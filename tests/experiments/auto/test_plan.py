@@ -17,8 +17,8 @@ from ltrscale.experiments.auto.plan import (
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, slower
-from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.experiments.methods.composed import Method
+from ltrscale.experiments.sizes import LogSize
 
 LOG = LogSize(550_000, 195_000, 13)
 SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1)

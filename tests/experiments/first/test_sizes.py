@@ -10,21 +10,13 @@ import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
-from ltrscale.experiments.first.pipeline import (
-    BOOSTED,
-    PRETRAINED,
-    SMALL,
-    STUDIED,
-    LogSize,
-    divided,
-    first_runs,
-    first_sizes,
-)
-from ltrscale.experiments.first.prepare import informative_lists
+from ltrscale.experiments.first.configs import FirstRuns, divided
+from ltrscale.experiments.first.counted import informative_lists
 from ltrscale.experiments.methods.composed import StackMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.sizes import BOOSTED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.experiments.study import StudyJob
 
 MINUTES = 15
@@ -38,7 +30,7 @@ SIZES = [
 
 def written(folder: Path, size: LogSize, score: str | None = None) -> tuple[PipelineJob, str, str]:
     """The config of a first pipeline, its text, and the sentence on its time."""
-    texts, notes = first_runs("shop", "week", WEEKS, size, score=score)
+    texts, notes = FirstRuns("shop", "week", WEEKS, size, score=score).written()
     (folder / "pipeline.yaml").write_text(texts["pipeline"])
     return (
         load(PipelineJob, str(folder / "pipeline.yaml")),
@@ -125,7 +117,7 @@ def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
 )
 def test_a_study_draws_numbers_of_lists_twice_at_most(tmp_path: Path, lists: int, numbers: tuple[int, ...]) -> None:
     size = LogSize(680_000, 230_000, 20)
-    texts, notes = first_runs("shop", "week", WEEKS, size, lists=lists)
+    texts, notes = FirstRuns("shop", "week", WEEKS, size, lists=lists).written()
     assert ("study" in texts) == bool(numbers)
     if not numbers:
         assert notes[1] == "no study.yaml: 244 queries whose labels differ are too few to draw"

@@ -35,8 +35,8 @@ from ltrscale.evaluation.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
-from ltrscale.experiments.report.results import _curves_of, feature_blocks
-from ltrscale.experiments.report.sources import Sources
+from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
+from ltrscale.experiments.report.sources import Sources, records
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text, cell
@@ -464,6 +464,22 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
         assert highest > 0
 
 
+def test_every_list_is_shown_once_and_on_its_side_however_many_are_asked_for(places: Mapping[str, str]) -> None:
+    """The lists are those of `groups.parquet`, also where a side has fewer than the number."""
+    sources = Sources.open(places["evaluation"], (METHODS[0], METHODS[2]))
+    wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
+    wide = wide.pivot(index="gid", columns="method", values=sources.primary)
+    lead = (wide[METHODS[2]] - wide[METHODS[0]]).dropna()
+    ahead, behind = lead[lead > 0].sort_values(ascending=False), lead[lead < 0].sort_values()
+    for n in (1, min(len(ahead), len(behind)), max(len(ahead), len(behind)), len(wide)):
+        tables = [block for block in differing(sources, n) if isinstance(block, Table)]
+        queries = [table.caption.partition(" (device")[0] for table in tables]
+        assert len(queries) == len({*queries})
+        shown = [re.findall(r" (\d\.\d{4}) by", table.caption) for table in tables]
+        found = [float(one) - float(other) for one, other in shown]
+        assert found == pytest.approx([*ahead[:n], *behind[:n]], abs=2e-4)
+
+
 def test_categories_have_their_names(places: Mapping[str, str]) -> None:
     sources = Sources.open(places["evaluation"])
     tables = [block for block in differing(sources, 3) if isinstance(block, Table)]
@@ -503,16 +519,35 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     ]
 
 
+def test_a_search_that_is_not_there_is_told_from_one_without_a_value(places: Mapping[str, str], tmp_path: Path) -> None:
+    missing, begun = str(tmp_path / "misspelt"), History(str(tmp_path / "search"))
+    begun.open({})
+    for url, why in ((missing, "no search is there"), (begun.url, "no trial has a value yet")):
+        (line,) = left_out(document(places, search=url))["Search"]
+        assert line.startswith(f"{url}: {why}")
+
+
+def test_curves_have_the_steps_of_the_run(places: Mapping[str, str]) -> None:
+    """Those of head and full together, which the record counts on."""
+    lines = records(str(Path(places["data"]).parent / "tuned"))
+    phases = [line["phase"] for line in lines if "step" in line]
+    assert phases == sorted(phases, key=["head", "full"].index)
+    assert {*phases} == {"head", "full"}
+    assert [step for step, _ in _curves_of(lines)["loss"]] == [*range(1, len(phases) + 1)]
+
+
 def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> None:
-    head = [{"phase": "head", "step": step, "loss": 3.0} for step in (1, 2, 3, 2, 3)]
-    full = [{"phase": "full", "step": step, "loss": 1.0} for step in (1, 2)]
+    def phase(name: str, loss: float, *steps: int) -> list[dict[str, Any]]:
+        return [{"phase": name, "step": step, "loss": loss} for step in steps]
+
     ends = [{"phase": "head", "epoch": 1, "validation_map": 0.4}, {"phase": "full", "epoch": 1, "validation_map": 0.5}]
-    found = _curves_of([*head, ends[0], *full, ends[1]])
+    first = [*phase("head", 3.0, 1, 2, 3, 2, 3), ends[0], *phase("full", 1.0, 4, 5), ends[1]]
+    found = _curves_of(first)
     assert found["loss"] == [(1, 3.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 1.0)]
     assert found["validation_map"] == [(3, 0.4), (5, 0.5)]
-    anew = [{"phase": "head", "step": step, "loss": 2.0} for step in (1, 2)]
-    assert _curves_of([*head, ends[0], *full, ends[1], *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
-    assert _curves_of([*head, ends[0], *full, ends[1], *anew, ends[0], *full, ends[1]]) == {
+    anew = phase("head", 2.0, 1, 2)
+    assert _curves_of([*first, *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
+    assert _curves_of([*first, *anew, ends[0], *phase("full", 1.0, 3, 4), ends[1]]) == {
         "loss": [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)],
         "validation_map": [(2, 0.4), (4, 0.5)],
     }

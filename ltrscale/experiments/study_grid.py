@@ -21,6 +21,8 @@ from ltrscale.stages.stage import Origin, Settings, Stage, with_splits
 from ltrscale.stages.unseen import check_unseen
 from ltrscale.storage import join
 
+SUMMARY = "summary"
+"""Directory of the results, below a study's."""
 MOST_STUDY_DRAWS = 10_000
 
 LabelledCount = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]

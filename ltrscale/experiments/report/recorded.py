@@ -14,7 +14,8 @@ from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
 from ltrscale.evaluation.studies.study_page import document as studied
 from ltrscale.evaluation.verdict import Verdict, verdict_blocks
-from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
+from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
+from ltrscale.experiments.study_grid import SUMMARY
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join
@@ -67,15 +68,17 @@ def search(url: str | None) -> Iterator[Block]:
     """The course of a search and its best trials."""
     if url is None:
         raise InputError("no search is named; run jobs.tune and set search=DIR")
-    trials = ended(History(url).trials())
+    history = History(url)
+    if history.identity() is None:
+        raise InputError(f"{url}: no search is there; name the directory that jobs.tune made")
+    trials = ended(history.trials())
     valued = [trial for trial in trials if trial.result.value is not None]
     if not valued:
         raise InputError(f"{url}: no trial has a value yet; let jobs.tune run on")
     yield Chart(history_chart(valued, "validation metric"), "The search, trial by trial")
     best = sorted(valued, key=lambda trial: -value_of(trial))[:_TRIALS_SHOWN]
-    keys = [key for trial in best for key in trial.params]
     yield Text(f"The best of {len(trials)} trials, by their last value on validation:")
-    yield trial_table(best, "metric", dict(zip(keys, keys, strict=True)))
+    yield trial_table(best, "metric", {key: key for trial in best for key in trial.params})
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:
@@ -110,26 +113,19 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
 
 
 def _curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, _LinePoints]:
-    """Loss by step, and validation metrics by step or tree, over all phases of a run, without what it repeats."""
+    """Loss by step, and validation metrics by step or tree, without what a resumed run repeats."""
     curves: dict[str, dict[float, float]] = defaultdict(dict)
-    phase, before, at, last = None, 0, 0, 0.0
-    starts: dict[str | None, int] = {}  # the step before each phase
+    step, last = 0, 0.0
     for line in lines:
-        if line.get("phase", phase) != phase:
-            phase = line.get("phase")
-            before = starts.setdefault(phase, at)
-            at = before
         if "step" in line and "loss" in line:
-            # steps of a phase that count from 1 continue those of the phase before
-            at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
-        x_value = line.get("tree", at if "step" in line or "epoch" in line else None)
+            step = line["step"]  # of the whole run: a phase goes on from the one before
+        x_value = line.get("tree", step if "step" in line or "epoch" in line else None)
         if x_value is None:
             continue
         if x_value < last:
             curves = defaultdict(
                 dict, {name: {x: y for x, y in points.items() if x < x_value} for name, points in curves.items()}
             )
-            starts = {name: start for name, start in starts.items() if start < x_value}
         last = x_value
         if "step" in line and line.get("loss") is not None:  # None if no group has a loss
             curves["loss"][x_value] = line["loss"]

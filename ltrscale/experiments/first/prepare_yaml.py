@@ -1,203 +1,25 @@
-"""The first prepare.yaml of a log: the guessed role of each column, with reasons and alternatives as comments.
+"""The first prepare.yaml of a log: the guessed role of each column, with reasons and alternatives as comments."""
 
-Foreign texts are quoted, and none breaks its line, not even in a comment: YAML also breaks lines at a carriage return
-and at three Unicode characters, and refuses other control characters. All of them are written as escapes, which YAML
-reads back in quoted values.
-"""
-
-import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 
-import numpy as np
-import pyarrow as pa
-import yaml
-from numpy.typing import NDArray
-
 from ltrscale import storage
 from ltrscale.config import CHECK
-from ltrscale.data import columns as cols
-from ltrscale.data.ids import parts
-from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
+from ltrscale.data.times import ISO
+from ltrscale.experiments.first.counted import LogCounts
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8
-from ltrscale.ingest.mapping import ColumnMapping, PeriodKind
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Choice
-from ltrscale.ingest.structure import Structure
+from ltrscale.yaml_text import flow, plain_yaml
 
-
-def escaped(text: str) -> str:
-    r"""The text with invisible characters escaped, so that it is one line.
-
-    Example:
-        >>> escaped("# two\nlines, \x85 or\u2028more")
-        '# two\\x0alines, \\x85 or\\u2028more'
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def yaml_text(lines: Iterable[str]) -> str:
-    """Join the lines of a config, escaped so that each stays one line."""
-    return "".join(f"{escaped(line)}\n" for line in lines)
-
-
-def flow(value: Mapping[str, object] | Sequence[object] | str) -> str:
-    """A list, mapping or text as YAML in one line; texts and keys are quoted because of words such as yes."""
-    return escaped(json.dumps(value, ensure_ascii=False))
-
-
-_PLAIN = re.compile(r"(\.{0,2}/|[A-Za-z_])[\w./-]*")
-_RESOLVER, _TEXT = yaml.resolver.Resolver(), "tag:yaml.org,2002:str"
-
-
-def plain_yaml(value: str) -> str:
-    """A name or path as YAML, quoted where it must be.
-
-    Example:
-        >>> [plain_yaml(value) for value in ("price", "./log.csv", "yes", "a: b")]
-        ['price', './log.csv', '"yes"', '"a: b"']
-    """
-    if not value.isprintable() or not _PLAIN.fullmatch(value):
-        return flow(value)
-    tag = _RESOLVER.resolve(yaml.ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
-    return value if tag == _TEXT else flow(value)
-
-
-FEWEST_PERIODS = 3
-"""Minimum number of periods: one each to train, validate and test."""
 _DESCRIBED = 2000
 """Maximum columns of one use that are described; further ones are only named."""
-_UNITS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
-
-
-@dataclass(frozen=True)
-class LogCounts:
-    """Counts over all rows of a log, with lists by the guessed columns."""
-
-    rows: int
-    queries: int
-    together: bool
-    repeated: int
-    """Rows that repeat an item of their query."""
-    median: int
-    longest: int
-    informative_rows: int
-    """Rows of lists with different labels, the only ones that trees and networks learn from."""
-    informative_queries: int
-    """Number of these lists."""
-    unjudged: int
-    """Rows without a label in lists where other rows have one."""
-    unit: PeriodKind
-    """What the log is divided by: `part` where it has no times over enough periods."""
-    periods: tuple[str, ...]
-    """The periods with labels; empty without labels or a time."""
-
-
-def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
-    """Count the lists of all rows; `structure` has the columns with roles."""
-    codes_N = structure.joined(guessed.query.name, [column.name for column in guessed.within])
-    lengths_Q = np.bincount(codes_N[codes_N >= 0])
-    lengths_Q = lengths_Q[lengths_Q > 0]
-    repeated = 0
-    if guessed.item is not None:
-        items_N = structure.codes[guessed.item.name]
-        known_N = (items_N >= 0) & (codes_N >= 0)
-        pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
-        repeated = len(pairs) - len(np.unique(pairs))
-    labels_N, unjudged = row_labels(guessed, structure, codes_N)
-    apart_Q = informative_lists(codes_N, labels_N)
-    unit, periods = _divided(guessed, structure, codes_N, labels_N)
-    return LogCounts(
-        rows=len(codes_N),
-        queries=len(lengths_Q),
-        together=_together(codes_N, structure.files),
-        repeated=repeated,
-        median=int(np.median(lengths_Q)),
-        longest=int(lengths_Q.max()),
-        informative_rows=int(apart_Q[codes_N[codes_N >= 0]].sum()),
-        informative_queries=int(apart_Q.sum()),
-        unjudged=unjudged,
-        unit=unit,
-        periods=periods,
-    )
-
-
-def row_labels(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], int]:
-    """The label of each row as the config reads it, NaN for none; and the number of unjudged rows, which count 0."""
-    if guessed.label is None:
-        return np.full(len(lists_N), np.nan), 0
-    labels_N, grades = structure.amounts(guessed.label), grades_of(guessed.label)
-    if isinstance(grades, tuple):
-        labels_N = np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right"))
-    judged_Q = np.zeros(int(lists_N.max()) + 1, np.bool_)
-    judged_Q[lists_N[(lists_N >= 0) & ~np.isnan(labels_N)]] = True
-    unjudged_N = np.isnan(labels_N) & (lists_N >= 0) & judged_Q[lists_N]
-    return np.where(unjudged_N, 0.0, labels_N), int(unjudged_N.sum())
-
-
-def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
-    """Whether the rows of each list are contiguous in one file."""
-    begins_N = np.diff(codes_N, prepend=-2) != 0
-    begins_N[[row for row in files if row < len(codes_N)]] = True
-    runs = codes_N[begins_N & (codes_N >= 0)]
-    return len(runs) == len(np.unique(runs))
-
-
-def informative_lists(lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether each list has different labels, by list number; -1 means no list, and NaN no label."""
-    known_N = (lists_N >= 0) & ~np.isnan(labels_N)
-    lists_M, labels_M = lists_N[known_N], labels_N[known_N]
-    first_Q, apart_Q = np.zeros(int(lists_N.max()) + 1), np.zeros(int(lists_N.max()) + 1, np.bool_)
-    first_Q[lists_M] = labels_M
-    apart_Q[lists_M[labels_M != first_Q[lists_M]]] = True
-    return apart_Q
-
-
-def _divided(
-    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]
-) -> tuple[PeriodKind, tuple[str, ...]]:
-    """The longest unit of time that gives enough periods with labels; or parts of the queries, if there are enough."""
-    unit, names = _periods(guessed, structure, lists_N, labels_N)
-    if len(names) >= FEWEST_PERIODS or guessed.label is None:
-        return unit, names
-    of_queries = structure.codes[guessed.query.name][(lists_N >= 0) & ~np.isnan(labels_N)]
-    queries_V, _ = cols.texts(structure.values[guessed.query.name].take(pa.array(np.unique(of_queries))))
-    dealt = tuple(sorted({*parts(queries_V.fill_null("").to_pylist())}))
-    return ("part", dealt) if len(dealt) >= FEWEST_PERIODS else (unit, names)
-
-
-def _periods(
-    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.float64]
-) -> tuple[PeriodUnit, tuple[str, ...]]:
-    """The longest unit that gives enough periods, by the first row of each list; none without a time."""
-    if guessed.time is None:
-        return "week", ()
-    formats = guessed.time.formats[:1] or (ISO,)
-    clock, times_V = Clock(formats=formats), structure.values[guessed.time.name]
-    times_N = structure.codes[guessed.time.name]
-    usable_N = (lists_N >= 0) & ~np.append(instants(times_V, clock)[1], True)[times_N]
-    if guessed.label is not None:
-        usable_N &= ~np.isnan(labels_N)
-    rows = np.flatnonzero(usable_N)
-    rows_Q = rows[np.unique(lists_N[rows], return_index=True)[1]]
-    times_V = times_V.take(pa.array(np.unique(times_N[rows_Q])))
-    for unit in _UNITS:
-        names_V, _ = periods(times_V, unit, clock)
-        names = tuple(sorted({*names_V.to_pylist()} - {None}))
-        if len(names) >= FEWEST_PERIODS:
-            return unit, names
-    return "week", names
 
 
 def first_lines(file: str, out: str, *notes: str) -> Iterator[str]:

@@ -1,115 +1,22 @@
-"""The first configs of commands that train: pipeline.yaml, study.yaml and weekly.yaml, with comments on their choices.
+"""The first configs of commands that train, with comments: pipeline.yaml, study.yaml and weekly.yaml."""
 
-Their settings keep a pipeline short on a few cores: minutes follow from the measured rates `FINETUNED`, `PRETRAINED`
-and `BOOSTED`.
-"""
-
-import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import yaml
 
 from ltrscale import storage
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.experiments.first.prepare import escaped, flow, plain_yaml
+from ltrscale.experiments.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, FirstSizes, LogSize, first_sizes
 from ltrscale.ingest.mapping import PeriodKind
 from ltrscale.progress import called
+from ltrscale.yaml_text import escaped, flow, plain_yaml
 
-FINETUNED = {256: 24_000, 1024: 47_000}
-"""Documents per second of one core in finetuning the network of `methods_text`, by `docs_per_batch`; 4,096 is no
-faster than 1,024. Processor time on the log of tests/shop.py, 552,000 documents with 13 columns, 2026-11-24."""
-PRETRAINED = {1024: 9_000, 4096: 14_000}
-"""The same rates for pretraining that network, in float32."""
-BOOSTED = 190e6
-"""Values per second of one core in LightGBM's lambdarank with 31 leaves: trees times documents times features. Random
-numbers, 13 to 100 features, processor time, 2026-11-24."""
-SCORED = 200_000
-"""Documents that a model scores per second on one core."""
-_INNER, _MEASURED_AT = 6 * 128, 13
-"""Inputs of the layers after the first, and features in the measurement; work is proportional to their sum."""
-
-SMALL = 100_000
-"""Documents below which networks use small batches, because they need the steps."""
-STUDIED = {"trees": 400, "pretraining": 16, "finetuning": 60}
-"""Maximum trees and epochs of a pipeline; the epochs are those of docs/results/study-news.md."""
-_SHARES = {"trees": 1.0, "pretraining": 5.0, "finetuning": 5.0}
-"""Maximum minutes of the stages of a first pipeline: 11 of 15 on two cores, the rest is for evaluation and slower
-cores."""
-_OTHER = 1.0
-_AT_LEAST = {"trees": 200, "pretraining": 1, "finetuning": 4}
 _LABELLED, _VALIDATION = (100, 300, 1000, 3000), 1500
 """Numbers of labelled lists of a first study, and the validation lists that it reads at most."""
-
-
-class LogSize(NamedTuple):
-    """The size of a log's training periods."""
-
-    documents: int
-    """Rows; pretraining reads all."""
-    informative: int
-    """Rows of lists with different labels, the only ones that trees and networks learn from."""
-    features: int
-
-    def part(self, share: float) -> "LogSize":
-        """The size of a share of the periods."""
-        return LogSize(round(share * self.documents), round(share * self.informative), self.features)
-
-
-class FirstSizes(NamedTuple):
-    """Settings of a first pipeline, and the minutes of its stages."""
-
-    trees: int
-    docs_per_batch: int
-    epochs: int
-    pretraining_docs_per_batch: int
-    pretraining_epochs: int
-    minutes: dict[str, float]
-    """Maximum for `trees`, `pretraining`, and `finetuning` of all networks; patience may save some."""
-
-    @property
-    def share(self) -> float:
-        """The share of the training documents that fits the time; at most 1."""
-        return 1 / max(1.0, *(self.minutes[stage] / _SHARES[stage] for stage in _SHARES))
-
-    @property
-    def patience(self) -> int:
-        """Epochs without a better validation metric after which a network stops: a quarter of all."""
-        return math.ceil(self.epochs / 4)
-
-    @property
-    def total(self) -> float:
-        """Minutes of the whole pipeline."""
-        return sum(self.minutes.values()) + _OTHER
-
-
-def first_sizes(size: LogSize, *, cores: int = 2, networks: int = 2, boosted: int = 1) -> FirstSizes:
-    """The settings that keep a first pipeline short, at most those of the news study.
-
-    Trees use all cores. Networks are assumed to use one, because small batches have little work for more. `networks` is
-    the number of networks to finetune, and `boosted` that of models of trees to grow.
-    """
-    batch = 256 if size.informative < SMALL else 1024
-    large = 1024 if size.documents < SMALL else 4096
-    each = {  # minutes of one tree or one epoch of all models
-        "trees": boosted * size.informative * size.features / (BOOSTED * cores) / 60,
-        "pretraining": epoch_minutes(size.documents, PRETRAINED[large], size.features),
-        "finetuning": networks * epoch_minutes(size.informative, FINETUNED[batch], size.features),
-    }
-    n = {
-        stage: min(STUDIED[stage], max(_AT_LEAST[stage], int(_SHARES[stage] / (one or 1e-9))))
-        for stage, one in each.items()
-    }
-    minutes = {stage: n[stage] * one for stage, one in each.items()}
-    return FirstSizes(n["trees"], batch, n["finetuning"], large, n["pretraining"], minutes)
-
-
-def epoch_minutes(documents: int, rate: float, features: int) -> float:
-    """Minutes of an epoch on one core; work per document is proportional to the inputs of all layers."""
-    return documents / rate * (_INNER + features) / (_INNER + _MEASURED_AT) / 60
-
 
 _ENGINE_SCORES = (
     re.compile(r"(?i)(.*[^a-z0-9])?bm25([^a-z0-9].*)?"),
@@ -131,73 +38,104 @@ def engine_score(features: Sequence[str]) -> str | None:
     return None
 
 
-def first_runs(
-    out: str,
-    unit: PeriodKind,
-    periods: Sequence[str],
-    size: LogSize,
-    *,
-    score: str | None = None,
-    lists: int = 0,
-    moving: Sequence[str] = (),
-) -> tuple[dict[str, str], list[str]]:
-    """The texts of pipeline.yaml, weekly.yaml and, if there are enough lists, study.yaml; and notes on them.
+@dataclass(frozen=True)
+class FirstRuns:
+    """What the first trainings of a log depend on; the last periods test, the ones before validate."""
 
-    The last periods test, the ones before validate. `size` is that of all periods with labels, `lists` their number of
-    lists whose labels differ, `score` the feature that is a search engine's score, and `moving` are features that
-    differ from training, such as those of later files.
-    """
-    train, validation, test = divided(periods)
-    all_periods, n = train, len(periods)
-    # a stack also trains its members for each of five folds, on 80% of the lists, and trees of its own
-    networks, boosted = (2, 1) if score is None else (6, 6)
-    sizes = first_sizes(size.part(len(train) / n), networks=networks, boosted=boosted)
-    if sizes.share < 1:
-        train = train[-max(1, int(sizes.share * len(train))) :]
-        sizes = first_sizes(size.part(len(train) / n), networks=networks, boosted=boosted)
-    common = {
-        "data": plain_yaml(storage.join(out, "data")),
-        "unit": unit,
-        "why": "queries at random, as there are no times"
-        if unit == "part"
-        else "a ranker in production never sees the future",
-        "train": period_range(train),
-        "left_out": "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time",
-        "validation": period_range(validation),
-        "test": period_range(test),
-    }
-    takes = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores"
-    takes += f" ({', '.join(f'{stage} {minutes:.1f}' for stage, minutes in sizes.minutes.items())})."
-    texts = {"pipeline": _pipeline_text(out, sizes, score, takes, common)}
-    if unit != "part":  # nothing comes after the last part
-        texts["weekly"] = weekly_text(out, unit, moving)
-    notes = [f"pipeline.yaml: {takes}"]
-    labelled, validating, testing = (len(part) / n * lists for part in (train, validation, test))
-    if not (numbers := [number for number in _LABELLED if number <= labelled / 2]) or testing < 2:
-        return texts, [*notes, f"no study.yaml: {lists:,} queries whose labels differ are too few to draw"]
-    few = sizes._replace(trees=STUDIED["trees"], docs_per_batch=256, epochs=STUDIED["finetuning"])
-    texts["study"] = _STUDY.format(
-        out=plain_yaml(storage.join(out, "study")),
-        sample=f", relevant_groups: {_VALIDATION}" if validating > 2 * _VALIDATION else "",
-        numbers=numbers,
-        draws=FEWEST_DRAWS,
-        methods=methods_text(few, _TUNED),
-        **common,
-    )
-    command = f"{called('study')} --config {shlex.quote(storage.join(out, 'study.yaml'))}"
-    return texts, [*notes, f"study.yaml: from how many labels on does which method pay? {command}"]
+    out: str
+    """Directory of the configs."""
+    unit: PeriodKind
+    periods: Sequence[str]
+    size: LogSize
+    """Of all periods with labels."""
+    score: str | None = None
+    """The feature that is a search engine's score, if any."""
+    lists: int = 0
+    """Lists whose labels differ."""
+    moving: Sequence[str] = ()
+    """Features that differ from training, such as those of later files."""
 
+    def written(self) -> tuple[dict[str, str], list[str]]:
+        """The texts of pipeline.yaml, weekly.yaml and, if there are enough lists, study.yaml; and notes on them."""
+        texts = {"pipeline": self._pipeline()}
+        if self.unit != "part":  # nothing comes after the last part
+            texts["weekly"] = weekly_text(self.out, self.unit, self.moving)
+        notes = [f"pipeline.yaml: {self._takes}"]
+        study = self._study()
+        if study is None:
+            return texts, [*notes, f"no study.yaml: {self.lists:,} queries whose labels differ are too few to draw"]
+        command = f"{called('study')} --config {shlex.quote(storage.join(self.out, 'study.yaml'))}"
+        note = f"study.yaml: from how many labels on does which method pay? {command}"
+        return {**texts, "study": study}, [*notes, note]
 
-def _pipeline_text(out: str, sizes: FirstSizes, score: str | None, takes: str, common: Mapping[str, str]) -> str:
-    engine = "" if score is None else _ENGINE.format(score=plain_yaml(score), trees=_trees(sizes, 8))
-    return _PIPELINE.format(
-        takes=takes,
-        out=plain_yaml(storage.join(out, "models")),
-        clicks=plain_yaml(storage.join(out, "clicks")),
-        methods=methods_text(sizes, engine),
-        baseline="trees" if score is None else "engine",
-        **common,
-    )
+    @cached_property
+    def _sized(self) -> tuple[tuple[str, ...], FirstSizes]:
+        """The training periods, only the newest where all would take too long, and settings for them."""
+        train, _, _ = divided(self.periods)
+        sizes = self._sizes_of(train)
+        if sizes.share < 1:
+            train = train[-max(1, int(sizes.share * len(train))) :]
+            sizes = self._sizes_of(train)
+        return train, sizes
+
+    def _sizes_of(self, train: Sequence[str]) -> FirstSizes:
+        # a stack also trains its members for each of five folds, on 80% of the lists, and trees of its own
+        networks, boosted = (2, 1) if self.score is None else (6, 6)
+        return first_sizes(self.size.part(len(train) / len(self.periods)), networks=networks, boosted=boosted)
+
+    @property
+    def _takes(self) -> str:
+        """How long the pipeline takes, in a sentence."""
+        _, sizes = self._sized
+        stages = ", ".join(f"{stage} {minutes:.1f}" for stage, minutes in sizes.minutes.items())
+        return f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores ({stages})."
+
+    def _common(self) -> dict[str, str]:
+        """The data and splits of both a pipeline and a study."""
+        all_periods, validation, test = divided(self.periods)
+        train, _ = self._sized
+        at_random = "queries at random, as there are no times"
+        return {
+            "data": plain_yaml(storage.join(self.out, "data")),
+            "unit": self.unit,
+            "why": at_random if self.unit == "part" else "a ranker in production never sees the future",
+            "train": period_range(train),
+            "left_out": "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time",
+            "validation": period_range(validation),
+            "test": period_range(test),
+        }
+
+    def _pipeline(self) -> str:
+        _, sizes = self._sized
+        score = None if self.score is None else plain_yaml(self.score)
+        return _PIPELINE.format(
+            takes=self._takes,
+            out=plain_yaml(storage.join(self.out, "models")),
+            clicks=plain_yaml(storage.join(self.out, "clicks")),
+            methods=methods_text(sizes, _ENGINE.format(score=score, trees=_trees(sizes, 8)) if score else ""),
+            baseline="engine" if score else "trees",
+            **self._common(),
+        )
+
+    def _study(self) -> str | None:
+        """The text of study.yaml; None if there are too few lists to draw from, or to test on."""
+        _, validation, test = divided(self.periods)
+        train, sizes = self._sized
+        labelled, validating, testing = (
+            len(part) / len(self.periods) * self.lists for part in (train, validation, test)
+        )
+        numbers = [number for number in _LABELLED if number <= labelled / 2]
+        if not numbers or testing < 2:
+            return None
+        few = sizes._replace(trees=STUDIED["trees"], docs_per_batch=256, epochs=STUDIED["finetuning"])
+        return _STUDY.format(
+            out=plain_yaml(storage.join(self.out, "study")),
+            sample=f", relevant_groups: {_VALIDATION}" if validating > 2 * _VALIDATION else "",
+            numbers=numbers,
+            draws=FEWEST_DRAWS,
+            methods=methods_text(few, _TUNED),
+            **self._common(),
+        )
 
 
 def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
