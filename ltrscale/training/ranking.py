@@ -259,10 +259,12 @@ class Best:
     def update(self, phase: str, epoch: int) -> float | None:
         """Validate the weights, or their mean, and keep them if they are the best so far; returns the metric.
 
+        Epoch 0 is before any training, where there is no mean.
+
         Raises:
             InputError: no validation group has a relevant document.
         """
-        last = _on_cpu(self.model) if self.config.average else None
+        last = _on_cpu(self.model) if self.config.average and epoch else None
         if last is not None:
             self._load_mean(epoch)
         value = None if self.data.judged is None else self._judge(self.data.judged)

@@ -517,3 +517,13 @@ def test_averaging_leaves_a_frozen_encoder_as_it_is(synthetic_dataset: str, pret
     run(synthetic_dataset, tmp_path / "probe", pretrained, head_epochs=3, epochs=0, average=0.9)
     before, after = bundle.load(pretrained).encoder(), ranker(tmp_path / "probe").encoder
     assert all(torch.equal(after.state_dict()[name], value) for name, value in before.state_dict().items())
+
+
+def test_rankers_that_nothing_has_trained_yet_have_no_mean_of_weights(synthetic_dataset: str, tmp_path: Path) -> None:
+    first, out = str(tmp_path / "first"), str(tmp_path / "out")
+    run(synthetic_dataset, tmp_path / "first", epochs=1)
+    run(synthetic_dataset, tmp_path / "on", first, keep_head=True, head_epochs=1, epochs=0, average=0.9)
+    train, validation, _ = splits(synthetic_dataset)
+    combine(CombineConfig(average=0.9), [first, first], train, validation, out, origin={}, report=lambda _: None)
+    values = [bundle.load(url).metrics["validation_ndcg@5"] for url in (first, out)]
+    assert values[0] == pytest.approx(values[1])
