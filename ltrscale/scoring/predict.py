@@ -36,8 +36,8 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.arrays import Floats
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.contents import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.bundle.explanations import Reasoner, as_table
+from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.config import Operational, Strict, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import fills_of, prepare_settings_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.bundle.contents import Reference, reference_of, sample_of
+from ltrscale.bundle.reference import Reference, reference_of, sample_of
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select

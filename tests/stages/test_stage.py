@@ -9,7 +9,7 @@ from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select

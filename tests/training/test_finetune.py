@@ -10,7 +10,7 @@ from dataset_changes import with_clicks
 from small_trainers import Records, combine, finetuned, pretrain, splits
 
 from ltrscale import bundle
-from ltrscale.bundle import contents
+from ltrscale.bundle import reference
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -321,7 +321,7 @@ def test_weights_do_not_depend_on_what_is_kept_in_memory(
     counts = {}
     for name, gigabytes in (("kept", 1.0), ("anew", 0.0)):
         opened.clear()
-        contents._references.clear()  # which a run of the same groups would take from there
+        reference._references.clear()  # which a run of the same groups would take from there
         stream = {"docs_per_batch": 500, "streams": 2, "memory_gb": gigabytes}
         run(synthetic_dataset, tmp_path / name, pretrained, stream=stream)
         counts[name] = len(opened)

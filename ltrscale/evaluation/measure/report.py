@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import load
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
