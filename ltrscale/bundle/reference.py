@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Bools, Ints
 from ltrscale.batch import QueryGroups, group_index
+from ltrscale.cache import newest
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.decoder import newest
 from ltrscale.data.stream.plan import spread
 
 DOCUMENTS = 100_000
