@@ -27,11 +27,11 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.storage import join
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
+from ltrscale.training.best import Best
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import AccountError, State, StepResult, Trainer
 from ltrscale.training.memory import foresee
-from ltrscale.training.ranking import Best
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
 from ltrscale.training.settings import Factors, TrainingConfig

@@ -27,7 +27,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob, Skew, find_skew
-from ltrscale.training.blend import CombineJob, FeatureJob
+from ltrscale.training.combine import CombineJob
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob

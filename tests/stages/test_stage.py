@@ -21,7 +21,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.origin import made_by
 from ltrscale.stages.stage import bundle_hashes
-from ltrscale.training.blend import CombineJob
+from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
 

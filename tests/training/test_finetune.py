@@ -22,8 +22,8 @@ from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.training import ranking
-from ltrscale.training.blend import CombineConfig
+from ltrscale.training.best import validate_ranker
+from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import LabelledData
@@ -155,13 +155,12 @@ def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, t
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The weights at each validation from now on."""
     states: list[dict[str, torch.Tensor]] = []
-    validate = ranking.validate_ranker
 
     def listening(model: AnyRanker, *rest: typing.Any) -> float:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
-        return validate(model, *rest)
+        return validate_ranker(model, *rest)
 
-    monkeypatch.setattr(ranking, "validate_ranker", listening)
+    monkeypatch.setattr("ltrscale.training.best.validate_ranker", listening)
     return states
 
 
@@ -379,7 +378,7 @@ def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_datase
     for parameter in made.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(InputError, match="validation: a score is NaN, training has diverged; lower"):
-        ranking.validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
+        validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
 
 
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
