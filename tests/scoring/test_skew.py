@@ -26,7 +26,8 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.scoring.predict import PredictJob, Skew, find_skew
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.skew import Skew, find_skew
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
