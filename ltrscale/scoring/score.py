@@ -44,8 +44,6 @@ class ScoreJob(ScorerConfig, Stage):
     """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
     out: Operational[str]
     """Directory of the scores."""
-    _planned: Plan | None = None
-    """What the last `is_done` has found to do, for `work`."""
 
     @model_validator(mode="after")
     def _has_room_for_meta(self) -> Self:
@@ -96,7 +94,7 @@ class ScoreJob(ScorerConfig, Stage):
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
         """True, with a log line, if the scores of every period are up to date with the bundle and the data."""
-        self._planned = plan = self.plan()
+        plan = self.plan()
         if not plan.files:
             log.info("score: %s is up to date (%d periods)", self.out, plan.n_current)
         return not plan.files
@@ -111,9 +109,7 @@ class ScoreJob(ScorerConfig, Stage):
             InputError: the bundle or the data are missing, do not fit each other, or differ from their manifests; the
                 bundle cannot score, or gives a score that is not a finite float32.
         """
-        start = time.monotonic()
-        plan, self._planned = self._planned or self.plan(), None
-        total = total_of([])
+        start, plan, total = time.monotonic(), self.plan(), total_of([])
         with (
             progress("score", plan.all_files.counts().documents) as advance,
             _Committing(self, plan) as periods,
