@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle import load
+from ltrscale.bundle import Bundle, load
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import fills_of, prepare_settings_of
@@ -75,12 +75,13 @@ class PredictJob(ScorerConfig):
             Refused: a feature differs from training in a way that `refuse` names.
         """
         self._check_out()
-        reading = self.reading()
+        opened = [load(url) for url in self.bundles]
+        reading = self._reading(opened)
         self._check_columns(reading)
         RowsJob(out=self.data, prepare=reading, ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
         job = ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta)
-        self._compare([*job.plan().files])
+        self._compare([*job.plan().files], opened)
         job.run()
         manifest = open_dataset(self.data).manifest
         if not self.add:
@@ -94,13 +95,12 @@ class PredictJob(ScorerConfig):
                 "%s of %s rows are not ranked: see %s", f"{rejected:,}", f"{manifest.accounting.rows_in:,}", quarantine
             )
 
-    def reading(self) -> PrepareConfig:
+    def _reading(self, opened: Sequence[Bundle]) -> PrepareConfig:
         """The settings of `prepare` that find the features of all bundles in the rows.
 
         Raises:
-            InputError: a bundle is missing or cannot score, or it is not known how its training data were read.
+            InputError: a bundle cannot score, or it is not known how its training data were read.
         """
-        opened = [load(url) for url in self.bundles]
         for each in opened:
             each.scorer()  # raises for a bundle that cannot score, before any row is read
         as_trained, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
@@ -124,9 +124,8 @@ class PredictJob(ScorerConfig):
         )
         return config.replace(source=config.source.for_scoring(needs))
 
-    def _compare(self, periods: Sequence[str]) -> None:
+    def _compare(self, periods: Sequence[str], opened: Sequence[Bundle]) -> None:
         """Log how the rows of some periods differ from training, or refuse them."""
-        opened = [load(url) for url in self.bundles]
         by_period = {period: skew_of(self.data, period, opened) for period in periods}
         refused = [
             line
