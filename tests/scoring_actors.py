@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ltrscale.scoring.score import _Actor
+from ltrscale.scoring.score_on_ray import _Actor
 
 
 class KilledOnce(_Actor):

@@ -15,7 +15,7 @@ from ltrscale.data.stream.batches import GroupStream
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Report
 from ltrscale.runtime.workers import ONE, WorkersConfig
-from ltrscale.training.blend import CombineConfig, CombineJob
+from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs

@@ -31,7 +31,7 @@ from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
-from ltrscale.training.blend import FeatureJob
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 

@@ -37,7 +37,9 @@ from ltrscale.bundle.files import (
     with_tokens_of,
 )
 from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
-from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer, scorers_of
+from ltrscale.bundle.opened import Bundle, Scorer, scorers_of
+from ltrscale.bundle.order import order_scorer
+from ltrscale.bundle.trees import TreesBundle
 
 __all__ = [
     "Blend",

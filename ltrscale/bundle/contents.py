@@ -1,138 +1,23 @@
-"""The files of a bundle, and what `config.json` and the origin in the manifest say.
-
-Among them is the `Reference`: what the rows of the training periods look like, feature by feature, so that later rows
-that differ are noticed.
-
-Shapes: N rows (documents), V codes of a vocabulary.
-"""
+"""The files of a bundle, and what `config.json` and the manifest say."""
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.arrays import Bools, Ints
-from ltrscale.batch import QueryGroups, group_index
 from ltrscale.bundle import boosters
+from ltrscale.bundle.reference import Reference, reference_of
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.decoder import newest
-from ltrscale.data.stream.plan import spread
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.in_context import InContextSizes
 from ltrscale.models.ranker import Architecture
 from ltrscale.origin import digest
-
-DOCUMENTS = 100_000
-"""Documents sampled from training and from the rows to score, in whole row groups at equal distances."""
-QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-_MOST_CODES = 1 << 16
-
-
-class FeatureReference(Strict):
-    """A feature in the rows of training."""
-
-    name: str
-    kind: Literal["numeric", "categorical"]
-    missing: float
-    """Share of the documents without a value, or with `fill`."""
-    fill: float | None = None
-    """The number that stands for a missing value where these are filled; rows no longer distinguish the two."""
-    quantiles: tuple[float, ...] = ()
-    """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
-    value."""
-    codes: tuple[int, ...] = ()
-    """Of a categorical feature the sorted codes; at most the 65,536 most frequent ones."""
-    new: float = 0.0
-    """Share of the documents with a code that no other list has: the expected share of new codes in further lists."""
-
-
-class Reference(Strict):
-    """What the rows of a bundle's training periods look like, with and without labels."""
-
-    lists: int
-    """Number of query groups sampled."""
-    features: tuple[FeatureReference, ...]
-
-    @classmethod
-    def from_groups(
-        cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None
-    ) -> Self:
-        """The reference made of these groups; `fills` are the numbers that stand for missing values, by feature.
-
-        Example:
-            >>> import torch
-            >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))
-            >>> (price,) = Reference.from_groups(groups, [Feature(name="price")]).features
-            >>> price.missing, price.quantiles
-            (0.25, (1.0, 1.0, 2.0, 5.0, 5.0))
-        """
-        group_N = group_index(groups.offsets_Q1).numpy()
-        columns = zip(features, groups.features_NF.numpy().T, strict=True)
-        references = tuple(_seen(f, values_N, group_N, (fills or {}).get(f.name)) for f, values_N in columns)
-        return cls(lists=groups.n_groups, features=references)
-
-
-def sample_of(selection: Selection) -> QueryGroups | None:
-    """The groups of a selection, labelled or not, of about `DOCUMENTS` documents; None if it serves no features."""
-    if not selection.features:
-        return None
-    all_groups = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
-    sample = iterate(spread(all_groups, documents=DOCUMENTS))
-    return QueryGroups.concat([QueryGroups(groups.features_NF, groups.offsets_Q1) for groups in sample])
-
-
-_references: dict[Hashable, Reference] = {}
-"""References made last in this process, because a search trains on the same groups repeatedly."""
-
-
-def reference_of(selection: Selection) -> Reference:
-    """The reference of the row groups that a selection reads, unlabelled groups included."""
-    fills = fills_of(selection.read_as)
-    key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
-
-    def make() -> Reference:
-        groups = sample_of(selection)
-        if groups is None:
-            return Reference(lists=0, features=())
-        return Reference.from_groups(groups, selection.features, fills)
-
-    return newest(_references, key, make)
-
-
-def _seen(feature: Feature, values_N: NDArray[np.float32], group_N: Ints, fill: float | None) -> FeatureReference:
-    has_value_N = has_value(values_N, fill)
-    present_N = values_N[has_value_N]
-    missing = 1 - len(present_N) / max(1, len(values_N))
-    reference = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
-    if not len(present_N):
-        return reference
-    if feature.kind == "numeric":
-        quantiles = np.quantile(present_N, QUANTILES, method="nearest")
-        return reference.replace(quantiles=tuple(map(float, quantiles)))
-    pairs, counts = np.unique(np.stack([present_N.astype(np.int64), group_N[has_value_N]]), axis=1, return_counts=True)
-    codes_V, first_V, lists_V = np.unique(pairs[0], return_index=True, return_counts=True)
-    documents_V = np.add.reduceat(counts, first_V)
-    kept = np.sort(np.argsort(-documents_V, kind="stable")[:_MOST_CODES])
-    new = documents_V[lists_V == 1].sum() / len(values_N)
-    return reference.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
-
-
-def has_value(values_N: NDArray[np.float32], fill: float | None) -> Bools:
-    """True for documents with a value other than the fill of missing ones."""
-    has_value_N: Bools = ~np.isnan(values_N)
-    return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))
-
 
 MetricValue = float | int | str | None
 BundleKind = Literal["neural", "combined", "pretrained", "trees", "feature", "blend", "in_context"]
@@ -394,32 +279,3 @@ def facts(
         metrics=metrics,
         made_by=made_by,
     )
-
-
-class RecordedSplits(Strict, extra="ignore"):
-    """The part of a stage's config that lists the splits for training and selection."""
-
-    splits: tuple[Split, ...] = ()
-
-
-class Provenance(Strict, extra="ignore"):
-    """The part of a manifest's `made_by` that states which data a bundle has seen."""
-
-    config: RecordedSplits = RecordedSplits()
-    inputs: dict[str, str] = Field(default_factory=dict)
-    """Content hash of each input, by its URL."""
-
-    def labels(self) -> str | None:
-        """Identity of the labels for training and selection: bundles of equal labels share a draw.
-
-        It covers the content of the periods, the label column, the sample and the fold, not the scores of another
-        model. None if no job that learns from labels is recorded; pretraining reads one split and no labels.
-        """
-        if len(self.config.splits) != 2:
-            return None
-        return digest([self._labels_of(split) for split in self.config.splits])
-
-    def _labels_of(self, split: Split) -> list[object]:
-        data = [self.inputs.get(url, url) for url in split.data]
-        fold = None if split.fold is None else split.fold.model_dump(mode="json")
-        return [data, split.periods, split.labels, split.sample, fold]

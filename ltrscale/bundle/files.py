@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle.blend import BlendBundle
 from ltrscale.bundle.contents import (
     CARD,
     CONFIG,
@@ -28,7 +29,6 @@ from ltrscale.bundle.contents import (
     FeatureOrder,
     Held,
     InContext,
-    Reference,
     TreesArchitecture,
     check_members,
     hash_of,
@@ -36,8 +36,11 @@ from ltrscale.bundle.contents import (
     names_of,
     read_bundle_manifest,
 )
-from ltrscale.bundle.networks import CombinedBundle, PretrainedBundle, RankerBundle
-from ltrscale.bundle.opened import BlendBundle, Bundle, InContextBundle, OrderBundle, TreesBundle, fitting
+from ltrscale.bundle.networks import CombinedBundle, InContextBundle, PretrainedBundle, RankerBundle
+from ltrscale.bundle.opened import Bundle, fitting
+from ltrscale.bundle.order import OrderBundle
+from ltrscale.bundle.reference import Reference
+from ltrscale.bundle.trees import TreesBundle
 from ltrscale.bundle.views import Projection
 from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection

@@ -1,4 +1,4 @@
-"""Bundles of networks: a pretrained encoder, a ranker, or several rankers combined."""
+"""Bundles of networks: a pretrained encoder, a ranker, several rankers combined, or one that reads examples."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import CONFIG, BundleKind
+from ltrscale.bundle.contents import CONFIG, EXAMPLES, WEIGHTS, BundleKind, InContext
 from ltrscale.bundle.opened import ENCODER, Bundle, Computing, Explainer, Scorer, fitting, loaded
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.contributions import along_path
+from ltrscale.models.examples import InContextRanker
 from ltrscale.models.features import FeatureTransform
+from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.models.ranker import Architecture, Projector, ProjectorConfig, Ranker
 
@@ -266,3 +268,27 @@ def _run(groups: QueryGroups, first: int, last: int) -> QueryGroups:
         positions_N=positions_N,
         gains_N=gains_N,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContextBundle(Bundle):
+    """A network that ranks after reading examples, with its examples."""
+
+    kind: ClassVar[BundleKind] = "in_context"
+    holds: ClassVar = "examples and the network that reads them"
+    held: InContext
+
+    def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
+        """The function that scores a batch of this bundle's features, on the CPU."""
+        with fitting(self.url):
+            weights = safetensors.torch.load(self.contents[WEIGHTS])
+            network = loaded(lambda: InContextNetwork(self.held.sizes), weights)
+            tensors = safetensors.torch.load(self.contents[EXAMPLES])
+            samples = [
+                QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
+                for k in range(self.held.readings)
+            ]
+            if {sample.features_NF.shape[1] for sample in samples} != {len(self.features)}:
+                raise ValueError(f"its examples have other features than the {len(self.features)} that it names")
+            ranker = InContextRanker(network, samples)
+        return lambda groups: ranker(groups.to("cpu"))

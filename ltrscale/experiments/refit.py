@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, Operational, by_kind, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits

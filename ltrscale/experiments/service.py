@@ -16,7 +16,8 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import load
-from ltrscale.bundle.contents import Provenance, hash_of
+from ltrscale.bundle.contents import hash_of
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words

@@ -1,7 +1,7 @@
 """Whether a bundle, or one that it was made from, has seen the groups that it is to be evaluated on."""
 
 from ltrscale import storage
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset

@@ -1,14 +1,12 @@
-"""Rankers made of finished ones: blends, combined networks, and the order of one feature.
+"""Blends: the mean of scores of rankers of any kind, with weights that validation chooses.
 
-A blend is the mean of scores of rankers of any kind, with weights that validation chooses. Greedy selection (Caruana et
-al. 2004) on resamples of the groups; half of each weight is equal. Networks are combined by their mean score, or by a
-linear layer over their embeddings (HOU24, A.3.7).
+It chooses by greedy selection (Caruana et al. 2004) on resamples of the groups; half of each weight is equal.
 
 Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -16,149 +14,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale import bundle
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
-from ltrscale.bundle import (
-    Blend,
-    Bundle,
-    FeatureOrder,
-    MetricValue,
-    Scorer,
-    facts,
-    load,
-    order_scorer,
-    save_blend,
-    save_order,
-    with_tokens_of,
-)
+from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, save_blend, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
-from ltrscale.data.stream.batches import check_batches, iterate
+from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.models.combine import AnyRanker, How, combine_rankers
-from ltrscale.models.ranker import Ranker
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
-from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member, check_unseen
-from ltrscale.training.phases import Phase, Training
-from ltrscale.training.ranking import Best, LabelledData, RankingConfig, RankingObjective
-from ltrscale.training.resumption import TrainingStage, begin
-from ltrscale.training.settings import OptimizerConfig, set_up
-
-_VALIDATED = ("ndcg@5", "ndcg@10")
-
-
-class FeatureJob(LabelledStage):
-    """Make the order of one feature a bundle; it learns nothing, and only the labels of validation are read."""
-
-    stage: ClassVar = "feature"
-    order: FeatureOrder
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Evaluate the order on the validation groups and commit the bundle."""
-        data = LabelledData.from_splits(self.splits.train, self.splits.validation, without=())
-        data = data.serving([self.order.among(data.train.features)], whose=self.out, on_purpose=True)
-        assert data.judged is not None
-        metrics = validated(data.judged, order_scorer(self.order))
-        report(metrics)
-        save_order(self.out, self.order, facts(data.train, self.order, metrics=metrics, made_by=origin))
-        log.info("committed %s", self.out)
-
-
-def validated(judged: Selection, score: Scorer) -> dict[str, float]:
-    """NDCG@5 and NDCG@10 of an untrained ranker over the judged groups."""
-    values = []
-    for groups in iterate(judged):
-        assert groups.labels_N is not None
-        scored = score(groups), groups.labels_N, groups.offsets_Q1
-        values.append(torch.stack([metric_named(metric).values(*scored) for metric in _VALIDATED]))
-    means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
-    return {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
-
-
-class CombineConfig(RankingConfig):
-    """How to combine finetuned rankers; every setting but `how` concerns the layer that `concat` trains."""
-
-    how: How = "mean"
-    """`mean` of the scores, nothing to train; `concat` trains one linear layer over the rankers' last embeddings."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout between the joint embedding and the layer; HOU24 has .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo."""
-    epochs: int = Field(100, ge=1)
-    """Epochs of the layer's training."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
-
-
-class CombineJob(LabelledStage, TrainingStage):
-    """Combine several finetuned rankers into one."""
-
-    stage: ClassVar = "combine"
-    bundles: tuple[BundleUrl, ...] = Field(min_length=1, max_length=100)
-    """Finetuned neural rankers of the same features."""
-    combine: CombineConfig = CombineConfig()
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Combine, which may train, and commit a bundle that holds all the rankers.
-
-        Raises:
-            InputError: a bundle is not a single neural ranker or was made for other features, a split has no labelled
-                group, or an interrupted run into `out` read other data.
-            Stopped: the run was asked to stop.
-        """
-        config, (train, validation) = self.combine, (self.splits.train, self.splits.validation)
-        (first, *_) = _opened(self.bundles)
-        select(train, labelled=True).serving(first.features, whose=first.url)  # raises before any work starts
-        splits = {"train": train, "validation": validation}
-        preflight = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.from_splits(train, validation, without=preflight.without, config=config)
-        trains = config.how == "concat"
-        if trains:
-            check_batches(data.train, config.stream, world=self.workers.most, title="combining")
-        work = partial(self._combine, data, origin)
-        launch(work, workers=self.workers if trains else ONE, report=report)
-
-    def _combine(self, data: LabelledData, origin: Origin, context: Context) -> None:
-        """The work of one worker; rank 0 writes checkpoints and the bundle."""
-        config, opened = self.combine, _opened(self.bundles)
-        torch.manual_seed(config.seed)
-        data = data.serving(opened[0].features, whose=opened[0].url)
-        data = data.each(partial(bundle.with_tokens_of, opened=opened))
-        parts = []
-        for one in opened:
-            ranker: AnyRanker = one.ranker()
-            if not isinstance(ranker, Ranker):
-                raise InputError(f"{one.url}: holds several rankers already; combine single ones")
-            parts.append(ranker)
-        device = set_up(config)
-        model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
-        best = Best(model, config, data)
-        if model.learns:
-            objective = RankingObjective(model, config).to(device)
-            phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
-            Training(objective, config, data.train, self.out, origin, context, best).run(phase)
-        else:
-            best.update("mean", 0)
-        best.commit(self.out, origin=origin)
-
-
-def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
-    """The bundles to combine; all must have the features of the first, because the combined network has one input."""
-    opened = [bundle.load(url) for url in bundles]
-    for one in opened[1:]:
-        if one.features != opened[0].features:
-            raise InputError(
-                f"{one.url}: its features are not those of {opened[0].url} in the same order; combine rankers that "
-                "were trained on the same features, or name these as bundles of a method of kind stack"
-            )
-    return opened
-
 
 Judge = Callable[[Tensor], Doubles]
 """Maps scores [N] to the metric of each group [Q]."""

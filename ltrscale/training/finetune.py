@@ -34,10 +34,11 @@ from ltrscale.stages.inputs import BundleUrl, bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
+from ltrscale.training.best import Best
 from ltrscale.training.memory import built
 from ltrscale.training.network import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.phases import Phase, Training
-from ltrscale.training.ranking import Best, LabelledData, ListLossConfig, RankingConfig, RankingObjective
+from ltrscale.training.ranking import LabelledData, ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
 

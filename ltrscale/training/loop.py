@@ -114,7 +114,8 @@ class AccountError(RuntimeError):
     """An epoch has missed or repeated groups."""
 
 
-def _never() -> bool:
+def never() -> bool:
+    """False: the answer of a worker that asks for nothing."""
     return False
 
 
@@ -129,8 +130,8 @@ class Trainer:
         epochs: total number, for the schedule of the learning rate.
         seed: seed of augmentation, dropout and noise.
         factors: learning rate factors, for parameters with their own rate.
-        precision: of matrix products; parameters and gradients are always float32.
         auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
+        precision: of matrix products; parameters and gradients are always float32.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
         done: how much of `epochs` is done, for the schedule; None counts the groups that were read.
         due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
@@ -152,9 +153,9 @@ class Trainer:
         precision: Precision = "float32",
         expected: Account | None = None,
         done: Callable[[], float] | None = None,
-        due: Callable[[], bool] = _never,
-        stopping: Callable[[], bool] = _never,
-        failed: Callable[[], bool] = _never,
+        due: Callable[[], bool] = never,
+        stopping: Callable[[], bool] = never,
+        failed: Callable[[], bool] = never,
     ) -> None:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
         self.epochs, self.seed, self.precision = epochs, seed, precision

@@ -7,7 +7,7 @@ BERT. Nothing is downloaded and nothing is unpickled.
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
+from ltrscale.cache import newest
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
@@ -42,9 +43,10 @@ from ltrscale.progress import log, progress
 
 _CONFIG, _WEIGHTS, _TENSORS = "config.json", "model.safetensors", "tensors.safetensors"
 _DOCUMENTS, _DOCS_PER_BATCH = 200_000, 8192
-_FITS, _FIT_BYTES = 8, 32 << 20
-_fits: dict[str, FeatureTransform] = {}
-"""The transforms that this process fitted last, by their origin: a search trains many networks on one split."""
+_FIT_BYTES = 32 << 20
+_fits: dict[Hashable, FeatureTransform] = {}
+"""The transforms that this process fitted last, by their origin: a search trains many networks on one split. Those of
+more than `_FIT_BYTES`, which have large vocabularies, are not kept."""
 
 
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
@@ -137,23 +139,16 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
     key = digest(origin)
     if key in _fits:
         log.info("feature statistics: those of an earlier network on the same data")
-        transform = copy.deepcopy(_fits[key])
+    transform = newest(_fits, key, lambda: fit(selection, config, run=run))
+    if sum(values.nbytes for values in transform.state_dict().values()) > _FIT_BYTES:
+        del _fits[key]
     else:
-        transform = fit(selection, config, run=run)
-        _keep(key, transform)
+        transform = copy.deepcopy(transform)  # training may change it
     with storage.Commit(url) as commit:
         with commit.file(_TENSORS) as path:
             safetensors.torch.save_file(transform.state_dict(), path)
         commit.finish({"made_by": origin})
     return transform
-
-
-def _keep(key: str, transform: FeatureTransform) -> None:
-    """Keep a transform, unless its vocabularies are large, and forget the oldest ones."""
-    if sum(values.nbytes for values in transform.state_dict().values()) <= _FIT_BYTES:
-        _fits[key] = copy.deepcopy(transform)
-    while len(_fits) > _FITS:
-        del _fits[next(iter(_fits))]
 
 
 def masked_features(

@@ -22,16 +22,16 @@ from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import Stopped
 from ltrscale.models.layers import Encoder
 from ltrscale.models.tables import device_of
-from ltrscale.progress import log, progress
+from ltrscale.progress import Advance, log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.storage import join
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
+from ltrscale.training.best import Best
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import AccountError, State, StepResult, Trainer
 from ltrscale.training.memory import foresee
-from ltrscale.training.ranking import Best
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
 from ltrscale.training.settings import Factors, TrainingConfig
@@ -125,29 +125,11 @@ class Training:
                     restore(trainer, saved)
                     if self.best is not None:
                         self.best.restore(saved)
-                self._begin(phase, steps, spent)
+                self._set_modes(phase)
                 foresee(trainer, self.selection, phase.title)
-                log_epoch = _EpochLog(phase, exact=expected is not None)
                 documents = (phase.last - trainer.state.epoch) * stream.documents_per_epoch
                 with progress(phase.title, documents - trainer.state.account.documents) as advance, closing(trainer):
-                    ended = late = False
-                    while not (ended or late):
-                        kept, clock = self._begin(phase, steps, spent), _Clock(trainer)
-                        try:
-                            with closing(self._steps(phase, steps, trainer)) as results:
-                                for result in results:
-                                    advance(result.documents)
-                                    checkpoints.after(result, trainer, kept)
-                        except Stopped:
-                            if not (self._has_result(phase) and self.context.late()):
-                                raise
-                            late = True
-                            break
-                        record, ended = self._judged(phase, trainer.state.epoch, clock.record(trainer.past))
-                        late = phase.until is None and spent.is_all()
-                        self.context.report(record)
-                        log_epoch(record, last=ended or late)
-                        self.keep(trainer.state.epoch, trainer.past.mean_loss)
+                    late = self._epochs(phase, steps, trainer, checkpoints, spent, advance)
                 loss, steps, saved = trainer.past.mean_loss, steps + trainer.state.step, None
                 if late:
                     log.info("%s: its time is up after epoch %d", phase.title, trainer.state.epoch)
@@ -155,6 +137,37 @@ class Training:
         if self.best is not None:
             self._warn_of_last(self.best, phases)
         return loss
+
+    def _epochs(
+        self,
+        phase: Phase,
+        steps_before: int,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        spent: "_Spent",
+        advance: Advance,
+    ) -> bool:
+        """Run a phase to its end, or until its time is up; True in that case."""
+        log_epoch = _EpochLog(phase, exact=trainer.expected is not None)
+        while True:
+            self._set_modes(phase)  # every epoch, because validation sets eval mode
+            kept, clock = self._kept(phase, steps_before, spent), _Clock(trainer)
+            try:
+                with closing(self._steps(phase, steps_before, trainer)) as results:
+                    for result in results:
+                        advance(result.documents)
+                        checkpoints.after(result, trainer, kept)
+            except Stopped:
+                if self._has_result(phase) and self.context.late():
+                    return True
+                raise
+            record, ended = self._judged(phase, trainer.state.epoch, clock.record(trainer.past))
+            late = phase.until is None and spent.is_all()
+            self.context.report(record)
+            log_epoch(record, last=ended or late)
+            self.keep(trainer.state.epoch, trainer.past.mean_loss)
+            if ended or late:
+                return late
 
     def _steps(self, phase: Phase, steps_before: int, trainer: Trainer) -> Generator[StepResult]:
         """The reported steps of an epoch."""
@@ -167,12 +180,13 @@ class Training:
         """Whether a phase can end here: epochs known beforehand are all needed."""
         return phase.until is None and self.best is not None and self.best.epoch > 0
 
-    def _begin(self, phase: Phase, steps_before: int, spent: "_Spent") -> Progress:
-        """Set the modes of the modules for an epoch; returns what checkpoints hold beside the trainer's state."""
-        self.model.train()  # every epoch, because validation sets eval mode
+    def _set_modes(self, phase: Phase) -> None:
+        self.model.train()
         for module in phase.frozen:
             module.eval()
-        # once an epoch: only the validation after it changes `best`
+
+    def _kept(self, phase: Phase, steps_before: int, spent: "_Spent") -> Progress:
+        """What the checkpoints of an epoch hold beside the trainer's state; only the validation after it changes it."""
         kept = Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
         return replace(kept, place={**kept.place, "spent_s": spent.seconds})
 

@@ -23,7 +23,6 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitJob, _Learned
-from ltrscale.training import ranking
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
@@ -110,7 +109,7 @@ def test_a_network_is_that_of_all_groups_at_once(
 
     def trained(name: str, train: str, chosen_on: str) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(ranking, "validate_ranker", peaks(2, 3, head_epochs))
+            patch.setattr("ltrscale.training.best.validate_ranker", peaks(2, 3, head_epochs))
             made = job(FinetuneJob, tmp_path / name, splits=splits(synthetic_dataset, train, chosen_on), **common)
             made.run()
         return str(made.out)
@@ -118,7 +117,7 @@ def test_a_network_is_that_of_all_groups_at_once(
     first = trained("first", "2026-W01", "2026-W02")
     assert _Learned.read(first).epochs() == {"head": 2 if is_pretrained else 0, "full": 3}
     final = job(RefitJob, tmp_path / "final", bundle=first)
-    monkeypatch.setattr(ranking, "validate_ranker", None)  # nothing is left to judge with
+    monkeypatch.setattr("ltrscale.training.best.validate_ranker", None)  # nothing is left to judge with
     final.run()
     expected = bundle.load(trained("at_once", "2026-W01..2026-W02", "2026-W03"))
     made = bundle.load(final.out)

@@ -27,7 +27,7 @@ from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.training.blend import CombineJob
+from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob

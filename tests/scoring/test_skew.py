@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.bundle.contents import Reference, reference_of, sample_of
+from ltrscale.bundle.reference import Reference, reference_of, sample_of
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.scoring.predict import PredictJob, Skew, find_skew
-from ltrscale.training.blend import CombineJob, FeatureJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.skew import Skew, find_skew
+from ltrscale.training.combine import CombineJob
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob

@@ -10,7 +10,7 @@ from dataset_changes import with_clicks
 from small_trainers import Records, combine, finetuned, pretrain, splits
 
 from ltrscale import bundle
-from ltrscale.bundle import contents
+from ltrscale.bundle import reference
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -22,8 +22,8 @@ from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.training import ranking
-from ltrscale.training.blend import CombineConfig
+from ltrscale.training.best import validate_ranker
+from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import LabelledData
@@ -155,13 +155,12 @@ def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, t
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The weights at each validation from now on."""
     states: list[dict[str, torch.Tensor]] = []
-    validate = ranking.validate_ranker
 
     def listening(model: AnyRanker, *rest: typing.Any) -> float:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
-        return validate(model, *rest)
+        return validate_ranker(model, *rest)
 
-    monkeypatch.setattr(ranking, "validate_ranker", listening)
+    monkeypatch.setattr("ltrscale.training.best.validate_ranker", listening)
     return states
 
 
@@ -321,7 +320,7 @@ def test_weights_do_not_depend_on_what_is_kept_in_memory(
     counts = {}
     for name, gigabytes in (("kept", 1.0), ("anew", 0.0)):
         opened.clear()
-        contents._references.clear()  # which a run of the same groups would take from there
+        reference._references.clear()  # which a run of the same groups would take from there
         stream = {"docs_per_batch": 500, "streams": 2, "memory_gb": gigabytes}
         run(synthetic_dataset, tmp_path / name, pretrained, stream=stream)
         counts[name] = len(opened)
@@ -379,7 +378,7 @@ def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_datase
     for parameter in made.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(InputError, match="validation: a score is NaN, training has diverged; lower"):
-        ranking.validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
+        validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
 
 
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
@@ -517,3 +516,13 @@ def test_averaging_leaves_a_frozen_encoder_as_it_is(synthetic_dataset: str, pret
     run(synthetic_dataset, tmp_path / "probe", pretrained, head_epochs=3, epochs=0, average=0.9)
     before, after = bundle.load(pretrained).encoder(), ranker(tmp_path / "probe").encoder
     assert all(torch.equal(after.state_dict()[name], value) for name, value in before.state_dict().items())
+
+
+def test_rankers_that_nothing_has_trained_yet_have_no_mean_of_weights(synthetic_dataset: str, tmp_path: Path) -> None:
+    first, out = str(tmp_path / "first"), str(tmp_path / "out")
+    run(synthetic_dataset, tmp_path / "first", epochs=1)
+    run(synthetic_dataset, tmp_path / "on", first, keep_head=True, head_epochs=1, epochs=0, average=0.9)
+    train, validation, _ = splits(synthetic_dataset)
+    combine(CombineConfig(average=0.9), [first, first], train, validation, out, origin={}, report=lambda _: None)
+    values = [bundle.load(url).metrics["validation_ndcg@5"] for url in (first, out)]
+    assert values[0] == pytest.approx(values[1])

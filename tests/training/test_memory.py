@@ -19,9 +19,9 @@ from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.training import memory
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.in_context import InContextPretrainConfig, Learner
 from ltrscale.training.loop import Trainer
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.pretrain_in_context import InContextPretrainConfig, Learner
 from ltrscale.training.ranking import RankingConfig, RankingObjective
 
 STREAM = {"docs_per_batch": 500, "streams": 2}

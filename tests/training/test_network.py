@@ -313,7 +313,7 @@ def never(*_: Any) -> Iterator[Any]:
 def test_what_is_fitted_once_is_read_the_next_time(
     selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "_FITS", 0)  # as another process, which remembers none
+    monkeypatch.setattr(network, "_FIT_BYTES", 0)  # as another process, which remembers none
     url = str(tmp_path / "transform")
     for config in CONFIGS:  # each takes the place of the one before
         first = fitted(selection, network_config(config), url)

@@ -24,7 +24,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.pretext.watch import Geometry
 from ltrscale.progress import Report
 from ltrscale.training import phases
-from ltrscale.training.blend import CombineConfig
+from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.loop import AccountError
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob

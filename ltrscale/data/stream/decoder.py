@@ -3,8 +3,7 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all groups, also those not served).
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +21,6 @@ from ltrscale.data.stream.readers import PREPARE_AGAIN
 from ltrscale.data.stream.windows import TokenRows, Window
 from ltrscale.errors import InputError
 
-T = TypeVar("T")
-_NEWEST = 4
 _OPTIONAL = ("weights", "positions", "gains")
 _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
 
@@ -303,11 +300,3 @@ def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
     of_tokens = sum(key.max_tokens for key in selection.tokens if key.of == "document")  # at most
     size = 4 * selection.n_documents * (len(selection.features) + of_tokens)
     return Memory(selection) if selection.labelled and size <= 1e9 * gigabytes else None
-
-
-def newest(made: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    """What was made under a key, made now if it is not among the four that were asked for last; drops others."""
-    made[key] = made.pop(key) if key in made else make()
-    for oldest in [*made][:-_NEWEST]:
-        del made[oldest]
-    return made[key]

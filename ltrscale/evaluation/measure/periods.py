@@ -12,7 +12,7 @@ import numpy as np
 
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import with_periods_named

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError

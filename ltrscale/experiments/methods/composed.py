@@ -16,7 +16,8 @@ from ltrscale.experiments.methods.base import AnyMethod, MethodName, NetworkStud
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.training.blend import BlendConfig, BlendJob, CombineConfig, CombineJob
+from ltrscale.training.blend import BlendConfig, BlendJob
+from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.settings import Preset
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember, check_ready
 from ltrscale.tuning.searched import Searched

@@ -12,7 +12,8 @@ from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.origin import digest, settings_of
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.training.blend import BlendConfig, BlendJob, CombineConfig, CombineJob
+from ltrscale.training.blend import BlendConfig, BlendJob
+from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.in_context import InContextConfig, InContextJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob

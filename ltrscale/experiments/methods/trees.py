@@ -10,7 +10,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, ReadingMethod, SeedRun, Student
-from ltrscale.training.blend import FeatureJob
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.settings import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws

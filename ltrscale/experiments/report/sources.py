@@ -12,7 +12,7 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
-from ltrscale.bundle.contents import Provenance
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import read_as

@@ -24,7 +24,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.evaluation.statistics.summarise import scopes
 from ltrscale.reports.document import cell
-from ltrscale.training.blend import FeatureJob
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 
