@@ -55,10 +55,16 @@ class Items(Source):
     """Tables whose columns join the rows, one after the other, such as the texts of documents."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
-        """The features of the first file."""
+        """The features of the first file, at least one."""
         url = files[0].url
         whole = self._whole(self._schema(url), url)
-        return tuple(resolve_features(whole, self.columns, url, keys=join_keys(self.joins)))
+        features = resolve_features(whole, self.columns, url, keys=join_keys(self.joins))
+        if not features:
+            raise InputError(
+                f"{url}: no column is left as a feature; those that features matches have another use or are no "
+                "numbers; name texts under categorical, and times under dates"
+            )
+        return tuple(features)
 
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
