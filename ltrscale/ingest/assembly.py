@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +68,20 @@ class LikePlaces:
         self._pairs += other._pairs
         self._rises_F &= other._rises_F
         self._falls_F &= other._falls_F
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, as plain data."""
+        rises, falls = (np.flatnonzero(each_F).tolist() for each_F in (self._rises_F, self._falls_F))
+        return {"pairs": self._pairs, "rises": rises, "falls": falls}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], n_features: int) -> Self:
+        """The instance that had this state."""
+        restored, numbers_F = cls(n_features), np.arange(n_features)
+        restored._pairs = state["pairs"]
+        restored._rises_F = np.isin(numbers_F, state["rises"])
+        restored._falls_F = np.isin(numbers_F, state["falls"])
+        return restored
 
     def among(self, features: Sequence[Feature]) -> list[str]:
         """The names of the features that order every list alike."""

@@ -27,7 +27,6 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import Unfinished, joined_manifests
 from ltrscale.ingest.assembly import Written, find_fills, training_texts, write_unit
-from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.inputs import (
     Expected,
     PrepareConfig,
@@ -184,12 +183,10 @@ def _write(
         if any(not unit.period for unit in units):
             additions.recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)
-    if unfinished.manifest is not None:
-        unfinished.restore(ids, folder)
+    totals = Written(len(work.features), schema, work.out)
+    unfinished.restore(totals, ids, folder)
     earlier = (dataset.manifest if dataset else None, unfinished.manifest)
     before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
-    totals = Written(len(work.features), schema, work.out)
-    totals.encoders = {name: CategoryEncoder(values) for name, values in unfinished.categories(folder).items()}
     units, total = units[unfinished.units :], len(units)
 
     def take(written: Written) -> None:
@@ -198,7 +195,7 @@ def _write(
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
             done, manifest = total - len(units) + totals.units, _manifest(totals, work, origin, unfinished.manifest)
-            unfinished.save(done, manifest, ids, {name: each.known for name, each in totals.encoders.items()})
+            unfinished.save(done, manifest, ids, totals)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
