@@ -17,7 +17,7 @@ from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
 from ltrscale.data.vectors import Similarity
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.tables import usual_delimiter
 from ltrscale.ingest.texts import TextColumn, TokenColumns

@@ -34,7 +34,7 @@ from ltrscale.experiments.first.prepare import (
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.prepare import PrepareJob

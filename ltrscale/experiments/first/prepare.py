@@ -23,7 +23,7 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.ids import parts
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8

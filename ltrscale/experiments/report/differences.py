@@ -33,7 +33,7 @@ from ltrscale.experiments.report.groups import (
     read_groups_scored,
 )
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.tables import read_rows, read_schema
