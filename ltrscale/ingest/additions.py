@@ -30,9 +30,10 @@ from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import InputError, without_credentials
-from ltrscale.ingest.assembly import LikePlaces, Written
+from ltrscale.ingest.assembly import Written
 from ltrscale.ingest.categories import CategoryEncoder, merged_texts
 from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.validate import total_accounting
