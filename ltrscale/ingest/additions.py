@@ -5,8 +5,8 @@ comes from the first command; the additions are listed in it under `added`.
 
 Every few minutes the files, counts, query ids and categories of the units finished so far, in order, are saved beside
 the new data set (`storage.Commit.save`), with what warnings and errors name. The same command with the same inputs
-resumes from them. The result equals that of an uninterrupted run, and so do the messages, except for the last digits of
-means and deviations, which are merged from two halves.
+resumes from them. The result and the messages equal those of an uninterrupted run, except for the last digits of means
+and deviations, which are merged from two halves.
 """
 
 import json
