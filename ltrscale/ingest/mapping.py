@@ -141,7 +141,8 @@ class _Columns(Config):
         """The same for one file, with the columns to keep; its path may have the period instead."""
         in_path = self.period_column not in names and self.path_period(url)
         named = [(name, use) for name, use in self.named() if not (use == "period_column" and in_path)]
-        return [*named, *((name, "meta") for name in self.meta)]
+        named += [(name, "meta") for name in self.meta]
+        return named
 
     def path_period(self, url: str) -> str:
         """The period of a file with `period_column=value` in its path, as in Hive partitions, else nothing."""
@@ -314,8 +315,9 @@ class ColumnMapping(_Columns):
             "period_column": self.period_column,
         }
         named = [(name, use) for use, name in single.items() if name is not None]
-        side = [(name, use) for use, name in self.side().items()]
-        return [*named, *((name, "query") for name in self.within), *side]
+        named += [(name, "query") for name in self.within]
+        named += [(name, use) for use, name in self.side().items()]
+        return named
 
     def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""

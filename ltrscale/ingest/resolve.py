@@ -144,7 +144,7 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file
                 raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
             require(schema, text.lengths, "lengths of tokens", file)
         one = items or field.of == "query"
-        use: Use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
+        use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
         require(schema, text.column, use, file)
 
 
