@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.profile import LogColumn, columns_of
 from ltrscale.ingest.structure import Structure, table_structure

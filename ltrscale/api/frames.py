@@ -26,7 +26,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import doubtful, row_numbers
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows

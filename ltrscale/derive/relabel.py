@@ -20,7 +20,6 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
-from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.writer import BESIDE_LABELS
 from ltrscale.derive.cleaning import ClickOrder, ClickRatioWeights, RandomNegatives, Refine, ShownOnly
 from ltrscale.derive.feedback import (
@@ -94,11 +93,10 @@ class RelabelJob(Stage):
             raise InputError(f"{self.out}: out is the data set itself; choose another directory")
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data set, and of the statistics of another."""
-        inputs, match = super().inputs(), self.relabel.steps[0]
-        if isinstance(match, Match) and match.statistics is not None:
-            statistics = open_dataset(match.statistics).manifest.statistics
-            inputs[STATISTICS] = statistics.sha256 if statistics else ""
+        """Content of the data set, and of what the steps read besides."""
+        inputs = super().inputs()
+        for step in self.relabel.steps:
+            inputs |= step.further_inputs()
         return inputs
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -110,23 +108,23 @@ class RelabelJob(Stage):
         """
         config, dataset = self.relabel, open_dataset(self.data)
         names = _columns(config, dataset)
-        stages, extended = _stages(config, dataset, names)
-        tallies: list[Counter[str]] = [Counter() for _ in stages]
+        ready, extended = _ready(config, dataset, names)
+        tallies: list[Counter[str]] = [Counter() for _ in ready]
         with storage.Commit(self.out) as commit:
-            match, renumber = stages[0].transform, any(step.regroups or step.lists > 1 for step in config.steps)
+            match, renumber = ready[0].transform, any(step.regroups or step.lists > 1 for step in config.steps)
             statistics = match.statistics.put(commit) if isinstance(match, Appending) else None
             writer = GroupWriter(commit, extended, statistics=statistics, renumber=renumber)
             everywhere = frozenset(dataset.manifest.periods)
-            for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
+            for block in _chain(ready, _read(dataset, everywhere, names, "relabel"), tallies):
                 writer.add(_with_relevance(block) if names else block)
-            for step, stage, tally in zip(config.steps, stages, tallies, strict=True):
-                if isinstance(step, LabelStep):
-                    _check(stage, tally)
-            writer.finish(_account(dataset, stages, tallies), origin)
-        for stage, tally in zip(stages, tallies, strict=True):
+            for config_step, step, tally in zip(config.steps, ready, tallies, strict=True):
+                if isinstance(config_step, LabelStep):
+                    _check(step, tally)
+            writer.finish(_account(dataset, ready, tallies), origin)
+        for step, tally in zip(ready, tallies, strict=True):
             summary = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
-            log.info("relabel: %s: %s", stage.name, summary)
-            report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
+            log.info("relabel: %s: %s", step.name, summary)
+            report({"stage": "relabel", "step": step.name, **{key: tally[key] for key in _COUNTS}})
 
 
 def _place(url: str) -> str:
@@ -135,7 +133,7 @@ def _place(url: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _ReadyStep:
     """A step that is ready to run, and the periods that it changes."""
 
     name: str
@@ -178,23 +176,23 @@ def _with_relevance(block: GroupBlock) -> GroupBlock:
 
 
 def _chain(
-    stages: Iterable[_Stage], blocks: Iterator[GroupBlock], tallies: Iterable[Counter[str]]
+    ready: Iterable[_ReadyStep], blocks: Iterator[GroupBlock], tallies: Iterable[Counter[str]]
 ) -> Iterator[GroupBlock]:
-    """The blocks after all stages, each of which adds its counts to its tally."""
-    for stage, tally in zip(stages, tallies, strict=True):
-        blocks = _run(stage, blocks, tally)
+    """The blocks after all steps, each of which adds its counts to its tally."""
+    for step, tally in zip(ready, tallies, strict=True):
+        blocks = _run(step, blocks, tally)
     return blocks
 
 
-def _run(stage: _Stage, blocks: Iterator[GroupBlock], tally: Counter[str]) -> Iterator[GroupBlock]:
+def _run(step: _ReadyStep, blocks: Iterator[GroupBlock], tally: Counter[str]) -> Iterator[GroupBlock]:
     for block in blocks:
-        if block.period not in stage.periods:
+        if block.period not in step.periods:
             yield block
             continue
         labels = int(labelled(block).sum())
         tally.update(groups_read=len(block), documents_read=block.n_documents, labelled_read=labels)
-        with _named(stage.name):
-            for after, changes in stage.transform(block):
+        with _named(step.name):
+            for after, changes in step.transform(block):
                 tally.update(changes._asdict())
                 if len(after):
                     tally["labelled_left"] += int(labelled(after).sum())
@@ -210,44 +208,43 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error}") from error
 
 
-def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> tuple[list[_Stage], Dataset]:
+def _ready(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> tuple[list[_ReadyStep], Dataset]:
     """Prepare the steps, one after the other; also the data set with the features that they append."""
     periods_by_step = [step.changed_periods(dataset) for step in config.steps]
-    stages: list[_Stage] = []
+    ready: list[_ReadyStep] = []
     extended = dataset
     span, draws = dataset.manifest.counts().groups, 0
     for number, (step, periods) in enumerate(zip(config.steps, periods_by_step, strict=True)):
         name = f"steps.{number} ({step.kind})"
-        blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
+        blocks = partial(_survey, dataset, tuple(ready), periods, names, name)
         seed = mix("relabel", config.seed, draws)
         with _named(name):
             transform = step.transform(StepStart(extended, seed, blocks, span))
-        stages.append(_Stage(name, periods, transform))
-        if isinstance(transform, Appending):
-            extended = transform.extended(extended)
+        ready.append(_ReadyStep(name, periods, transform))
+        extended = step.extended(extended)
         span *= step.lists
         draws += isinstance(step, LabelStep)  # features that another step appends leave the drawn labels as they are
-    return stages, extended
+    return ready, extended
 
 
 def _survey(
-    dataset: Dataset, earlier_stages: Sequence[_Stage], periods: frozenset[str], names: tuple[str, ...], name: str
+    dataset: Dataset, earlier: Sequence[_ReadyStep], periods: frozenset[str], names: tuple[str, ...], name: str
 ) -> Iterator[GroupBlock]:
     """The input groups of a step, after the steps before it."""
     blocks = _read(dataset, periods, names, f"relabel: {name}, counting")
-    return _chain(earlier_stages, blocks, [Counter() for _ in earlier_stages])
+    return _chain(earlier, blocks, [Counter() for _ in earlier])
 
 
-def _check(stage: _Stage, tally: Counter[str]) -> None:
+def _check(step: _ReadyStep, tally: Counter[str]) -> None:
     """Check that a step read labels and left some."""
     if not tally["labelled_read"]:
-        raise InputError(f"{stage.name}: {NO_LABELS}")
+        raise InputError(f"{step.name}: {NO_LABELS}")
     if not tally["labelled_left"]:
         read = f"{tally['labelled_read']:,} labelled groups"
-        raise InputError(f"{stage.name}: none of {read} has labels afterwards; choose settings that keep some")
+        raise InputError(f"{step.name}: none of {read} has labels afterwards; choose settings that keep some")
 
 
-def _account(dataset: Dataset, stages: list[_Stage], tallies: list[Counter[str]]) -> Accounting:
+def _account(dataset: Dataset, ready: list[_ReadyStep], tallies: list[Counter[str]]) -> Accounting:
     """The groups and documents that came in (read or added by a step) and were kept, with the counts of each step."""
     counts = dataset.manifest.counts()
     total = sum(tallies, Counter())
@@ -260,5 +257,5 @@ def _account(dataset: Dataset, stages: list[_Stage], tallies: list[Counter[str]]
         groups_in=groups_in,
         groups_kept=groups_in - total["groups_dropped"],
         groups_rejected=total["groups_dropped"],
-        rules={f"{s.name}: {_words(key)}": t[key] for s, t in zip(stages, tallies, strict=True) for key in _COUNTS},
+        rules={f"{s.name}: {_words(key)}": t[key] for s, t in zip(ready, tallies, strict=True) for key in _COUNTS},
     )

@@ -80,6 +80,14 @@ class RelabelStep(Config):
         """The step as a function of blocks; an InputError if the data set lacks what it needs."""
         raise NotImplementedError
 
+    def further_inputs(self) -> dict[str, str]:
+        """What it reads besides the data set: the hash of each content."""
+        return {}
+
+    def extended(self, dataset: Dataset) -> Dataset:
+        """The data set with the features that it appends, as later steps and the output have it."""
+        return dataset
+
     def check_after(self, before: Sequence["RelabelStep"]) -> None:
         """Refuse, with a ValueError, steps before this one that spoil what it counts."""
 

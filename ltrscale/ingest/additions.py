@@ -4,8 +4,9 @@ The manifest of a data set with an addition lists the old files and the new ones
 comes from the first command; the additions are listed in it under `added`.
 
 Every few minutes the files, counts, query ids and categories of the units finished so far, in order, are saved beside
-the new data set (`storage.Commit.save`). The same command with the same inputs resumes from them. The result equals
-that of an uninterrupted run, except for the last digits of means and deviations, which are merged from two halves.
+the new data set (`storage.Commit.save`), with what warnings and errors name. The same command with the same inputs
+resumes from them. The result and the messages equal those of an uninterrupted run, except for the last digits of means
+and deviations, which are merged from two halves.
 """
 
 import json
@@ -28,9 +29,13 @@ from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds, save_hashes
-from ltrscale.errors import InputError
-from ltrscale.ingest.categories import merged_texts
+from ltrscale.errors import InputError, without_credentials
+from ltrscale.ingest.assembly import Written
+from ltrscale.ingest.categories import CategoryEncoder, merged_texts
 from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.places import LikePlaces
+from ltrscale.ingest.rows import Rejection
+from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.origin import as_text, digest
 from ltrscale.progress import log
@@ -204,7 +209,8 @@ class Unfinished:
 
     def __init__(self, commit: storage.Commit, origin: Mapping[str, Any], before: Dataset | None) -> None:
         self._commit = commit
-        self._identity = digest(as_text(origin) + (before.manifest.hash if before else ""))
+        # "2" is the form of the saved state; one of an earlier version is other work
+        self._identity = digest("2" + as_text(origin) + (before.manifest.hash if before else ""))
         self.units = 0
         """The number of finished units."""
         self.manifest: Manifest | None = None
@@ -212,8 +218,8 @@ class Unfinished:
         self._ids: dict[str, storage.Placed] = {}
         self._categories: dict[str, storage.Placed] = {}
         self._saved_at = time.monotonic()
-        saved = commit.saved
-        if saved.get("identity") == self._identity:
+        self._saved = commit.saved if commit.saved.get("identity") == self._identity else {}
+        if saved := self._saved:
             commit.adopt(storage.Placed(**file) for file in saved["files"])
             self.units, self.manifest = saved["units"], parse_dataset_manifest(saved["manifest"], commit.url)
             self._ids, self._categories = (
@@ -221,30 +227,35 @@ class Unfinished:
             )
             log.info("prepare: resumes after %d units that an earlier process has finished", self.units)
 
-    def restore(self, ids: QueryIds, folder: Path) -> None:
-        """Add the query ids of the finished units to `ids`."""
+    def restore(self, totals: Written, ids: QueryIds, folder: Path) -> None:
+        """Add the query ids of the finished units to `ids`, and to `totals` what is not in their manifest."""
+        if self.manifest is None:
+            return
         sets = {"kept": [ids.kept, ids.groups], "others": [ids.others, ids.groups], "unread": [ids.unread]}
         for name, file in self._ids.items():
             for each in sets[name]:
                 each.push(_mapped(self._commit.url, file, folder))
-
-    def categories(self, folder: Path) -> dict[str, Bits]:
-        """The values of each categorical feature in the finished units, as `Written.categories`."""
-        return {name: _mapped(self._commit.url, file, folder) for name, file in self._categories.items()}
+        for name, file in self._categories.items():
+            totals.encoders[name] = CategoryEncoder(_mapped(self._commit.url, file, folder))
+        totals.places = LikePlaces.restored(self._saved["places"], len(self.manifest.features))
+        totals.first_rejections = [Rejection(**rejection) for rejection in self._saved["first_rejections"]]
+        if totals.schema is None and self.manifest.files:
+            totals.schema = parquet_schema(storage.listed_file(self._commit.url, self.manifest.files[0].path))
+            totals.schema_of = self._saved["schema_of"]
 
     @property
     def is_due(self) -> bool:
         """True if minutes of work would be lost without a save."""
         return time.monotonic() - self._saved_at >= _SAVE_S
 
-    def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, Bits]) -> None:
+    def save(self, units: int, manifest: Manifest, ids: QueryIds, totals: Written) -> None:
         """Save the first `units` units."""
         outdated = [file.path for file in (*self._ids.values(), *self._categories.values())]
         sets = {"kept": ids.kept, "others": ids.others, "unread": ids.unread}
         self._ids = {name: self._put(f"{units}-{name}", each.save) for name, each in sets.items()}
         self._categories = {
-            name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=values))
-            for i, (name, values) in enumerate(categories.items())
+            name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=encoder.known))
+            for i, (name, encoder) in enumerate(totals.encoders.items())
         }
         document = {
             "identity": self._identity,
@@ -252,6 +263,12 @@ class Unfinished:
             "manifest": manifest.model_dump(mode="json"),
             "ids": {name: vars(file) for name, file in self._ids.items()},
             "categories": {name: vars(file) for name, file in self._categories.items()},
+            "schema_of": without_credentials(totals.schema_of),
+            "places": totals.places.state(),
+            "first_rejections": [
+                {**vars(rejection), "file": without_credentials(rejection.file)}
+                for rejection in totals.first_rejections
+            ],
         }
         self._commit.save(document, without=outdated)
         self._saved_at = time.monotonic()

@@ -2,14 +2,15 @@
 
 Memory holds one block of rows, the open group, and a few megabytes per period that wait for their row group.
 
-Shapes: Q groups, N rows or documents, F features, K features that may still follow the place, P pairs of neighbours.
+Shapes: Q groups, N rows or documents, F features.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Bits, Bools, Floats, Ints
+from ltrscale.arrays import Bits, Bools
 from ltrscale.data.dataset.files import Counts, DataFiles
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature
+from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
@@ -27,7 +28,7 @@ from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.mapping import Fill
+from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
@@ -36,42 +37,6 @@ from ltrscale.ingest.validate import Groups, Validator, to_table, total_accounti
 from ltrscale.progress import Advance
 
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-_FEWEST = 20
-"""Pairs of documents to compare; fewer may agree by chance."""
-
-
-class LikePlaces:
-    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups."""
-
-    def __init__(self, n_features: int) -> None:
-        self._pairs = 0
-        self._rises_F = np.ones(n_features, np.bool_)
-        self._falls_F = np.ones(n_features, np.bool_)
-
-    def add(self, features_NF: Floats, positions_N: pa.Array, offsets_Q1: Ints) -> None:
-        """Add whole groups; documents without a position are left out."""
-        places_N = np.asarray(positions_N.to_numpy(zero_copy_only=False), np.float64)
-        group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
-        order_N = np.lexsort((places_N, group_N))
-        before_P, after_P = order_N[:-1], order_N[1:]
-        rises_P = (group_N[before_P] == group_N[after_P]) & (places_N[before_P] < places_N[after_P])  # NaN is no place
-        self._pairs += int(rises_P.sum())
-        columns_K = np.flatnonzero(self._rises_F | self._falls_F)
-        x_NK = features_NF[:, columns_K]
-        step_PK = x_NK[after_P[rises_P]] - x_NK[before_P[rises_P]]
-        self._rises_F[columns_K] &= (step_PK > 0).all(axis=0)
-        self._falls_F[columns_K] &= (step_PK < 0).all(axis=0)
-
-    def merge(self, other: "LikePlaces") -> None:
-        """Add the groups of another instance."""
-        self._pairs += other._pairs
-        self._rises_F &= other._rises_F
-        self._falls_F &= other._falls_F
-
-    def among(self, features: Sequence[Feature]) -> list[str]:
-        """The names of the features that order every list alike."""
-        alike_F = (self._rises_F | self._falls_F) if self._pairs >= _FEWEST else np.zeros(len(features), np.bool_)
-        return [feature.name for feature, alike in zip(features, alike_F, strict=True) if alike]
 
 
 class Written:
@@ -91,12 +56,8 @@ class Written:
         self.tokens: dict[str, TokenSummary] = {}
         self.quarantine: tuple[str, ...] = ()
         self.first_rejections: list[Rejection] = []
-        self.kept: Bits = np.empty(0, np.uint64)
-        """Of one unit: sorted hashes of the kept groups' query ids; none for a fixed period, whose ids are separate."""
-        self.others: Bits = self.kept
-        """Of one unit: sorted hashes of all other groups with an id that is new in it."""
 
-    def see(self, schema: pa.Schema, where: str) -> None:
+    def check_columns(self, schema: pa.Schema, where: str) -> None:
         """Refuse, with an InputError, groups with other columns than those before: one reader serves all files."""
         self.schema = self.schema or schema
         types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, self.schema))
@@ -109,11 +70,11 @@ class Written:
                 )
 
     def add(self, unit: "Written") -> None:
-        """Add another unit, in order; its query ids are left out."""
+        """Add another unit, in order."""
         if self.schema is None:
             self.schema, self.schema_of = unit.schema, unit.schema_of
         elif unit.schema is not None:
-            self.see(unit.schema, unit.schema_of)
+            self.check_columns(unit.schema, unit.schema_of)
         self.units += unit.units
         self.files += unit.files
         self.accounting = total_accounting([self.accounting, unit.accounting])
@@ -125,6 +86,15 @@ class Written:
         self.tokens = summed([self.tokens, unit.tokens])
         self.quarantine += unit.quarantine
         self.first_rejections += unit.first_rejections[: 5 - len(self.first_rejections)]
+
+
+class UnitIds(NamedTuple):
+    """The query ids of one unit, as sorted hashes."""
+
+    kept: Bits
+    """Those of the kept groups; none for a fixed period, whose ids are separate."""
+    others: Bits
+    """Those of all other groups with an id that is new in the unit."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +116,7 @@ def write_unit(
     ids: QueryIds,
     folder: Path,
     advance: Advance,
-) -> Written:
+) -> tuple[Written, UnitIds]:
     """Read a unit and write its data files and quarantine through the commit.
 
     `before` counts what earlier units have written: its groups are the gid of the first group. `ids` must have the
@@ -167,7 +137,7 @@ def write_unit(
         prefix=f"part-{unit.number:05}",
         before=(before.groups, before.documents),
     )
-    kept, others = [done.kept], [done.others]
+    kept, others = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for groups in _groups(work, unit, validator, done.encoders, folder, advance):
         (others if unit.period else kept).append(groups.hashes_Q)
         done.stats.add(groups.rows.features_NF, groups.offsets_Q1)
@@ -176,13 +146,12 @@ def write_unit(
         done.labels.add(groups.rows.labels_N)
         table = to_table(groups, before.groups + validator.groups_kept - len(groups))
         done.tokens = summed([done.tokens, summarise(table), _cut_off(groups)])
-        done.see(table.schema, groups.rows.file)
+        done.check_columns(table.schema, groups.rows.file)
         writer.add(_periods(groups, work, unit), table)
         del groups, table  # as in `_groups`
     done.units, done.files, done.accounting = 1, [writer.close()], validator.accounting()
     done.quarantine, done.first_rejections = quarantine.close(), quarantine.first
-    done.kept, done.others = (np.sort(np.concatenate(h)) for h in (kept, [*others, *validator.others]))
-    return done
+    return done, UnitIds(*(np.sort(np.concatenate(hashes)) for hashes in (kept, [*others, *validator.others])))
 
 
 def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:
@@ -339,70 +308,3 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
             f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
         )
     return period
-
-
-_MOST_VALUES = 1 << 20
-
-
-def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
-    """The fill value of each filled feature; from the data set that is added to, if there is one."""
-    mapping = work.config.source.mapping
-    fills = mapping.fills_of(work.features) if mapping else {}
-    if before is not None:
-        _check_same(before, fills)
-        return before.manifest.fills
-    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
-    return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
-
-
-def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
-    old_fills = dataset.manifest.fills
-    for name in sorted(new_fills.keys() | old_fills.keys()):
-        new, old = new_fills.get(name), old_fills.get(name)
-        same = new == "median" or (new is not None and float(np.float32(new)) == old)
-        if (new is None) != (old is None) or not same:
-            state = "stay missing" if old is None else f"are {old:g}"
-            raise InputError(
-                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
-                "directory"
-            )
-
-
-def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
-    """The medians of some features over rows of the configured periods, by default over all rows."""
-    if not names:
-        return {}
-    source = work.config.source
-    assert source.mapping is not None
-    periods = source.mapping.fill_periods
-    places = [[feature.name for feature in work.features].index(name) for name in names]
-    values = [_Values() for _ in names]
-    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
-    for unit in units:
-        for file in unit.files:
-            for block in read(file):
-                rows_NF = block.features_NF[in_periods(block, unit, work.config.period, periods)]
-                for place, each in zip(places, values, strict=True):
-                    each.add(rows_NF[:, place])
-    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
-        where = f" in {', '.join(periods)}" if periods else ""
-        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
-    return {name: each.median() for name, each in zip(names, values, strict=True)}
-
-
-class _Values:
-    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
-
-    def __init__(self) -> None:
-        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
-
-    def add(self, values_N: Floats) -> None:
-        """Add the finite ones."""
-        values_n = values_N[np.isfinite(values_N)]
-        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
-        self.seen += len(values_n)
-        while sum(map(len, self._kept)) > _MOST_VALUES:
-            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
-
-    def median(self) -> float:
-        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))

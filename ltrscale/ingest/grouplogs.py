@@ -16,8 +16,9 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, resolve_groups
+from ltrscale.ingest.examined import Examined
 from ltrscale.ingest.mapping import ListColumns
+from ltrscale.ingest.resolve import check_same_features, missing, resolve_groups
 from ltrscale.ingest.rows import Raw, RowBlock
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import parquet_schema, read_parquet

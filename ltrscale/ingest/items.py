@@ -1,6 +1,6 @@
 """Raw logs with one item (document) per row, read block by block in bounded memory.
 
-`Items` finds the features of files (`examined`) and reads batches of rows (`tables`); `ItemBlocks` makes blocks of
+`Items` finds the features of files (`resolve`) and reads batches of rows (`tables`); `ItemBlocks` makes blocks of
 features of them (`rows`). In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN);
 infinite values are passed on. Categorical columns are encoded as in `categories`.
 
@@ -23,8 +23,9 @@ from ltrscale.data.times import part_of
 from ltrscale.data.vectors import similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, resolve_features, with_optional
+from ltrscale.ingest.examined import Examined
 from ltrscale.ingest.mapping import ColumnMapping, Fill
+from ltrscale.ingest.resolve import check_same_features, missing, resolve_features, with_optional
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import (
@@ -55,10 +56,16 @@ class Items(Source):
     """Tables whose columns join the rows, one after the other, such as the texts of documents."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
-        """The features of the first file."""
+        """The features of the first file, at least one."""
         url = files[0].url
         whole = self._whole(self._schema(url), url)
-        return tuple(resolve_features(whole, self.columns, url, keys=join_keys(self.joins)))
+        features = resolve_features(whole, self.columns, url, keys=join_keys(self.joins))
+        if not features:
+            raise InputError(
+                f"{url}: no column is left as a feature; those that features matches have another use or are no "
+                "numbers; name texts under categorical, and times under dates"
+            )
+        return tuple(features)
 
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
@@ -202,9 +209,9 @@ def _numbers_and_texts(
     made, side, named = mapping.sources(), mapping.side(), mapping.named()
     plain = [feature for feature in features if feature.name not in made]
     numbers = {*(each.name for each in plain if each.kind == "numeric"), *side.values()}
-    numbers |= {named["label"]} if "label" in named else set()
+    numbers |= {column for column, use in named if use == "label"}
     # a click or gain may also be the graded label: values with grades count as numbers
-    texts = {column for use, column in named.items() if use not in {"label", "graded label", *side}}
+    texts = {column for column, use in named if use not in {"label", "graded label", *side}}
     texts |= {*mapping.dates, *mapping.meta, *mapping.token_columns, *keys}
     return numbers, texts | {each.name for each in plain if each.kind == "categorical"}
 

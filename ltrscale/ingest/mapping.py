@@ -17,7 +17,7 @@ from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
 from ltrscale.data.vectors import Similarity
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.tables import usual_delimiter
 from ltrscale.ingest.texts import TextColumn, TokenColumns
@@ -29,6 +29,23 @@ PeriodKind = PeriodUnit | Literal["part"]
 """What a log is divided by: units of time, or parts of its queries."""
 Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
 """The value to use for a missing one."""
+Side = Literal["positions", "clicks", "weights", "gains"]
+"""Further columns of documents, by their names in a data set."""
+Use = (
+    Side
+    | Literal["query", "item", "docs", "label", "graded label", "labels", "time", "period_column", "meta"]
+    | Literal["numeric", "categorical", "dates", "vectors", "features"]
+    | Literal["list of numeric features", "list of categorical features"]
+    | Literal["list of positions", "list of clicks", "list of weights", "list of gains"]
+    | Literal["text", "texts of documents", "token ids", "lengths of tokens"]
+)
+"""What a column is for, which `resolve` compares with its type, and the word for it in errors."""
+_LIST_OF: dict[Side, Use] = {
+    "positions": "list of positions",
+    "clicks": "list of clicks",
+    "weights": "list of weights",
+    "gains": "list of gains",
+}
 
 
 class _Columns(Config):
@@ -116,15 +133,16 @@ class _Columns(Config):
         """The columns that tokens are read from."""
         return self.tokens.columns if self.tokens else []
 
-    def named(self) -> dict[str, str]:
-        """The columns that the config names for one use each, without features: use -> column."""
+    def named(self) -> list[tuple[str, Use]]:
+        """The columns that the config names for one use each, with the use, without features."""
         raise NotImplementedError
 
-    def named_in(self, names: Sequence[str], url: str) -> list[tuple[str, str]]:
-        """The columns named for one use each, with the use; a period may be in the file's path instead."""
+    def named_in(self, names: Sequence[str], url: str) -> list[tuple[str, Use]]:
+        """The same for one file, with the columns to keep; its path may have the period instead."""
         in_path = self.period_column not in names and self.path_period(url)
-        named = [(name, use) for use, name in self.named().items() if not (use == "period_column" and in_path)]
-        return named + [(name, "meta") for name in self.meta]
+        named = [(name, use) for name, use in self.named() if not (use == "period_column" and in_path)]
+        named += [(name, "meta") for name in self.meta]
+        return named
 
     def path_period(self, url: str) -> str:
         """The period of a file with `period_column=value` in its path, as in Hive partitions, else nothing."""
@@ -137,11 +155,16 @@ class _Columns(Config):
 
     def beside_features(self) -> set[str]:
         """All columns with a use of their own, besides features."""
-        return {*self.named().values(), *self.meta, *self.token_columns}
+        return {*(name for name, _ in self.named()), *self.meta, *self.token_columns}
 
-    def side(self) -> dict[str, str]:
+    def side(self) -> dict[Side, str]:
         """Further columns of documents to keep: name in the data set -> column."""
-        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights, "gains": self.gain}
+        named: dict[Side, str | None] = {
+            "positions": self.positions,
+            "clicks": self.clicks,
+            "weights": self.weights,
+            "gains": self.gain,
+        }
         return {name: column for name, column in named.items() if column is not None}
 
 
@@ -282,13 +305,19 @@ class ColumnMapping(_Columns):
             raise ValueError("grades: give a grade to each value, or at least one cut point")
         return self
 
-    def named(self) -> dict[str, str]:
-        """Query, document, label, times, and the side columns."""
-        label = "graded label" if isinstance(self.grades, dict) else "label"
-        single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
-        single["period_column"] = self.period_column
-        parts = {f"within {name}": name for name in self.within}
-        return {use: name for use, name in single.items() if name is not None} | parts | self.side()
+    def named(self) -> list[tuple[str, Use]]:
+        """Query, document, label, times, and the side columns; each column of the query id has that use."""
+        single: dict[Use, str | None] = {
+            "query": self.query,
+            "item": self.item,
+            "graded label" if isinstance(self.grades, dict) else "label": self.label,
+            "time": self.time,
+            "period_column": self.period_column,
+        }
+        named = [(name, use) for use, name in single.items() if name is not None]
+        named += [(name, "query") for name in self.within]
+        named += [(name, use) for use, name in self.side().items()]
+        return named
 
     def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""
@@ -395,12 +424,17 @@ class ListColumns(_Columns):
         categorical = named_columns(schema.names, self.categorical)
         return [name for name in named_columns(schema.names, self.features) if name not in categorical] + categorical
 
-    def named(self) -> dict[str, str]:
+    def named(self) -> list[tuple[str, Use]]:
         """Query, document, label, times, and the side columns."""
-        single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
-        single["period_column"] = self.period_column
-        lists = {f"list of {name}": column for name, column in self.side().items()}
-        return {use: name for use, name in single.items() if name is not None} | lists
+        single: dict[Use, str | None] = {
+            "query": self.query,
+            "labels": self.labels,
+            "docs": self.docs,
+            "time": self.time,
+            "period_column": self.period_column,
+        }
+        named = [(name, use) for use, name in single.items() if name is not None]
+        return named + [(name, _LIST_OF[side]) for side, name in self.side().items()]
 
 
 def named_columns(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.data.dataset.files import Counts, total_of
 from ltrscale.data.ids import QueryIds
-from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
+from ltrscale.ingest.assembly import Survey, UnitIds, Written, silent, survey_unit, write_unit
 from ltrscale.ingest.inputs import Unit, UnitSettings
 from ltrscale.progress import Advance
 from ltrscale.runtime.engine import plain_errors, ray_cluster
@@ -40,9 +40,10 @@ class _Call(NamedTuple):
 
 
 class _WrittenUnit(NamedTuple):
-    """The result of a task: the written unit, its placed files, and the ids that only rejected rows have."""
+    """The result of a task: the written unit, its ids, its placed files, and the ids that only rejected rows have."""
 
     written: Written
+    ids: UnitIds
     placed: tuple[storage.Placed, ...]
     lost_ids: Bits
 
@@ -61,10 +62,9 @@ class UnitsOnRay:
     commit: storage.Commit
     ids: QueryIds
     advance: Advance
-    take: Callable[[Written], None]
+    take: Callable[[Written, UnitIds], None]
 
-    def write(self) -> None:
-        """Write all units; raises as `write_unit`, or if a task's process keeps dying."""
+    def __post_init__(self) -> None:
         self.work = replace(self.work, out=storage.absolute(self.work.out))
         single = len(self.units) == 1 and not len(self.ids.groups)  # needs no survey
         self._share = 1.0 if single else 0.5  # of the bytes, for each pass
@@ -72,6 +72,10 @@ class UnitsOnRay:
         self._to_survey, self._to_plan, self._to_take = len(self.units) if single else 0, 0, 0
         self._surveys: dict[int, Survey] = {}
         self._written: dict[int, _WrittenUnit] = {}
+        self._ahead = 0  # known with the cluster
+
+    def write(self) -> None:
+        """Write all units; raises as `write_unit`, or if a task's process keeps dying."""
         with ray_cluster(1):
             self._ahead = _AHEAD * _most_tasks()
             _run_tasks(self.following)
@@ -83,7 +87,7 @@ class UnitsOnRay:
             self._to_plan += 1
         while (unit := self._written.pop(self._to_take, None)) is not None:
             self.ids.unread.add(unit.lost_ids)
-            self.take(unit.written)
+            self.take(unit.written, unit.ids)
             self._to_take += 1
         if self._planned:
             return self._planned.popleft()
@@ -128,8 +132,8 @@ def _write(
     with storage.scratch.directory() as folder, storage.Commit(work.out, helping=True) as commit:
         ids = QueryIds(folder)
         ids.groups.add(returning)
-        written = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
-        return _WrittenUnit(written, commit.leave(), ids.lost())
+        written, new_ids = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
+        return _WrittenUnit(written, new_ids, commit.leave(), ids.lost())
 
 
 def _most_tasks() -> int:

@@ -26,8 +26,8 @@ from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import Unfinished, joined_manifests
-from ltrscale.ingest.assembly import Written, find_fills, training_texts, write_unit
-from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.assembly import UnitIds, Written, training_texts, write_unit
+from ltrscale.ingest.fills import find_fills
 from ltrscale.ingest.inputs import (
     Expected,
     PrepareConfig,
@@ -114,7 +114,7 @@ class PrepareJob(Stage):
             source = config.source.filled(find_fills(work, units, existing_dataset))
             work = replace(work, config=config.replace(source=source))
             new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=self.ray)
-            _check_rows(new.accounting, totals.first_rejections, work, key="" if self.for_scoring else "prepare.")
+            _check_rows(new.accounting, totals.first_rejections, work, for_scoring=self.for_scoring)
             _check_expected(config.expect, new)
             manifest = new if existing_dataset is None else additions.with_addition(existing_dataset.manifest, new)
             manifest = commit_dataset(commit, manifest)
@@ -122,7 +122,7 @@ class PrepareJob(Stage):
         if not self.for_scoring:
             _warn_of_labels(self.out, manifest, config.source)
             _warn_of_copies(Dataset(self.out, manifest), new.periods)
-            _log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
+            _log_shortcuts(new, existing_dataset.manifest if existing_dataset else None)
             _warn_of_places(self.out, totals.places.among(new.features))
             if manifest.counts().labelled:
                 ask_of_leaks(self.out)
@@ -184,30 +184,30 @@ def _write(
         if any(not unit.period for unit in units):
             additions.recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)
-    if unfinished.manifest is not None:
-        unfinished.restore(ids, folder)
+    totals = Written(len(work.features), schema, work.out)
+    unfinished.restore(totals, ids, folder)
     earlier = (dataset.manifest if dataset else None, unfinished.manifest)
     before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
-    totals = Written(len(work.features), schema, work.out)
-    totals.encoders = {name: CategoryEncoder(values) for name, values in unfinished.categories(folder).items()}
     units, total = units[unfinished.units :], len(units)
 
-    def take(written: Written) -> None:
-        ids.kept.push(written.kept)
-        ids.others.push(written.others)
+    def take(written: Written, new_ids: UnitIds) -> None:
+        ids.kept.push(new_ids.kept)
+        ids.others.push(new_ids.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
             done, manifest = total - len(units) + totals.units, _manifest(totals, work, origin, unfinished.manifest)
-            unfinished.save(done, manifest, ids, {name: each.known for name, each in totals.encoders.items()})
+            unfinished.save(done, manifest, ids, totals)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
             UnitsOnRay(work, units, before, commit, ids, advance, take).write()
         else:
             for unit in units:
-                written = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=advance)
+                written, new_ids = write_unit(
+                    work, unit, before, commit=commit, ids=ids, folder=folder, advance=advance
+                )
                 before = total_of([before, *(files.counts() for files in written.files)])
-                take(written)
+                take(written, new_ids)
     query_ids = additions.record_ids(ids, dataset, commit, folder)
     lost = len(ids.lost())
     manifest = _manifest(totals, work, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
@@ -248,26 +248,36 @@ def _manifest(
     return new if before is None else joined_manifests(before, new)
 
 
-def _check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
-    """Raise InputError if there are no rows, or too few good ones; `key` is the prefix of the keys in messages."""
+def _check_rows(
+    accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, for_scoring: bool
+) -> None:
+    """Raise InputError if there are no rows, or too few good ones; the settings of rows to score have no prefix."""
     rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        remedies = "".join(f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, key))
+        remedies = "".join(
+            f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, for_scoring=for_scoring)
+        )
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
             f"{storage.join(work.out, QUARANTINE)}; {remedies}mend the input "
-            f"or raise {key}max_rejected"
+            f"or raise {_prefix(for_scoring)}max_rejected"
         )
 
 
+def _prefix(for_scoring: bool) -> str:
+    """What stands before the keys of settings in messages: rows to score have those of `prepare` as their own."""
+    return "" if for_scoring else "prepare."
+
+
 def _remedies(
-    rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, key: str
+    rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, *, for_scoring: bool
 ) -> Iterator[str]:
-    """What to do about rejected rows, by rule; `key` is empty if rows are to be scored."""
+    """What to do about rejected rows, by rule."""
+    key = _prefix(for_scoring)
     # query ids return in a log sorted by time instead of by query
     if rules.get("returning_query") and config.add:
         yield "queries that the data set has are not replaced: leave their rows out"
@@ -275,11 +285,11 @@ def _remedies(
         yield f"set {key}sort=true if the rows of a query do not lie together"
     for form in dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections))):
         yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
-    if key and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
+    if not for_scoring and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
         yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
-    if key and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
+    if not for_scoring and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
         yield f"set {key}source.columns.unjudged to 0, or to unlabelled, if these are rows of items"
-    if key and rules.get("infinite"):
+    if not for_scoring and rules.get("infinite"):
         yield f"set {key}infinite=missing if infinite numbers mean no value"
 
 
@@ -351,7 +361,7 @@ def _warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
         )
 
 
-def _log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
+def _log_shortcuts(new: Manifest, before: Manifest | None) -> None:
     """Log the features that may identify a document, what they harm and what to do about them.
 
     For an addition, only those are logged that the data set did not have `before`.

@@ -19,7 +19,7 @@ from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
 from ltrscale.data.vectors import Vectors, lists_of_texts, vector_size
 from ltrscale.errors import InputError
 from ltrscale.ingest import names
-from ltrscale.ingest.csvjson import Dialect, broken_lines
+from ltrscale.ingest.csv_lines import Dialect, broken_lines
 from ltrscale.ingest.lines import UTF8, line_blocks
 from ltrscale.ingest.tables import read_rows, read_schema, usual_delimiter
 from ltrscale.progress import log, progress

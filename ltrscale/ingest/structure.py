@@ -12,7 +12,7 @@ import pyarrow as pa
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.names import word_grades
 from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, without_nan
 

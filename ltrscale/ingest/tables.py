@@ -24,7 +24,8 @@ from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError, suggestion
-from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
+from ltrscale.ingest.csv_lines import CsvReader, Dialect, csv_schema
+from ltrscale.ingest.json_lines import JsonReader, json_schema
 from ltrscale.ingest.rows import Raw, RowTexts, damage
 
 _READ_AHEAD = 1 << 18

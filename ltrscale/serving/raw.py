@@ -31,7 +31,7 @@ from ltrscale.data.dataset.manifest import Feature, RawColumns, open_dataset
 from ltrscale.data.dataset.origin import RAW
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
-from ltrscale.ingest.csvjson import NULLS, booleans
+from ltrscale.ingest.csv_lines import NULLS, booleans
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import Items, load_tables
 from ltrscale.ingest.mapping import ColumnMapping

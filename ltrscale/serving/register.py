@@ -103,6 +103,6 @@ def _signature(bundle: bundles.Bundle) -> Any:
     if "query" not in columns:
         return None
     uses = validate(ColumnMapping, uses_in_scoring(columns, bundle, bundle.url), bundle.url)
-    names = [*uses.named().values(), *uses.features, *uses.categorical, *uses.dates, *uses.vector_columns]
+    names = [*(name for name, _ in uses.named()), *uses.features, *uses.categorical, *uses.dates, *uses.vector_columns]
     inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != ROW]
     return ModelSignature(Schema(inputs), Schema([ColSpec("double")]))

@@ -13,8 +13,8 @@ from shopping_log import shopping_log
 from ltrscale.api.frames import prepare_tables, rows_as_table, to_raw_table, with_features
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest.examined import resolve_features
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.resolve import resolve_features
 
 TABLE = to_raw_table(searches(12, 0))
 

@@ -506,6 +506,14 @@ def test_a_wrong_column_is_one_line_with_its_remedy(tmp_path: Path, fields: dict
         read(tmp_path / "log.parquet", ColumnMapping(**{"query": "query", "features": ("f_one",)} | fields))
 
 
+@pytest.mark.parametrize("features", ["*", "l*"])
+def test_patterns_that_leave_no_column_as_a_feature_are_one_line(tmp_path: Path, features: str) -> None:
+    path = write_csv(tmp_path, "q,d,label\na,x,1\na,y,0\n")
+    mapping = ColumnMapping(query="q", item="d", label="label", features=(features,))
+    with pytest.raises(InputError, match=r"log.csv: no column is left as a feature; .*; name texts under categorical"):
+        read(path, mapping)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -16,7 +16,7 @@ from shop_languages import guessed, looked_at
 from ltrscale.data.times import instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import roles
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.evidence import Candidate
 from ltrscale.ingest.guess import guess, row_numbers
 from ltrscale.ingest.profile import columns_of

@@ -22,7 +22,7 @@ from ltrscale.api.frames import prepare_tables, rows_as_table
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import guess
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from nightly import nightly
 from preparing import prepare
@@ -15,10 +17,11 @@ from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.errors import InputError
 from ltrscale.ingest import additions, assembly
 from ltrscale.ingest import prepare as preparing
 from ltrscale.ingest.additions import Unfinished
-from ltrscale.ingest.assembly import Written
+from ltrscale.ingest.assembly import UnitIds, Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
 
 UNITS = 5
@@ -105,7 +108,7 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert storage.read_manifest(str(tmp_path / "out")) is None
     read, write = list[Unit](), assembly.write_unit
 
-    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> Written:
+    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> tuple[Written, UnitIds]:
         read.append(unit)
         return write(work, unit, *arguments, **named)
 
@@ -178,6 +181,51 @@ def test_collisions_of_categories_are_those_of_both_halves(tmp_path: Path, monke
         out = str(tmp_path / f"out-{saves}")
         prepare_interrupted(monkeypatch, saves, config(str(folder), **settings), out)
         same(whole, prepare(config(str(folder), **settings), out))
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3])
+@pytest.mark.parametrize("max_rejected", [0.9, 0.01])
+def test_warnings_and_errors_are_those_of_an_unbroken_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, saves: int, max_rejected: float
+) -> None:
+    """The first file refutes that a feature follows the place, and has the rows to which remedies belong."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for k in range(4):
+        rows = [f"q{k}-{q},{place},{9 - place if k == 0 and q == 0 else place},1" for q in range(9) for place in (1, 2)]
+        rows += ["q,3,1,inf", "q,4,2,"] if k == 0 else []
+        (folder / f"{k}.csv").write_text("\n".join(["q,place,f,label", *rows]) + "\n")
+    columns = {"query": "q", "label": "label", "positions": "place", "features": ["f"]}
+    settings = config(str(folder), source={"kind": "items", "columns": columns}, max_rejected=max_rejected)
+    outs = [str(tmp_path / name) for name in ("whole", "broken")]
+    prepare_interrupted(monkeypatch, saves, settings, outs[1])
+    said = []
+    for out in outs:
+        caplog.clear()
+        with caplog.at_level("INFO", "ltrscale"):
+            error = ""
+            try:
+                prepare(settings, out)
+            except InputError as found:
+                error = str(found)
+        lines = [line for line in caplog.messages if not line.startswith("prepare: resumes after")]
+        said.append([each.replace(out, "out") for each in (*lines, error)])
+    assert said[0] == said[1]
+    assert ("the first: " in said[0][-1]) == (max_rejected < 0.1)
+
+
+def test_units_with_other_columns_than_the_finished_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for k, user in enumerate([[1, 2], [3, 4], ["u", "v"]]):
+        pq.write_table(pa.table({"q": [f"q{k}"] * 2, "f": [1.0, 2.0], "user": user}), folder / f"{k}.parquet")
+    columns = {"query": "q", "features": ["f"], "meta": ["user"]}
+    settings = config(str(folder), source={"kind": "items", "columns": columns})
+    prepare_interrupted(monkeypatch, 1, settings, str(tmp_path / "out"))
+    with pytest.raises(InputError, match=r"2.parquet: column 'meta_user' .* is string where it is int64 in \S*/0.parq"):
+        prepare(settings, str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("changed", ["settings", "inputs"])

@@ -17,7 +17,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.prepare_yaml import first_lines
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import line_blocks
 from ltrscale.ingest.profile import LogColumn, batches_of, columns_of, named_schema

@@ -26,7 +26,7 @@ from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.sizes import LogSize
 from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.prepare import PrepareJob

@@ -9,7 +9,7 @@ from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO
 from ltrscale.experiments.first.counted import LogCounts
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8

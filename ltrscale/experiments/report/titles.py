@@ -13,7 +13,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.tables import read_rows, read_schema

@@ -26,7 +26,7 @@ from ltrscale.experiments.first.init import InitJob, _asked_of
 from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.recorded import feature_blocks
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.leaks import examine_features, questions
 from ltrscale.ingest.prepare import PrepareJob

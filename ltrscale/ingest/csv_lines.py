@@ -1,13 +1,12 @@
-"""CSV text and JSON lines: the types of a file's columns, and its rows (see `lines.TextReader`).
+"""CSV text: the types of a file's columns, and its rows (see `lines.TextReader`).
 
-A line is a row: quoted fields of CSV must not contain line ends, and lines that a CSV reader could take for the start
-of a longer record are rejected. Each line of JSON is an object.
+A line is a row: quoted fields must not contain line ends, and lines that a CSV reader could take for the start of a
+longer record are rejected.
 
 Shapes: M lines of a block.
 """
 
 import csv
-import json
 import math
 import re
 from collections import Counter
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
-from pyarrow import json as arrow_json
 
 from ltrscale.arrays import Bools, Ints
 from ltrscale.data.columns import is_number_text
@@ -275,92 +273,3 @@ def booleans() -> tuple[list[str], list[str]]:
         for digit, words in (("1", _TRUE), ("0", _FALSE))
     )
     return true, false
-
-
-def json_schema(url: str) -> pa.Schema:
-    """The keys of the first 1,000 lines as columns, in the order in which they appear.
-
-    A column has the type of most of its values: bool, int64, float64 if a number has a fraction, string, a list for
-    arrays (only arrays of numbers can be read), or an empty struct for objects (which cannot be read). It is null if it
-    has no value.
-    """
-    lines = next(line_blocks(url), None)
-    if lines is None:
-        raise InputError(f"{url}: the file is empty; a file of JSON lines has an object per line")
-    kinds: dict[str, Counter[type]] = {}
-    for i in range(min(len(lines), SNIFFED_LINES)):
-        for name, value in _object(lines.text[lines.starts_M[i] : lines.ends_M[i]]).items():
-            kinds.setdefault(name, Counter())[type(value)] += value is not None and value == value
-    if not kinds:
-        raise InputError(f"{url}: no line is a JSON object; one object per line is read, not an array of them")
-    return pa.schema([(name, _json_type(counts)) for name, counts in kinds.items()])
-
-
-_TYPES: dict[type, pa.DataType] = {
-    bool: pa.bool_(),
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    list: pa.list_(pa.null()),
-    dict: pa.struct([]),
-}
-
-
-_STRING_OR_NAN = re.compile(rb'"(?:[^"\\\n]|\\[^\n])*"|NaN\b')
-
-
-def _json_type(counts: Counter[type]) -> pa.DataType:
-    if counts[float]:
-        counts[float] += counts.pop(int, 0)
-    [(kind, n)] = counts.most_common(1)
-    return _TYPES[kind] if n else pa.null()
-
-
-def _object(line: bytes) -> dict[str, object]:
-    """The object of a line; empty if the line has none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-@dataclass
-class JsonReader(TextReader):
-    """Reads JSON lines (see `TextReader`); numbers are float64, and other columns keep their types.
-
-    A key that a line lacks is null, and so is NaN, which Python writes; other keys are ignored.
-    """
-
-    def _types(self) -> pa.Schema:
-        return pa.schema([(name, self._type(name)) for name in self.columns])
-
-    def _type(self, name: str) -> pa.DataType:
-        kind = self.schema.field(name).type
-        if name in self.numbers and not pa.types.is_boolean(kind):
-            return pa.float64()
-        if pa.types.is_list(kind):
-            return pa.list_(pa.float64())  # token ids; one with a fraction is named as such
-        return pa.string() if pa.types.is_null(kind) else kind
-
-    def _convert(self, text: pa.Buffer) -> pa.Table:
-        if b"NaN" in (lines := text.to_pybytes()):
-            text = pa.py_buffer(_STRING_OR_NAN.sub(lambda found: b"null" if found[0] == b"NaN" else found[0], lines))
-        parsed = arrow_json.read_json(
-            pa.BufferReader(text),
-            # one block: pyarrow must not cut the text at another place
-            read_options=arrow_json.ReadOptions(use_threads=False, block_size=text.size + 1),
-            parse_options=arrow_json.ParseOptions(explicit_schema=self._types(), unexpected_field_behavior="ignore"),
-        )
-        return parsed.select(self.columns)
-
-    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
-        if match := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
-            name, kinds = match[1].removesuffix("/[]"), [match[3], match[2]]
-            here, there = kinds if name == match[1] else [f"a list of {kind}s" for kind in kinds]
-            return f"column {name!r} is {here} here and {there} elsewhere", repr(_object(line).get(name))
-        return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
-
-    def _query_of(self, line: bytes) -> str:
-        query = _object(line).get(self.query)
-        return str(query) if isinstance(query, str | int) else ""
