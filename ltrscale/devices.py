@@ -47,7 +47,7 @@ def round_to_tf32(on: bool) -> None:
 def multiplies_bfloat16() -> bool:
     """Whether this machine's networks compute products of bfloat16 faster than those of float32."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))  # AVX-512 alone is hardly faster
 
 

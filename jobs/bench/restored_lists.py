@@ -142,7 +142,8 @@ def contrast(net: Network, mask_F: Tensor, seed: int) -> tuple[nn.Module, Loss]:
     def loss(x_NF: Tensor, groups: QueryGroups) -> Tensor:
         offsets_Q1 = groups.offsets_Q1
         z0_ND, z1_ND = (projector(net.embed(view(x_NF, offsets_Q1), groups)) for _ in range(2))
-        return simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=0.1).mean()
+        losses_N: Tensor = simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=0.1)
+        return losses_N.mean()
 
     return projector, loss
 
@@ -154,7 +155,8 @@ def restore(net: Network, mask_F: Tensor, seed: int) -> tuple[nn.Module, Loss]:
     def loss(x_NF: Tensor, groups: QueryGroups) -> Tensor:
         hidden_NF = _masked(x_NF, mask_F, 0.4, generator)
         errors_NF = (decoder(net.embed(x_NF.masked_fill(hidden_NF, 0), groups)) - x_NF).square().clamp(max=25)
-        return (errors_NF * hidden_NF).sum() / hidden_NF.sum().clamp(min=1)
+        restored: Tensor = (errors_NF * hidden_NF).sum() / hidden_NF.sum().clamp(min=1)
+        return restored
 
     return decoder, loss
 
@@ -172,7 +174,7 @@ def pretrain(net: Network, added: nn.Module, loss: Loss, lists: Selection, epoch
         for groups in batches(lists, epoch, docs_per_batch=2048):
             value = loss(net.transform(groups.features_NF), groups)
             optimizer.zero_grad()
-            value.backward()
+            value.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(parameters, 2.0)
             optimizer.step()
         log.info("pretraining, epoch %d of %d: loss %.3f", epoch + 1, epochs, value.item())
@@ -184,10 +186,11 @@ def finetune(net: Network, labelled: Selection, validation: Selection) -> float:
     for epoch in range(60):
         net.train()
         for groups in batches(labelled, epoch, docs_per_batch=1000):
-            loss_Q = lambdarank(net(groups), groups.labels_N, groups.offsets_Q1)
-            loss = loss_Q.sum() / has_pairs(groups.labels_N, groups.offsets_Q1).sum().clamp(min=1)
+            labels_N = _labels(groups)
+            loss_Q = lambdarank(net(groups), labels_N, groups.offsets_Q1)
+            loss = loss_Q.sum() / has_pairs(labels_N, groups.offsets_Q1).sum().clamp(min=1)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if (value := float(np.nanmean(judged(net, validation)))) > best:
             best, best_epoch, kept = value, epoch, copy.deepcopy(net.state_dict())
@@ -201,8 +204,13 @@ def finetune(net: Network, labelled: Selection, validation: Selection) -> float:
 def judged(net: Network, lists: Selection) -> Doubles:
     """NDCG of each list [Q]; NaN without a relevant document."""
     net.eval()
-    values = [ndcg(net(groups), groups.labels_N, groups.offsets_Q1, k=_AT) for groups in iterate(lists)]
+    values = [ndcg(net(groups), _labels(groups), groups.offsets_Q1, k=_AT) for groups in iterate(lists)]
     return torch.cat(values).double().numpy()
+
+
+def _labels(groups: QueryGroups) -> Tensor:
+    assert groups.labels_N is not None  # of lists selected as labelled
+    return groups.labels_N
 
 
 def compare(job: RestoredListsJob) -> None:
