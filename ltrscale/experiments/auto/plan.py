@@ -28,8 +28,8 @@ from ltrscale.experiments.auto.settings import (
     Given,
     Planned,
     Speed,
-    longer,
     slower,
+    with_more,
 )
 from ltrscale.experiments.sizes import SCORED
 
@@ -196,7 +196,7 @@ def longer_model(state: RunState) -> Decision | None:
         if method.again and len(done) == 1:
             (entry,) = done
             minutes = entry.minutes if name == TUNED else state.again_minutes(name) / state.share_read(entry)
-            plan = longer(state.record.methods[name], minutes, _LONGER * state.left)
+            plan = with_more(state.record.methods[name], minutes, _LONGER * state.left)
             if plan is not None:
                 foretold = entry.foretold * plan.minutes / max(minutes, 1e-9)
                 return Decision(Entry(method=name, says=plan.says, foretold=foretold), plan.settings)

@@ -272,7 +272,7 @@ def _network(given: Given, settings: Mapping[str, Any], *, slower: float = 1.0) 
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
 
 
-def longer(settings: Mapping[str, Any], minutes: float, most: float) -> Planned | None:
+def with_more(settings: Mapping[str, Any], minutes: float, most: float) -> Planned | None:
     """A search with more trials, or a network with more epochs, in `most` minutes; None if that is not much more.
 
     `minutes` is what the settings took.
