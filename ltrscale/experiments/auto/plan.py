@@ -29,7 +29,6 @@ from ltrscale.experiments.auto.settings import (
     Planned,
     Speed,
     slower,
-    with_more,
 )
 from ltrscale.experiments.sizes import SCORED
 
@@ -41,8 +40,6 @@ _MOST_TEST, _LEAST_TEST = 0.02, 0.01
 """The largest share of the budget to test a model, and the least share of the test lists to judge on."""
 _FAR_BEHIND = 0.95
 """A method whose first model has less than this share of the best one's validation metric gets no other seed."""
-_LONGER = 1 / 3
-"""Largest share of the time left that a first model may take once more."""
 _REFIT = 1.2
 """Time of a refit relative to training, because it reads validation too."""
 
@@ -90,7 +87,8 @@ class RunState:
 
         networks = relative(SCRATCH, LINEAR)
         scored = (first[name].scores for name in (SCRATCH, LINEAR) if name in first)
-        return Speed(relative(TREES), networks, next(filter(None, scored), SCORED * networks))
+        trees = min(1.0, relative(TREES))  # a short time may be early stopping
+        return Speed(trees, networks, next(filter(None, scored), SCORED * networks))
 
     def share_read(self, entry: Entry) -> float:
         """The share of a network's planned epochs that it read before it stopped early; 1 for trees."""
@@ -137,7 +135,7 @@ class Decision(NamedTuple):
 
 
 def next_model(state: RunState) -> Decision | None:
-    """The unfinished model, else a method's first one, else one for longer, else a student, else another seed.
+    """The unfinished model, else the first model of the next method, else a student, else another seed of a method.
 
     None if no further model fits into the time that is left.
     """
@@ -148,8 +146,6 @@ def next_model(state: RunState) -> Decision | None:
     for name in (TREES, HALF, *KNOWN_METHODS):
         if name not in {*tried, STUDENT}:
             return first_model(state, name)
-    if (decision := longer_model(state)) is not None:
-        return decision
     if STUDENT not in tried and (teacher := better_network(state)) is not None:
         return first_model(state, STUDENT, teacher)
     if (method := method_of_fewest(state)) is None:
@@ -184,23 +180,6 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
         plan = within(left / 3)
     takes = state.first_minutes(name, plan) - tested
     return plan if takes <= left else within(known.share * budget * left / takes)
-
-
-def longer_model(state: RunState) -> Decision | None:
-    """A method's first model once more with more epochs or trials, where its share was too short for them.
-
-    It may take `_LONGER` of the time left. None if there is none.
-    """
-    for name, method in KNOWN_METHODS.items():
-        done = state.record.done(name)
-        if method.again and len(done) == 1:
-            (entry,) = done
-            minutes = entry.minutes if name == TUNED else state.again_minutes(name) / state.share_read(entry)
-            plan = with_more(state.record.methods[name], minutes, _LONGER * state.left)
-            if plan is not None:
-                foretold = entry.foretold * plan.minutes / max(minutes, 1e-9)
-                return Decision(Entry(method=name, says=plan.says, foretold=foretold), plan.settings)
-    return None
 
 
 def better_network(state: RunState) -> str | None:

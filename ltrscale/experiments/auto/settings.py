@@ -39,8 +39,6 @@ _READ_LISTS, _READ = 300, 1.2e6
 ranker scores per second on one core (2026-11-26)."""
 _LATE = 1.5
 """A training or search that takes this many times its share ends with what is best by then."""
-_MUCH_MORE = 1.5
-"""More epochs or trials by this factor are worth another training."""
 TEACHERS = 3
 """Number of networks that teach a student by their mean."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -268,30 +266,8 @@ def _network(given: Given, settings: Mapping[str, Any], *, slower: float = 1.0) 
     if epochs < 2:
         takes = start + 2 * epoch
         return _too_long(f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
-    finetune = {**settings["finetune"], "epochs": epochs, "patience": _patience(epochs), "minutes": given.end}
+    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": given.end}
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
-
-
-def with_more(settings: Mapping[str, Any], minutes: float, most: float) -> Planned | None:
-    """A search with more trials, or a network with more epochs, in `most` minutes; None if that is not much more.
-
-    `minutes` is what the settings took.
-    """
-    searches = "trials" in settings
-    stage = settings if searches else settings["finetune"]
-    counted, limit = ("trials", MOST_TRIALS) if searches else ("epochs", STUDIED["finetuning"])
-    number = min(limit, int(stage[counted] * most / max(minutes, 1e-9)))
-    if number < min(limit, _MUCH_MORE * stage[counted]) or number == stage[counted]:
-        return None
-    takes = minutes * number / stage[counted]
-    more = {**stage, counted: number, "minutes": max(_START_MINUTES, _LATE * takes)}
-    if not searches:
-        more["patience"] = _patience(number)
-    return Planned(more if searches else {**settings, "finetune": more}, takes, f"{number} {counted}")
-
-
-def _patience(epochs: int) -> int:
-    return max(2, epochs // 4)
 
 
 class _Known(NamedTuple):

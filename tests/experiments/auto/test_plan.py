@@ -10,9 +10,7 @@ from ltrscale.experiments.auto.plan import (
     MOST_MODELS,
     RunState,
     first_settings,
-    longer_model,
     method_of_fewest,
-    next_model,
     share_of_test,
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry
@@ -68,36 +66,6 @@ def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
     assert method_of_fewest(state()) is None
 
 
-def test_a_model_that_its_share_cut_short_is_trained_for_longer_before_other_seeds_come() -> None:
-    def cut_short(spent: float, epochs: int, trials: int) -> RunState:
-        left = state(done("trees"), done("trees_tuned", minutes=0.2), done("scratch", minutes=0.1), spent=spent)
-        finetune = {"epochs": epochs, "patience": 2, "minutes": 0.2}
-        methods = {"scratch": {"kind": "neural", "finetune": finetune}, "trees_tuned": {"trials": trials}}
-        return replace(left, record=left.record.replace(methods={**left.record.methods, **methods}))
-
-    decision = longer_model(cut_short(spent=50, epochs=9, trials=100))
-    assert decision is not None
-    assert decision.settings is not None
-    assert (decision.entry.name, decision.entry.state) == ("scratch", "begun"), "in the place of the first"
-    assert decision.settings["finetune"] == {"epochs": 60, "patience": 15, "minutes": pytest.approx(1.5 * 0.1 * 60 / 9)}
-    rather_little = cut_short(spent=53.0, epochs=9, trials=100)
-    assert (some := longer_model(rather_little)) is not None
-    assert some.settings is not None
-    assert 9 < some.settings["finetune"]["epochs"] < 60, "a part of the time that is left"
-    assert longer_model(cut_short(spent=53.6, epochs=9, trials=100)) is None, "too little for much more"
-    assert longer_model(cut_short(spent=0, epochs=60, trials=100)) is None, "nothing was cut short"
-    searched = longer_model(cut_short(spent=50, epochs=60, trials=4))
-    assert searched is not None
-    assert searched.settings is not None
-    assert (searched.entry.method, searched.settings["trials"]) == ("trees_tuned", 25), (
-        "a trial takes what those before took"
-    )
-    began = cut_short(spent=50, epochs=9, trials=100)
-    resumed = replace(began, record=began.record.noted(decision.entry, decision.settings))
-    assert (again := next_model(resumed)) is not None
-    assert again.entry == decision.entry, "a restart resumes it"
-
-
 def test_a_method_far_behind_on_validation_gets_no_other_seed() -> None:
     def found(**values: float | None) -> str | None:
         return method_of_fewest(state(*(done(name).replace(validation=value) for name, value in values.items())))
@@ -115,7 +83,7 @@ def test_the_first_network_shows_how_fast_the_machine_trains_whenever_it_stopped
     assert state(done("scratch", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25)
     assert state(done("linear", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25), "the first network says it already"
     assert state(done("scratch", minutes=1, foretold=4)).speed[:2] == (1.0, 4.0), "a GPU is faster than foretold"
-    assert state(done("trees", minutes=1, foretold=4)).speed[:2] == (4.0, 1.0), "trials stop as early as trees"
+    assert state(done("trees", minutes=1, foretold=4)).speed[:2] == (1.0, 1.0), "trees may have stopped early"
     slow, fast = state(done("scratch", minutes=4, foretold=1)), state(done("scratch", minutes=4, foretold=4))
     assert slow.test_minutes("scratch") == pytest.approx(4 * fast.test_minutes("scratch"))
     early = state(done("scratch", minutes=1, foretold=4).replace(documents=5 * LOG.informative))
