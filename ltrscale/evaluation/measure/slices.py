@@ -190,10 +190,10 @@ class Slicer:
 def in_order(names: Sequence[str]) -> list[str]:
     """The names of slices by the values of one column, with numbers in numeric order and null last."""
 
-    def key(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    def key(name: str) -> tuple[bool, bool, list[tuple[int, str]]]:
         value = name.partition("=")[2]
-        parts = re.split(r"(\d+)", value)
-        return value == "null", [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", value)]
+        return value == "null", value != _BANDS[0], parts  # the band below 0 does not begin with its number
 
     return sorted(names, key=key)
 
