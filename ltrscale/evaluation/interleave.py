@@ -34,12 +34,11 @@ from ltrscale.evaluation.impressions import (
 from ltrscale.evaluation.interleave_page import Interleaved, InterleavedPair, RankerPair, document
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_named
 from ltrscale.reports.document import Document
-from ltrscale.reports.findings import commit_report
+from ltrscale.reports.findings import ReportStage, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.stage import Origin

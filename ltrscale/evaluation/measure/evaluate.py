@@ -36,12 +36,11 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, Evalu
 from ltrscale.evaluation.measure.shown import check_shown
 from ltrscale.evaluation.measure.slices import ALL, Slicer, in_order
 from ltrscale.evaluation.measure.tallies import Tallies
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report, log
 from ltrscale.reports.document import Document
-from ltrscale.reports.findings import write_report
+from ltrscale.reports.findings import ReportStage, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.stages.inputs import content_of, hashes_of
