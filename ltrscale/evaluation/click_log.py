@@ -50,12 +50,11 @@ from ltrscale.evaluation.click_log_page import (
     UnderstoodLog,
     document,
 )
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.crossed import Difference, or_none
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
 from ltrscale.reports.document import Document, Figure
-from ltrscale.reports.findings import commit_report
+from ltrscale.reports.findings import ReportStage, commit_report
 from ltrscale.stages.stage import Origin
 
 _FOLDS = 10

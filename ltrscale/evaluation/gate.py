@@ -20,17 +20,9 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.power import POWER_ASKED, Power, Refuse, deviation_of
 from ltrscale.evaluation.statistics.summarise import Scope
-from ltrscale.evaluation.verdict import (
-    POWER_ASKED,
-    Bounds,
-    Power,
-    Refuse,
-    check_leaks,
-    deviation_of,
-    judge,
-    verdict_blocks,
-)
+from ltrscale.evaluation.verdict import Bounds, check_leaks, judge, verdict_blocks
 from ltrscale.ingest.leaks import examine_features
 from ltrscale.origin import made_by
 from ltrscale.ranking.choices import metric_label

@@ -33,14 +33,12 @@ from ltrscale.evaluation.impressions import (
 )
 from ltrscale.evaluation.interleave_page import Interleaved, InterleavedPair, RankerPair, document
 from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_named
 from ltrscale.reports.document import Document
-from ltrscale.reports.findings import commit_report
+from ltrscale.reports.findings import ReportStage, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.stage import Origin
@@ -161,7 +159,7 @@ def _simulated(job: InterleaveJob) -> _Measured:
     bundles = {name: load(url) for name, url in job.models.items()}
     test = with_tokens_of(test, bundles.values())
     scorers = scorers_of(bundles, features=test.features)
-    scorers |= {name: look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
+    scorers |= {name: scored.look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
     traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
     metric, parts, documents = metric_named(job.metric), [], 0
     with progress("interleave", test.n_documents) as advance:

@@ -1,6 +1,5 @@
-"""Metrics in words and tables, in the same form for all reports, and the jobs that print one."""
+"""Metrics in words and tables, in the same form for all reports."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 
 from scipy.special import bdtrc
@@ -9,9 +8,13 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
-from ltrscale.reports.document import Document, Table, TableRow, cell
-from ltrscale.reports.findings import Findings, print_report
-from ltrscale.stages.stage import Stage
+from ltrscale.reports.document import Table, TableRow, cell
+from ltrscale.reports.findings import Findings
+
+_SKEWED = 5
+"""Number of skewed differences that a report names."""
+_LETOR_PREFIX = "letor_"
+"""Prefix of the names of metrics under LETOR's policy."""
 
 
 class ComparedMethods(Findings):
@@ -26,27 +29,6 @@ class ComparedMethods(Findings):
     """What the formula of each metric leaves open, such as ties."""
     resamples: int
     """Bootstrap resamples of intervals."""
-
-
-class ReportStage(Stage):
-    """A stage that commits findings with a report."""
-
-    @abstractmethod
-    def page(self) -> Document:
-        """The report of the committed findings."""
-
-    def run(self, *, show: bool = True) -> bool:
-        """Make the output, and print the report's opening if `show` is set."""
-        ran = super().run()
-        if show:
-            print_report(self.out, self.page())
-        return ran
-
-
-_SKEWED = 5
-"""Number of skewed differences that a report names."""
-_LETOR_PREFIX = "letor_"
-"""Prefix of the names of metrics under LETOR's policy."""
 
 
 def definitions(policies: Mapping[str, str], *, leave_out_constant: bool) -> list[str]:

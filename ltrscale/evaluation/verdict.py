@@ -4,14 +4,13 @@ A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest
 about them; `bounds.expected` has the answer.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from ltrscale.bundle import Bundle
 from ltrscale.config import Config, Strict
@@ -22,8 +21,9 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import with_interval
+from ltrscale.evaluation.power import TAIL, Power, Refuse, deviation_of, interval_of
 from ltrscale.evaluation.statistics.blocks import holm
-from ltrscale.evaluation.statistics.summarise import Comparison, Summary
+from ltrscale.evaluation.statistics.summarise import Comparison
 from ltrscale.ingest.leaks import ASK, questions
 from ltrscale.ranking.choices import metric_label
 from ltrscale.ranking.single_feature import SingleFeature
@@ -31,11 +31,6 @@ from ltrscale.reports.document import Block, Points, Table, cell
 from ltrscale.reports.findings import Findings
 
 _MOST_NAMED = 3
-_TAIL = 0.025
-"""Chance of a difference beyond one end of a 95% interval."""
-POWER_ASKED = 0.8
-Refuse = Literal["unproven", "worse"]
-"""Which candidates a gate refuses, see `Bounds.refuse`."""
 
 
 class Bounds(Config):
@@ -88,69 +83,6 @@ class Bounds(Config):
             InputError: a pattern matches none of them.
         """
         return frozenset(f.name for pattern in self.moving for f in matching(pattern, features, key="bounds.moving"))
-
-
-class Power(Strict):
-    """The power of a gate: how often a candidate passes or fails, by the normal approximation.
-
-    For a candidate as good as production, how often it passes `margin`; with `refuse: worse`, for one worse by
-    `margin`, how often it is refused. Both are the same number.
-    """
-
-    margin: float
-    deviation: float
-    """Standard deviation of the difference of a group."""
-    groups: int
-    passes: float
-    """The probability with this many groups; of being refused with `refuse: worse`."""
-    needed: int | None
-    """Groups for a probability of .8; None for a margin of 0, which equal rankers hold once in 40 times at any size."""
-    refuse: Refuse = "unproven"
-
-    @classmethod
-    def from_margin(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
-        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5)."""
-        if deviation == 0 or margin == 0:
-            certain = margin > 0
-            passes, needed = (1.0, 1) if certain else (_TAIL if deviation else 0.0, None)
-        else:
-            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(_TAIL)))
-            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(_TAIL)) * deviation / margin) ** 2)
-        return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
-
-    @property
-    def more(self) -> int | None:
-        """Groups still missing for a probability of .8; None where no number is enough."""
-        return None if self.needed is None else max(0, self.needed - self.groups)
-
-    @property
-    def stated(self) -> str:
-        """The power in a sentence."""
-        meaning = {
-            "unproven": f"A candidate as good as production passes bounds.margin {self.margin:g}",
-            "worse": f"A candidate worse than production by bounds.margin {self.margin:g} is refused",
-        }
-        enough = "no number of groups changes that"
-        if self.needed is not None:
-            lacking = f"needs {self.more:,} more groups" if self.more else "needs no more groups"
-            enough = f"{POWER_ASKED} takes {self.needed:,}: the gate {lacking}"
-        return (
-            f"{meaning[self.refuse]} with a probability of {self.passes:.2f} at {self.groups:,} groups; {enough} "
-            f"(the difference of a group deviates by {self.deviation:.3f})"
-        )
-
-
-def deviation_of(compared: Comparison | Summary, groups: int) -> float:
-    """Standard deviation of the values of one group, from the 95% interval of their mean."""
-    low, high = _ends(compared)
-    return (high - low) / (2 * -float(ndtri(_TAIL))) * math.sqrt(groups)
-
-
-def _ends(of: Comparison | Summary) -> tuple[float, float]:
-    """Both ends of the interval, which methods of one draw each have."""
-    assert of.low is not None
-    assert of.high is not None
-    return of.low, of.high
 
 
 _Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
@@ -222,7 +154,7 @@ def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = (), m
         primary=primary,
         checks=checks,
         not_judged=tuple(name for name in compared if name not in judged),
-        not_excluded=tuple(name for name in held if _ends(judged[name][0])[0] < -bounds.slice_margin),
+        not_excluded=tuple(name for name in held if interval_of(judged[name][0])[0] < -bounds.slice_margin),
         drift_not_judged=tuple(period for period in periods.periods if in_period[period] < asked_of_drift),
         power=power,
     )
@@ -244,7 +176,7 @@ def _overall(
     yield _check("groups", ALL, enough, found, f"bounds.groups asks for {bounds.groups:,}")
     if compared is None:
         return
-    low, high = _ends(compared)
+    low, high = interval_of(compared)
     holds = low > -bounds.margin or (bounds.refuse == "worse" and high >= 0)
     asked = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
     if bounds.refuse == "worse":
@@ -259,13 +191,13 @@ def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bo
     p_M = np.array([_worse_p(compared, groups, margin) for compared, groups in judged.values()])
     for (name, (compared, _)), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
         if bounds.slices_by == "shown":
-            holds = p >= _TAIL
+            holds = p >= TAIL
             asked = (
                 f"worse by more than bounds.slice_margin {margin:g} has p {cell(p)} (Holm, slices: {len(judged)}), "
-                f"and is shown below {_TAIL}"
+                f"and is shown below {TAIL}"
             )
         else:
-            ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _ends(compared)[0])}
+            ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", interval_of(compared)[0])}
             end, value = ends[bounds.slices_by]
             holds, asked = value >= -margin, f"bounds.slice_margin asks for its {end} to be at least {-margin:g}"
         yield _check("slice_margin", name, holds, _difference(f"slice {name}", compared, primary), asked)
@@ -275,10 +207,10 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     """One-sided p of a difference that is at least minus the margin: below .025 if the upper end is below it."""
     # Student's t with the error of the interval's upper half: percentiles of resamples do not reach the small
     # probabilities that many slices need.
-    beyond, half = -margin - compared.difference, _ends(compared)[1] - compared.difference
+    beyond, half = -margin - compared.difference, interval_of(compared)[1] - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
-    return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
+    return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
 
 
 def drift_checks(drift: ByPeriod, bounds: Bounds, moving: Collection[str], method: str = CANDIDATE) -> Iterator[Check]:

@@ -31,7 +31,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import Agreement, AgreementJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS, read_group_metrics
-from ltrscale.evaluation.measure.page import how_to_read_it
+from ltrscale.evaluation.measure.page import how_to_read_evaluation
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
@@ -369,7 +369,7 @@ def document(found: Distillation, out: str) -> Document:
     ]
     spec = charts.interval_chart(rows, title=label, order=["teacher", "baseline", "method"])
     how_to_read = [
-        *how_to_read_it(evaluation),
+        *how_to_read_evaluation(evaluation),
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have: means "
         f"over those of the {found.agreement.groups:,} test groups, labelled or not, that define them.",
         "groups are the query groups that a method was trained on, students with the teacher's scores. MB is weights "

@@ -1,6 +1,7 @@
 """The results of an analysis, committed with their report: `metrics.json` and a Markdown document."""
 
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -12,6 +13,7 @@ from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.reports.document import Document
 from ltrscale.reports.render import REPORT, files, terminal
+from ltrscale.stages.stage import Stage
 
 
 class Findings(Strict):
@@ -68,3 +70,18 @@ def commit_report(
 def print_report(url: str, document: Document) -> None:
     """Print a committed report's opening and its location."""
     sys.stdout.write(f"{terminal(document)}\n\n{storage.join(url, REPORT)}\n")
+
+
+class ReportStage(Stage):
+    """A stage that commits findings with a report."""
+
+    @abstractmethod
+    def page(self) -> Document:
+        """The report of the committed findings."""
+
+    def run(self, *, show: bool = True) -> bool:
+        """Make the output, and print the report's opening if `show` is set."""
+        ran = super().run()
+        if show:
+            print_report(self.out, self.page())
+        return ran

@@ -20,9 +20,10 @@ from ltrscale.evaluation.gate import GateJob, _foreseen
 from ltrscale.evaluation.measure.drift import PeriodDrift
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
+from ltrscale.evaluation.power import Power
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
-from ltrscale.evaluation.verdict import Bounds, Power, Verdict, judge
+from ltrscale.evaluation.verdict import Bounds, Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}

@@ -113,6 +113,17 @@ def committed(url: str, split: Split) -> DocumentScores:
     return scores_from_tables(list(read_direct(select(scored_split, labelled=True).row_groups, COLUMNS)))
 
 
+def look_up(url: str, scores: DocumentScores) -> Callable[[QueryGroups], Tensor]:
+    """A scorer that looks up known scores from the directory `url`."""
+
+    def score(groups: QueryGroups) -> Tensor:
+        if (scores_N := scores.find(groups)) is None:
+            raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
+        return scores_N
+
+    return score
+
+
 def scores_from_tables(tables: Sequence[pa.Table]) -> DocumentScores:
     """The scores in tables with the columns `COLUMNS`, as readers return them."""
     lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]

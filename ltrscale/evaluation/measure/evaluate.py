@@ -8,12 +8,11 @@ Shapes: Q groups, B blocks of groups, T trials of all methods, K methods, M metr
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
@@ -24,24 +23,24 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.plan import Run, run_here
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised
+from ltrscale.evaluation.measure.corrected import Corrected, Correction, summarised
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
-from ltrscale.evaluation.measure.measuring import GroupValues, Measuring, check_shown
+from ltrscale.evaluation.measure.measuring import Measuring
 from ltrscale.evaluation.measure.metrics import Judged, judged_split, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import measure_periods
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial, by_mean, trials_of
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
-from ltrscale.evaluation.pages import ReportStage
-from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
+from ltrscale.evaluation.measure.shown import check_shown
+from ltrscale.evaluation.measure.slices import ALL, Slicer, in_order
+from ltrscale.evaluation.measure.tallies import Tallies
+from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report, log
-from ltrscale.ranking.metrics import Calibration, calibration
 from ltrscale.reports.document import Document
-from ltrscale.reports.findings import write_report
+from ltrscale.reports.findings import ReportStage, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.stages.inputs import content_of, hashes_of
@@ -231,46 +230,6 @@ def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
     train = Split(data=config.splits.train.data, periods=config.splits.train.periods)
     groups = select(train, labelled=False).serving(test.features, whose="the test split", where="the training split")
     return Seen.from_groups(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
-
-
-@dataclass
-class Tallies:
-    """The sums of each slice, and counts of all groups."""
-
-    slices: dict[str, Tally]
-    clicks: dict[int, Tensor] = field(default_factory=dict)
-    """Tallies of scores against clicks, by trial."""
-    documents: int = 0
-    unshown: int = 0
-    """Documents without a position."""
-    weights: WeightCounts = field(default_factory=WeightCounts)
-    """Relevant documents, and the sums of their weights, of the metrics corrected for positions."""
-    corrected: Tally | None = None
-    """Sums of these metrics; None if they are not measured."""
-
-    def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
-        """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""
-        blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
-        self.slices[ALL].add(blocks_Q, values.values_TMQ)
-        for name, member_Q in values.slices.items():
-            tally = self.slices.setdefault(name, Tally(*values.values_TMQ.shape[:2]))
-            tally.add(blocks_Q[member_Q], values.values_TMQ[..., member_Q])
-        check_few(list(self.slices), slice_by)
-        for t, tally_CB in values.clicks.items():
-            self.clicks[t] = self.clicks.get(t, 0) + tally_CB
-        self.documents += int(values.documents_Q.sum())
-        self.unshown += values.unshown
-        if (sums := values.corrected) is not None:
-            self.corrected = self.corrected or Tally(*sums.blocks.sums_BTM.shape[1:])
-            self.corrected.add_sums(blocks_Q, sums.blocks)
-            self.weights = self.weights.plus(sums.counts)
-
-    def calibration(self, t: int) -> Calibration | None:
-        """The calibration of a trial; None if its scores are not logits, or if some labels are not clicks."""
-        if (tally_CB := self.clicks.get(t)) is None:
-            return None
-        calibrated = calibration(tally_CB)
-        return calibrated if calibrated.documents == self.documents else None
 
 
 def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> Tallies:

@@ -26,11 +26,10 @@ from ltrscale.evaluation.measure import contrast
 from ltrscale.evaluation.measure.conditions import ConditionText
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.slices import Slicer
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, TableRow, Text
-from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.stage import Origin
 

@@ -42,7 +42,7 @@ def headline(evaluation: Evaluation) -> str:
     figure = f"{metric} {cell(lead.figure, '+.4f')}{percent}"
     if lead.p_holm is None:
         return f"{ours} against {name}: {figure}, over too few draws of labels to judge"
-    if not is_shown(lead):
+    if not is_beyond_chance(lead):
         return f"{ours}, the best model, cannot be distinguished from {name}: {figure}"
     if lead.difference > 0:
         return f"{ours} ranks better than {name}: {figure}"
@@ -122,7 +122,7 @@ def competitor_of(evaluation: Evaluation) -> str | None:
     return max(evaluation.leads, key=lambda name: (name != AS_SHOWN, evaluation.leads[name].difference))
 
 
-def is_shown(comparison: Comparison) -> bool:
+def is_beyond_chance(comparison: Comparison) -> bool:
     """Whether a difference from 0 is beyond chance, adjusted for the comparisons that were made."""
     return comparison.p_holm is not None and comparison.p_holm < _SURE
 
@@ -142,7 +142,9 @@ def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
 def _sure(evaluation: Evaluation) -> Iterator[str]:
     """Whether the leads of the best are beyond chance, and over which samples."""
     judged = {name: lead for name, lead in evaluation.leads.items() if lead.p_holm is not None}
-    open_ = [f"{name} (p {cell(c.p_holm)})" for name, c in judged.items() if name != AS_SHOWN and not is_shown(c)]
+    open_ = [
+        f"{name} (p {cell(c.p_holm)})" for name, c in judged.items() if name != AS_SHOWN and not is_beyond_chance(c)
+    ]
     if open_:
         yield f"It cannot be distinguished from {_listed(open_)}: their order may be chance."
     elif behind := [name for name in judged if name != AS_SHOWN]:
@@ -176,13 +178,13 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         yield f"No slice has {FEW_GROUPS} groups with the metric, so that it is not known on whom it is worse."
         return
     behind = sorted((name for name, (lead, _) in judged.items() if lead < 0), key=lambda name: judged[name][0])
-    shown = [name for name in behind if is_shown(judged[name][1])]
+    worse = [name for name in behind if is_beyond_chance(judged[name][1])]
     of_slices = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
     if not behind:
         yield f"{of_slices} behind {competitor} on none."
-    if shown:
-        yield f"{of_slices} worse than {competitor} beyond chance on {_first_named(shown, judged)}."
-    if chance := [name for name in behind if name not in shown]:
+    if worse:
+        yield f"{of_slices} worse than {competitor} beyond chance on {_first_named(worse, judged)}."
+    if chance := [name for name in behind if name not in worse]:
         yield f"{of_slices} behind {competitor}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
 
 

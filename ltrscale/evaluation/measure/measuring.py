@@ -35,6 +35,7 @@ from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
 from ltrscale.evaluation.measure.settings import POSITIONS
+from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import tally
@@ -284,46 +285,6 @@ def _open_bundles(
     threads: int,
 ) -> dict[str, Scorer]:
     return scorers_of({url: load(url) for url in bundles}, features=features, threads=threads)
-
-
-def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
-    """A scorer that looks up known scores from the directory `url`."""
-
-    def score(groups: QueryGroups) -> Tensor:
-        if (scores_N := scores.find(groups)) is None:
-            raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
-        return scores_N
-
-    return score
-
-
-def order_shown(groups: QueryGroups) -> Tensor:
-    """Scores that fall with the position at which a document was shown; documents without one are last, all tied."""
-    return -groups.shown_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
-
-
-def has_positions(selection: Selection) -> bool:
-    """Whether any group of some row groups has positions; reads until it finds one."""
-    for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.file.gid_base):
-        for table in read_direct(RowGroups.from_iterable(of_data_set), [POSITIONS]):
-            if POSITIONS not in table.column_names:
-                break  # a data set has the column in all files or in none
-            if table[POSITIONS].null_count < len(table):
-                return True
-    return False
-
-
-def check_shown(test: Selection, key: str) -> None:
-    """Check that the order that was shown is known; `key` is the setting of the evaluation that needs it.
-
-    Raises:
-        InputError: the test groups have no positions.
-    """
-    if not has_positions(test):
-        raise InputError(
-            f"evaluate.{key}: {test.row_groups[0].file.url} has no positions; map the column in prepare as "
-            "columns.positions, or leave it out"
-        )
 
 
 def _batches(offsets_Q1: Ints, documents: int) -> Iterator[tuple[int, int]]:

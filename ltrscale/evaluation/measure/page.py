@@ -13,7 +13,7 @@ from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, OutlierDetector
 from ltrscale.evaluation.measure.periods import drifted, period_blocks
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
-from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
+from ltrscale.evaluation.measure.slices import ALL, OF_PERIOD, OUTLIERS
 from ltrscale.evaluation.pages import (
     columns_against,
     cutoffs,
@@ -39,7 +39,7 @@ def document(evaluation: Evaluation, out: str) -> Document:
     if evaluation.test.slices[OUTLIERS]:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     sections = [
-        Section("How to read the tables", [Points(how_to_read_it(evaluation))]),
+        Section("How to read the tables", [Points(how_to_read_evaluation(evaluation))]),
         Section("All metrics", [metric_table(scopes, evaluation.baseline)]),
     ]
     if rows := _calibrations(evaluation):
@@ -104,7 +104,7 @@ def _test_data(test: EvaluatedData) -> Iterator[str]:
         )
 
 
-def gain_metric(evaluation: Evaluation) -> str | None:
+def _gain_metric(evaluation: Evaluation) -> str | None:
     """The primary metric with the gains that the evaluation names, such as revenue; None where it names none."""
     name = f"gain_{evaluation.primary}"
     return name if name in evaluation.methods[0].slices[ALL].summaries else None
@@ -117,7 +117,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
     """
     primary, best, rows = evaluation.primary, evaluation.ranked[0].name, []
     metrics = evaluation.methods[0].slices[ALL].summaries
-    names = [*cutoffs(metrics), *(name for name in (gain_metric(evaluation), f"click_{primary}") if name in metrics)]
+    names = [*cutoffs(metrics), *(name for name in (_gain_metric(evaluation), f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     for method in evaluation.ranked:
         scope = method.slices[ALL]
@@ -135,7 +135,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
 
 
 def results(evaluation: Evaluation) -> Iterator[Block]:
-    """The methods in a chart and a table, a table of both policies, and what the comparisons can show."""
+    """The methods in a chart and a table, the section corrected for positions, and what the comparisons can show."""
     primary = evaluation.primary
     yield from _charts(evaluation)
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
@@ -148,7 +148,7 @@ def results(evaluation: Evaluation) -> Iterator[Block]:
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
 
 
-def how_to_read_it(evaluation: Evaluation) -> list[str]:
+def how_to_read_evaluation(evaluation: Evaluation) -> list[str]:
     """What the metrics, intervals and p values of an evaluation mean, and the order that was shown."""
     lines = how_to_read(evaluation, (scope for method in evaluation.methods for scope in method.slices.values()))
     several = [method for method in evaluation.methods if len(method.trials) > 1]
@@ -186,7 +186,7 @@ def slices(evaluation: Evaluation) -> Iterator[Block]:
             scope = method.slices[name]
             summary, c = scope.summaries[evaluation.primary], scope.comparisons.get(evaluation.primary)
             figure = summary if c is None else c.figure
-            if name[:7] != "period=" and figure.mean is not None and (c is not None or baseline is None):
+            if not name.startswith(OF_PERIOD) and figure.mean is not None and (c is not None or baseline is None):
                 faded = summary.groups < FEW_GROUPS
                 rows.append(charts.interval_row(name, figure, series=method.name, faded=faded))
     if rows:

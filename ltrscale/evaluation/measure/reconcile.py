@@ -18,14 +18,13 @@ from ltrscale.config import Operational, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.scored_lists import BundleSource, ScoredLists, ScoresSource, TableSource
-from ltrscale.evaluation.pages import ReportStage
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text, cell
-from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
 from ltrscale.stages.stage import Origin
 
 _SAME = 1e-12

@@ -17,10 +17,10 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.drift import ByPeriod
-from ltrscale.evaluation.measure.measuring import has_positions
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
-from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
+from ltrscale.evaluation.measure.shown import has_positions
+from ltrscale.evaluation.measure.slices import ALL, OF_PERIOD, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.loss import SigmoidConfig
@@ -98,8 +98,8 @@ class MethodResult(Strict):
     @property
     def periods(self) -> dict[str, Scope]:
         """Its results on each period with labels; empty if the evaluation has no slices by period."""
-        prefix = "period="
-        return {name.removeprefix(prefix): scope for name, scope in self.slices.items() if name.startswith(prefix)}
+        by_name = self.slices.items()
+        return {name.removeprefix(OF_PERIOD): scope for name, scope in by_name if name.startswith(OF_PERIOD)}
 
 
 def by_mean(methods: Sequence[MethodResult], primary: str) -> list[MethodResult]:

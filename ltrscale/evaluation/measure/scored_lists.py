@@ -23,9 +23,8 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.scored import committed, finite
+from ltrscale.data.stream.scored import committed, finite, look_up
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.measuring import look_up
 from ltrscale.ranking.libraries import under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.stages.inputs import BundleUrl, hashes_of

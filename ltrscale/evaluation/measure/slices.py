@@ -30,6 +30,8 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
+OF_PERIOD = "period="
+"""Prefix of the slices of periods."""
 _MOST_VALUES = 100
 """The largest number of different values in a column for slices."""
 _ENDS = [-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))]
@@ -116,7 +118,7 @@ class Slicer:
             if name not in of_groups:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, of_groups)!r}?")
         if "period" in by:  # known before a group is read
-            check_few([f"period={period}" for period in selection.row_groups.by_period()], ["period"])
+            check_few([f"{OF_PERIOD}{period}" for period in selection.row_groups.by_period()], ["period"])
         named = frozenset(by).union(*map(columns_named, conditions.values()))
         return cls(
             conditions,
@@ -184,18 +186,27 @@ class Slicer:
             case "drifted":
                 assert self.seen is not None
                 return pa.array(self.seen.lacks(groups).numpy())
-        return pa.array([period] * groups.n_groups, pa.string())
+            case "period":
+                return pa.array([period] * groups.n_groups, pa.string())
+        raise AssertionError(name)
 
 
 def in_order(names: Sequence[str]) -> list[str]:
     """The names of slices by the values of one column, with numbers in numeric order and null last."""
 
-    def key(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    def key(name: str) -> tuple[bool, bool, list[tuple[int, str]]]:
         value = name.partition("=")[2]
-        parts = re.split(r"(\d+)", value)
-        return value == "null", [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", value)]
+        return value == "null", value != _BANDS[0], parts  # the band below 0 does not begin with its number
 
     return sorted(names, key=key)
+
+
+def check_few(names: Sequence[str], by: Sequence[str]) -> None:
+    """Check that no column makes too many slices; InputError names it."""
+    for column in by:
+        if sum(name.startswith(f"{column}=") for name in names) > _MOST_VALUES:
+            raise _too_many(column)
 
 
 def _stored_types(selection: Selection) -> dict[str, pa.DataType]:
@@ -242,13 +253,6 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Bools]]:
         holds = pc.equal(column, value).fill_null(False) if valid else column.is_null()
         text = str(value.as_py()).lower() if isinstance(value.as_py(), bool) else str(value.as_py())
         yield f"{name}={text if valid else 'null'}", np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
-
-
-def check_few(names: Sequence[str], by: Sequence[str]) -> None:
-    """Check that no column makes too many slices; InputError names it."""
-    for column in by:
-        if sum(name.startswith(f"{column}=") for name in names) > _MOST_VALUES:
-            raise _too_many(column)
 
 
 def _too_many(column: str) -> InputError:

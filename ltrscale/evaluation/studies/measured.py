@@ -161,6 +161,7 @@ def _defined_groups(
     if key in _kept:
         yield from _kept[key]
         return
+    _kept.clear()  # first, so that memory never holds the old groups beside the new ones
     keep: list[QueryGroups] = []
     size = 0
     for batch in iterate(test, docs_per_batch=settings.docs_per_batch):
@@ -171,8 +172,9 @@ def _defined_groups(
             size += sum(values.nbytes for values in defined.tensors())
             if size <= _KEPT_BYTES:
                 keep.append(defined)
+            else:
+                keep.clear()
             yield defined
-    _kept.clear()
     if size <= _KEPT_BYTES:
         _kept[key] = keep
 

@@ -6,7 +6,7 @@ Shapes: Q groups, T draws of labels, P pretrainings, M metrics.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
 from pydantic import Field
@@ -23,7 +23,7 @@ from ltrscale.reports.findings import Findings
 from ltrscale.stages.inputs import OutputUrl
 
 ScopeName = Literal["all", "outliers"]
-_SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
+_SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
 class Cost(Strict):
@@ -108,6 +108,11 @@ class Study(_StudyPlan, Findings):
         """The point of a method, if it has been measured."""
         return next((p for p in self.points if (p.method, p.labelled) == (method, labelled)), None)
 
+    def primary_at(self, method: str, labelled: str, groups: ScopeName) -> MeanEstimate | None:
+        """The primary metric of a method; None if it has not been measured, or no group defines it."""
+        point = self.find(method, labelled)
+        return None if point is None else point.estimates[groups].get(self.primary)
+
     @property
     def opponents(self) -> list[str]:
         """The methods that others are compared with: the baseline first, then the controls."""
@@ -184,22 +189,29 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     )
 
 
+_Key = tuple[str, str]
+"""A number of labelled groups and a method."""
+_Found = dict[_Key, dict[int, dict[int | None, Doubles]]]
+"""Metrics [Q, M] of each model, by draw and pretraining."""
+
+
 @dataclass(frozen=True)
 class _Table:
     """The metrics of all models, by number of labelled groups and method."""
 
     metrics: tuple[str, ...]
     primary: str
-    values: Mapping[tuple[str, str], Mapping[int, Doubles]]
+    values: Mapping[_Key, Mapping[int, Doubles]]
     """By number of labelled groups and method: for each draw with all its pretrainings [Q, P, M]."""
-    crossed: Mapping[tuple[str, str], tuple[int, ...] | None]
+    crossed: Mapping[_Key, tuple[int, ...] | None]
     """Pretrainings crossed with the draws, by the same keys; None where each draw has its own or none."""
-    models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
+    models: Mapping[_Key, Sequence[tuple[Model, Measured]]]
     rows: Mapping[ScopeName, Bools]
 
     @classmethod
-    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Table":
-        found: dict[tuple[str, str], dict[int, dict[int | None, Doubles]]] = defaultdict(lambda: defaultdict(dict))
+    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> Self:
+        """Read the metrics of all models, and which test groups are outliers; InputError as `study_of`."""
+        found: _Found = defaultdict(lambda: defaultdict(dict))
         of_models = defaultdict(list)
         gids_Q: Ints | None = None
         metrics: tuple[str, ...] = ()
@@ -214,30 +226,24 @@ class _Table:
             of_models[model.labelled, model.method].append((model, measured))
         outliers = read_outliers(test_url)
         outlier_Q = np.array([outliers[gid] for gid in ([] if gids_Q is None else gids_Q.tolist())], np.bool_)
-        values: dict[tuple[str, str], dict[int, Doubles]] = {}
-        crossed: dict[tuple[str, str], tuple[int, ...] | None] = {}
-        for key, draws in found.items():
-            # models may be missing, unfinished or failed: keep the most models with the same pretrainings
-            sets = {frozenset(of_draw) for of_draw in draws.values()}
-            common = max(sets, key=lambda s: (len(s) * sum(s <= of.keys() for of in draws.values()), len(s)))
-            names = sorted(common, key=lambda name: name or 0)
-            whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if common <= of_draw.keys()}
-            values[key] = {draw: np.stack([of[name] for name in names], axis=1) for draw, of in whole.items()}
-            crossed[key] = tuple(name for name in names if name is not None) or None
+        values, crossed = _with_common_pretrainings(found)
         rows: dict[ScopeName, Bools] = {"all": np.ones_like(outlier_Q), "outliers": outlier_Q}
         return cls(metrics, primary, values, crossed, of_models, rows)
 
     def drawn(self, method: str, labelled: str, metric: str, groups: ScopeName) -> Drawn:
+        """A metric of a method on these groups, by draw and pretraining."""
         of_draws, column = self.values[labelled, method], self.metrics.index(metric)
         values_TQP = [values_QPM[self.rows[groups], :, column] for values_QPM in of_draws.values()]
         return Drawn(tuple(of_draws), np.stack(values_TQP, axis=1), self.crossed[labelled, method])
 
     def trained_on(self, labelled: str) -> float | None:
+        """Labelled groups of the method that reads the most of them, see `Study.trained_on`; None if none states it."""
         counts = [[m.labelled_groups for _, m in ms] for (n, _), ms in self.models.items() if n == labelled]
         means = [np.mean([count for count in of_method if count is not None]) for of_method in counts if any(of_method)]
         return float(max(means)) if means else None
 
     def point(self, method: str, labelled: str) -> _StudyPoint:
+        """All metrics of a method, with its validation metric if all its models report one."""
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
         defined = [value for value in validation if value is not None]
         estimates = {
@@ -273,6 +279,7 @@ class _Table:
         return Versus(method=method, against=other, groups=groups, estimates=estimates, crossovers=tuple(changes))
 
     def cost(self, method: str, pretraining: Cost) -> Cost:
+        """The time of a method: that of its pretraining, of training by number of labelled groups, and of scoring."""
         of_method = {n: models for (n, name), models in self.models.items() if name == method}
         pairs = [pair for models in of_method.values() for pair in models]
         timed = [(model.seconds, model.documents) for model, _ in pairs if model.seconds is not None]
@@ -286,3 +293,22 @@ class _Table:
             documents_per_s=documents / seconds if documents and seconds else None,
             scored_documents_per_s=sum(m.documents for _, m in pairs) / scoring if scoring else None,
         )
+
+
+def _with_common_pretrainings(
+    found: _Found,
+) -> tuple[dict[_Key, dict[int, Doubles]], dict[_Key, tuple[int, ...] | None]]:
+    """The draws that have the same pretrainings, as `_Table.values` and `_Table.crossed`.
+
+    Models may be missing, unfinished or failed: as many as possible are kept.
+    """
+    values: dict[_Key, dict[int, Doubles]] = {}
+    crossed: dict[_Key, tuple[int, ...] | None] = {}
+    for key, draws in found.items():
+        sets = {frozenset(of_draw) for of_draw in draws.values()}
+        common = max(sets, key=lambda s: (len(s) * sum(s <= of.keys() for of in draws.values()), len(s)))
+        names = sorted(common, key=lambda name: name or 0)
+        whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if common <= of_draw.keys()}
+        values[key] = {draw: np.stack([of[name] for name in names], axis=1) for draw, of in whole.items()}
+        crossed[key] = tuple(name for name in names if name is not None) or None
+    return values, crossed

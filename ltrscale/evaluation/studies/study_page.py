@@ -3,102 +3,27 @@
 The columns of a table are numbers of labelled groups, where the paper's are data sets.
 """
 
-import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, MeanEstimate
+from ltrscale.evaluation.statistics.estimates import MOST_DRAWS
+from ltrscale.evaluation.studies.advice import sentences
 from ltrscale.evaluation.studies.study import ScopeName, Study, Versus
 from ltrscale.evaluation.studies.traits import Family
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, TableRow, Text, cell, span
 
-_BESIDE, _FALL = 1.035, 2.0
+_BESIDE = 1.035
+"""Curves hide no others: each is moved along the logarithmic axis by this factor from the one before."""
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
 _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
-
-
-def _sentences(study: Study) -> list[str]:
-    """Advice on methods of families other than the baseline's, pretraining's share, and trees that get worse."""
-    lines = []
-    if study.baseline is not None:
-        family = study.methods[study.baseline].family
-        others = [name for name, about in study.methods.items() if about.family != family]
-        lines.append(_advice(study, dict.fromkeys(others, study.baseline)))
-    if study.controls:
-        lines.append(f"Pretraining's own share: {_advice(study, study.controls)}")
-    return [*lines, *_worse_with_more(study)]
-
-
-def _worse_with_more(study: Study) -> list[str]:
-    """The largest fall of untuned trees as labels are added, if it is at least two standard errors."""
-    lines = []
-    for name, about in study.methods.items():
-        if about.family != "trees" or about.tuned:
-            continue
-        curve = [(n, estimate) for n in study.labelled if (estimate := _estimate(study, name, n, "all"))]
-        falls = [
-            ((before.mean - after.mean) / error, at, before, n, after)
-            for (at, before), (n, after) in itertools.combinations(curve, 2)
-            if (error := math.hypot(before.over_draws or 0.0, after.over_draws or 0.0)) > 0
-        ]
-        falls = [fall for fall in falls if fall[0] >= _FALL]
-        if not falls:
-            continue
-        errors, at, before, n, after = max(falls, key=lambda fall: fall[0])
-        draws = min(before.draws, after.draws)
-        few = "" if draws >= FEWEST_DRAWS else f", over {draws} draws, which judge nothing"
-        lines.append(
-            f"{name} gets worse with more labels: {metric_label(study.primary)} {cell(before.mean)} at {at} and "
-            f"{cell(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
-            "same at each number; a search at each (kind: tuned) is the fairer opponent."
-        )
-    return lines
-
-
-def _advice(study: Study, pairs: Mapping[str, str]) -> str:
-    """One sentence: at which numbers of labels the method that validation chose beats its counterpart in `pairs`."""
-    verdicts: list[tuple[str, str, str]] = []  # number, verdict, words
-    for n in study.labelled:
-        if (best := study.best(pairs, n)) is None:
-            continue
-        against = pairs[best]
-        versus = study.against(against).get(best)
-        if versus is None or (difference := versus.estimates.get(n)) is None:
-            continue
-        encoder = " for this encoder" if difference.pretrainings == 1 else ""
-        match difference.verdict:
-            case "above":
-                verdicts.append((n, f"{best} beats {against}{encoder}", cell(difference, "+.4f")))
-            case "below":
-                verdicts.append((n, f"{against} beats {best}{encoder}", cell(difference, "+.4f")))
-            case "open" if difference.draws < FEWEST_DRAWS:
-                verdicts.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
-            case "open" if difference.low is None:
-                verdicts.append((n, f"one encoder cannot judge {best} against {against}", f"{difference.mean:+.4f}"))
-            case "open":
-                verdicts.append((n, f"the data cannot tell {best} from {against}{encoder}", cell(difference, "+.4f")))
-    points = [point for point in study.points if point.method in pairs]
-    if points and all(point.validation is None for point in points):
-        return (
-            f"No method reports {metric_label(study.primary)} on validation, by which one would be chosen: set the "
-            "methods' validation_metric or stop_on, or another primary_cutoff."
-        )
-    if not verdicts:
-        others = " or ".join(dict.fromkeys(pairs.values()))
-        return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
-    parts = []
-    for words, run in itertools.groupby(verdicts, key=lambda each: each[1]):
-        each = list(run)
-        where = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
-        figures = ", ".join(figure for _, _, figure in each if figure)
-        parts.append(f"{where} labelled groups {words}{f' ({figures})' if figures else ''}")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+_UNDECIDED = (
+    "What would decide the open differences, if they are in truth as found: any one of three; a dash where more than "
+    f"{MOST_DRAWS:,} draws, or no number at all, would do"
+)
 
 
 def document(study: Study) -> Document:
@@ -107,7 +32,7 @@ def document(study: Study) -> Document:
     undecided = [row for other in study.opponents for row in _deciding(study, other)]
     opening = (
         *_progress(study),
-        *map(Text, _sentences(study)),
+        *map(Text, sentences(study)),
         Text(_about_data(study)),
         *_means(study, every, about=" of each method (HOU24, table 1)"),
         *([Table.from_rows(undecided, _UNDECIDED)] if undecided else []),
@@ -172,11 +97,6 @@ def _grid(study: Study, rows: Mapping[str, Mapping[str, str]], caption: str, hea
     )
 
 
-def _estimate(study: Study, method: str | None, n: str, groups: ScopeName) -> MeanEstimate | None:
-    point = None if method is None else study.find(method, n)
-    return None if point is None else point.estimates[groups].get(study.primary)
-
-
 def _reported_scopes(study: Study) -> dict[ScopeName, str]:
     """The groups that are reported, with the name of the metric there."""
     label = metric_label(study.primary)
@@ -194,7 +114,7 @@ def _means(
     for groups, label in _reported_scopes(study).items():
         means: dict[str, dict[str, str]] = {}
         for row, of in rows.items():
-            estimates = {n: _estimate(study, method, n, groups) for n, method in of.items()}
+            estimates = {n: study.primary_at(method, n, groups) for n, method in of.items() if method is not None}
             means[row] = {n: with_error(e.mean, e.over_draws) for n, e in estimates.items() if e is not None}
         yield _grid(study, means, f"{label}{about}", header)
 
@@ -212,12 +132,6 @@ def _against(study: Study, other: str) -> Iterator[Block]:
             yield Table.from_rows(crossings, f"{label}: crossovers; an end beyond the numbers is a dash")
     if other == study.opponents[0]:
         yield from curves(study, other)
-
-
-_UNDECIDED = (
-    "What would decide the open differences, if they are in truth as found: any one of three; a dash where more than "
-    f"{MOST_DRAWS:,} draws, or no number at all, would do"
-)
 
 
 def _deciding(study: Study, other: str) -> Iterator[TableRow]:
@@ -281,7 +195,7 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
 def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
     """The change against the baseline in percent of its mean, with its interval."""
     for groups, label in _reported_scopes(study).items():
-        bases = {n: e.mean for n in study.labelled if (e := _estimate(study, baseline, n, groups)) and e.mean}
+        bases = {n: e.mean for n in study.labelled if (e := study.primary_at(baseline, n, groups)) and e.mean}
         rows: dict[str, dict[str, str]] = {}
         for name, versus in study.against(baseline, groups).items():
             for n, e in versus.estimates.items():
@@ -351,7 +265,7 @@ def curves(study: Study, against: str | None = None) -> Iterator[Chart]:
         versus = {} if against is None else study.against(against, groups)
         rows, middle = [], (len(study.methods) - 1) / 2
         for i, name in enumerate(study.methods):
-            of_method = {n: _estimate(study, name, n, groups) for n in study.labelled}
+            of_method = {n: study.primary_at(name, n, groups) for n in study.labelled}
             estimates = of_method if against is None else versus[name].estimates if name in versus else {}
             points = {x: e for n, e in estimates.items() if e is not None and (x := study.labelled[n]) is not None}
             rows += charts.curve_rows(name, points, shift=_BESIDE ** (i - middle))

@@ -1,4 +1,4 @@
-"""The traits of a study's methods, by which its tables sort them."""
+"""What a study knows of a method beside its figures."""
 
 from typing import Literal
 

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from ltrscale.evaluation.measure.headline import best_of, competitor_of, is_shown
+from ltrscale.evaluation.measure.headline import best_of, competitor_of, is_beyond_chance
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
@@ -37,7 +37,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
             "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
             f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
         )
-    if not is_shown(lead):
+    if not is_beyond_chance(lead):
         return "Next: take the one that costs less, or see with jobs.study what more labels, draws or groups bring.", ""
     return _gate(evaluation, production=competitor, candidate=best.name)
 

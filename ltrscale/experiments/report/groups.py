@@ -30,10 +30,10 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
 from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.measuring import look_up, order_shown
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
 from ltrscale.evaluation.measure.settings import AS_SHOWN
+from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text
@@ -81,7 +81,8 @@ def read_groups_scored(
         scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
         for name, of_scores in committed.items():
             (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
-            scores[name] = look_up(evaluated.scores[name], scored.scores_from_tables([of_groups]))(groups).double()
+            known = scored.scores_from_tables([of_groups])
+            scores[name] = scored.look_up(evaluated.scores[name], known)(groups).double()
         yield GroupsAndScores(groups, ids, {name: scores[name] for name in methods})
 
 

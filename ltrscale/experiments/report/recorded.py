@@ -7,7 +7,7 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.page import how_to_read_it, results
+from ltrscale.evaluation.measure.page import how_to_read_evaluation, results
 from ltrscale.evaluation.measure.periods import period_blocks
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.study import Study
@@ -32,7 +32,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
     """The methods by the primary metric."""
     evaluation = sources.evaluation
     yield from results(evaluation)
-    yield Points(how_to_read_it(evaluation), caption="How to read the figures", folded=True)
+    yield Points(how_to_read_evaluation(evaluation), caption="How to read the figures", folded=True)
 
 
 def judged_periods(evaluation: Evaluation) -> Iterator[Block]:

@@ -18,9 +18,10 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.corrected import Correction, PropensitiesConfig, WeightCounts, summarised
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
-from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
+from ltrscale.evaluation.measure.measuring import _clicks_of
 from ltrscale.evaluation.measure.report import Evaluation, debiased
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
+from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.evaluation.statistics.summarise import scopes
 from ltrscale.reports.document import cell

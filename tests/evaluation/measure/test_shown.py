@@ -22,9 +22,9 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
-from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
+from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.experiments.report.make import ReportJob
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.trees.configs import LightGBMConfig

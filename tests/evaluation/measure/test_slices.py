@@ -26,6 +26,7 @@ from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.outliers import Seen
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.slices import _bands, in_order
 from ltrscale.evaluation.statistics import blocks
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import PATTERNS
@@ -300,6 +301,13 @@ def test_bad_slices_are_named(config: EvaluateConfig, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             run(validate(EvaluateConfig, {**plain, **change}, "evaluate"), tmp_path / "no")
     assert storage.read_manifest(str(tmp_path / "no")) is None
+
+
+def test_slices_of_numbers_are_in_numeric_order_with_negative_ones_first_and_null_last() -> None:
+    numbers = pa.array([-7, 0, 1, 4, 8, 15, 3000, 2_000_000_000, None])
+    names = [f"n={'null' if band is None else band}" for band in _bands("n", numbers).to_pylist()]
+    assert names[0] == "n=below 0"
+    assert in_order(names[::-1]) == names
 
 
 def test_a_column_of_ids_makes_no_slices(

@@ -16,16 +16,10 @@ from reference.crossed import interval, mean
 from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
+from ltrscale.evaluation.studies.advice import _worse_with_more, sentences
 from ltrscale.evaluation.studies.measured import Measured, TestedOn
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Table, study_of
-from ltrscale.evaluation.studies.study_page import (
-    _deciding,
-    _sentences,
-    _worse_with_more,
-    costs,
-    curves,
-    document,
-)
+from ltrscale.evaluation.studies.study_page import _deciding, costs, curves, document
 from ltrscale.evaluation.studies.traits import Family, MethodTraits
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Table
@@ -226,7 +220,7 @@ GOLDEN = Path(__file__).with_name("advice.txt")
 
 
 def advised(measured: Path) -> str:
-    said = {name: "\n".join(_sentences(study(measured, **case))) for name, case in CASES.items()}
+    said = {name: "\n".join(sentences(study(measured, **case))) for name, case in CASES.items()}
     return "\n\n".join(f"[{name}]\n{sentences}" for name, sentences in said.items()) + "\n"
 
 
@@ -254,7 +248,7 @@ def test_the_figures_of_the_advice_have_the_verdicts_that_the_oracle_gives() -> 
 
 def test_differences_are_from_the_baseline_and_from_each_control(found: Study) -> None:
     text = page(found)
-    assert all(f"\n{escape(sentence)}\n" in text for sentence in _sentences(found))
+    assert all(f"\n{escape(sentence)}\n" in text for sentence in sentences(found))
     of_scratch = cells(section(text, "Against scratch, which is not pretrained"))[0]
     assert of_scratch == {name: [shown(name, "scratch", n) for n in NUMBERS] for name in ("simclr", "probed")}
     of_heads = cells(section(text, "Against scratch_heads, which is not pretrained"))[0]
@@ -264,7 +258,7 @@ def test_differences_are_from_the_baseline_and_from_each_control(found: Study) -
 
 def test_without_a_validation_metric_none_is_advised(found: Study) -> None:
     unreported = found.replace(points=[{**point.model_dump(), "validation": None} for point in found.points])
-    against, share = _sentences(unreported)[:2]
+    against, share = sentences(unreported)[:2]
     assert against.startswith("No method reports NDCG@5 on validation, by which one would be chosen: set the methods'")
     assert share == f"Pretraining's own share: {against}"
 
