@@ -113,7 +113,7 @@ class GBDTSearch(_SearchedJob):
         return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        return record.get("tree")
+        return record["tree"] if self.metric in record else None
 
 
 class FinetuneSearch(_SearchedJob):

@@ -240,9 +240,10 @@ class Search:
         """
         past = self.history.trials()
         end_s, proposals = time.monotonic() + self._left_s(past, 1), self._proposals(past)
-        for n in range(self.config.trials - len(ended(past))):
+        before = len(ended(past))
+        for n in range(self.config.trials - before):
             if time.monotonic() >= end_s:
-                log.info("tune: its %g minutes are up after %d trials", self.config.minutes, len(past) + n)
+                log.info("tune: its %g minutes are up after %d trials", self.config.minutes, before + n)
                 break
             proposal = proposals.suggest(str(n))
             if proposals.exhausted:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -155,6 +156,17 @@ def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
         assert len(finished) == 8 or clock.now >= 60 * minutes - rounding
         assert all(each.result.reason == LATE or cuts for each in trials[len(finished) :])
         assert len(trials) - len(finished) <= 1
+
+
+def test_a_late_search_counts_the_trials_that_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = History(str(tmp_path))
+    for number in range(2):
+        history.begin(Trial(number=number, params={"x": number, "c": "a"}))
+    history.end(0, Result(state="complete", value=1.0, seconds=30.0))
+    keep_unfinished(history.folder(1), 40.0)
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        by_proposals(search_of(minutes=1), history, tuning_trials.parabola)
+    assert "its 1 minutes are up after 1 trials" in caplog.text
 
 
 def test_an_attempt_leaves_its_time_even_if_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,14 @@ def test_curves_of_trials_count_trees_and_epochs_and_hold_the_best_so_far(
         assert value == pytest.approx(values_[-1])
 
 
+@pytest.mark.parametrize(("kind", "record"), [("gbdt", {"tree": 3}), ("finetune", {"epoch": 3, "phase": "full"})])
+def test_a_record_without_the_metric_is_no_step(kind: str, record: dict[str, Any]) -> None:
+    """Such as one of trees without validation groups, which are counted only."""
+    job = search(LEAVES, job={"kind": kind}).job
+    assert job.step_of(record) is None
+    assert job.step_of({**record, job.metric: 0.5}) == 3
+
+
 @pytest.mark.parametrize("cut", [4, 6])
 def test_a_trial_that_resumes_has_the_curve_of_one_that_was_never_cut(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
