@@ -213,11 +213,11 @@ class PretrainSearch(_SearchedJob):
         return super(PretrainSearch, without_checkpoints).jobs(out)
 
 
+Searched = GBDTSearch | PretrainSearch | FinetuneSearch
+
+
 def _named(split: Split) -> dict[str, Any]:
     return with_periods_named(split).model_dump(mode="json")
-
-
-Searched = GBDTSearch | PretrainSearch | FinetuneSearch
 
 
 @contextmanager

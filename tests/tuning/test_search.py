@@ -307,16 +307,16 @@ def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path)
         history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
-        search.check_any_complete(history.trials())
+        search._check_any_complete(history.trials())
     for number, result in ((3, Result(state="stopped", reason=LATE)), (4, Result(state="stopped"))):
         history.begin(Trial(number=number, params={}))
         history.end(number, result)
     history.begin(Trial(number=5, params={}))
     counts = "2 stopped, 3 failed, 1 interrupted"
     with pytest.raises(InputError, match=f"no trial completed: {counts}, 2 of them with: too wide"):
-        search.check_any_complete(history.trials())
+        search._check_any_complete(history.trials())
     history.end(5, Result(state="complete", value=1))
-    search.check_any_complete(history.trials())
+    search._check_any_complete(history.trials())
 
 
 @pytest.fixture(scope="module")
