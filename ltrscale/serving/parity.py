@@ -1,4 +1,4 @@
-"""The check of an export: a reader of only its files must give the bundle's scores.
+"""The files of an export, and their check: a reader of only these files must give the bundle's scores.
 
 Raw rows are compared too: through the exported files, and through `prepare` and the bundle.
 
@@ -39,7 +39,9 @@ from ltrscale.serving.onnx_graph import is_listwise
 from ltrscale.serving.raw import CODE, RawSample, sample_raw, write_raw
 
 _DISTURBED = 0.02
+"""Share of the values that the check replaces: any by a missing value, and as many categories by `_UNSEEN`."""
 _UNSEEN = (1 << 24) - 1
+"""A code for a category that the model has never seen: the highest one, which data all but never have."""
 
 
 class RawParity(Strict):
@@ -62,7 +64,8 @@ class Parity(Strict):
     missing: int
     """Missing values among the features of these documents."""
     unseen: int
-    """Categories among them that the model has never seen."""
+    """Categories among them that the check replaced by one that the model has never seen; none for a format that reads
+    a missing value as 0."""
     largest_difference: float
     largest_score: float
     tolerance: float
@@ -114,7 +117,7 @@ def check_parity(
         to=to.kind,
         documents=groups.n_documents,
         missing=int(groups.features_NF.isnan().sum()),
-        unseen=int((groups.features_NF == _UNSEEN).sum()),
+        unseen=int(((groups.features_NF == _UNSEEN) & _categorical_F(bundle)).sum()),
         largest_difference=difference,
         largest_score=largest,
         tolerance=allowed,
@@ -213,11 +216,14 @@ def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> Q
         return groups
     generator = torch.Generator().manual_seed(0)
     features_NF = groups.features_NF.clone()
-    categorical_F = torch.tensor([feature.kind == "categorical" for feature in bundle.features])
     lost_NF, new_NF = (torch.rand(features_NF.shape, generator=generator) < _DISTURBED for _ in range(2))
-    features_NF[new_NF & categorical_F] = _UNSEEN
+    features_NF[new_NF & _categorical_F(bundle)] = _UNSEEN
     features_NF[lost_NF] = torch.nan
     return replace(groups, features_NF=features_NF)
+
+
+def _categorical_F(bundle: Bundle) -> torch.Tensor:
+    return torch.tensor([feature.kind == "categorical" for feature in bundle.features])
 
 
 def _raw_matrix(sampled: RawSample, names: Sequence[str], exported: Sequence[str]) -> NDArray[np.float32]:
@@ -244,4 +250,5 @@ def _raw_matrix(sampled: RawSample, names: Sequence[str], exported: Sequence[str
 
 
 def _bits(value: float) -> bytes:
+    """A value to compare: NaN equals NaN, and -0 differs from 0."""
     return b"" if value != value else struct.pack("<d", value)

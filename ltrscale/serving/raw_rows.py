@@ -1,7 +1,7 @@
 """Features of raw rows, made as for training, with only Python's standard library (3.9 or later).
 
-It reads two files in its folder: `raw_rows.json`, the recipe of each feature, and `features.json`, the columns of the
-exported model.
+It is one long file because every export has a copy of it. It reads two files in its folder: `raw_rows.json`, the recipe
+of each feature, and `features.json`, the columns of the exported model.
 
     import raw_rows
 

@@ -58,10 +58,10 @@ The features have the names of `label`. Categories are text: their functions tak
 
         def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
             columns: list[Any] = list(matrix_NG.T.astype(np.float64))
-            for i, column in enumerate(described):
+            for column in described:
                 if column.kind == "categorical":
-                    by_place = _by_place(column)
-                    columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
+                    by_place, places_N = _by_place(column), columns[column.column].tolist()
+                    columns[column.column] = np.array([by_place.get(place, "") for place in places_N])
             scores_N = np.zeros(len(matrix_NG))
             for tree in model["tree_info"]:
                 scores_N += leaves_of(tree["tree_structure"], partial(_vespa_step, columns, texts), len(matrix_NG))

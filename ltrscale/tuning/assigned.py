@@ -7,26 +7,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ltrscale import config as configs
-from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.errors import InputError
 from ltrscale.tuning.searched import Searched
-from ltrscale.tuning.space import Params, ReportValue, Space, label
+from ltrscale.tuning.space import Params, Space, label
 
 SearchedT = TypeVar("SearchedT", bound=Searched)
-
-
-def run_trial(
-    job: Searched,
-    space: Space,
-    params: Params,
-    folder: str,
-    report: ReportValue,
-    *,
-    view: Mapping[str, Dataset] | None = None,
-) -> float:
-    """Run the job with these parameters in this directory, on the data sets as the search opened them."""
-    with one_view(view):
-        return with_params(job, space, params)[0].run(folder, report)
 
 
 def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
@@ -45,7 +30,7 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
     filled, used = configs.validate(type(job), values, "space"), set(keys)
     for key in (key for key in space if key in params and space[key].when):
         settings = filled.model_dump(mode="json")
-        if all(find(settings, name) == required for name, required in space[key].when.items()):
+        if all(_find(settings, name) == required for name, required in space[key].when.items()):
             _lay(values, key, params[key])
             filled = configs.validate(type(job), values, "space")
             used.add(key)
@@ -54,9 +39,9 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; a mapping is merged into an existing one."""
-    existing, value = find(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
+    existing, value = _find(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
     both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
-    assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
+    _assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
 
 
 def given_params(job: Searched, space: Space) -> Params | None:
@@ -64,7 +49,7 @@ def given_params(job: Searched, space: Space) -> Params | None:
     params: Params = {}
     settings = job.model_dump(mode="json")
     for key, dimension in space.items():
-        value = find(settings, key)
+        value = _find(settings, key)
         in_range = dimension.choices is None and dimension.contains(value)
         candidates = [value] if in_range else dimension.probes()
         same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
@@ -104,7 +89,7 @@ def _enabling(job: Searched, space: Space, key: str) -> Params:
     params: Params = {}
 
     def holds(tried: Params, name: str, required: Any) -> bool:
-        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == required)
+        return bool(_find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == required)
 
     for name, required in space[key].when.items():
         if holds(params, name, required):
@@ -142,7 +127,7 @@ def _is_refused_as(kind: str, error: InputError) -> bool:
     return isinstance(cause, ValidationError) and any(details["type"] == kind for details in cause.errors())
 
 
-def assign(values: Any, key: str, value: Any) -> None:
+def _assign(values: Any, key: str, value: Any) -> None:
     """Set a dotted key of plain data; setting another `kind` clears the settings of the old kind.
 
     Raises:
@@ -150,8 +135,8 @@ def assign(values: Any, key: str, value: Any) -> None:
 
     Example:
         >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}
-        >>> assign(config, "method.kind", "simsiam")
-        >>> assign(config, "hidden.1", 32)
+        >>> _assign(config, "method.kind", "simsiam")
+        >>> _assign(config, "hidden.1", 32)
         >>> config
         {'method': {'kind': 'simsiam'}, 'hidden': [64, 32]}
     """
@@ -165,16 +150,16 @@ def assign(values: Any, key: str, value: Any) -> None:
     else:
         raise InputError(f"space: {key}: {first!r} is below a plain value; check the dots")
     if not rest:
-        if slot == "kind" and find(values, "kind") not in (None, value):
+        if slot == "kind" and _find(values, "kind") not in (None, value):
             values.clear()
         values[slot] = value
         return
     if isinstance(values, dict) and values.get(slot) is None:
         values[slot] = {}
-    assign(values[slot], rest, value)
+    _assign(values[slot], rest, value)
 
 
-def find(values: Any, key: str) -> Any:
+def _find(values: Any, key: str) -> Any:
     """The value at a dotted key of plain data; None if the key does not exist."""
     for part in key.split("."):
         if isinstance(values, Mapping):

@@ -13,10 +13,11 @@ from ltrscale.tuning.history import Result, keep_unfinished, unfinished
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue
 
 _KEEP_S = 60.0
+"""How often a trial's time is kept for a kill."""
 TrialFunction = Callable[[Params, str, ReportValue], float]
-"""`trial(params, folder, report) -> value`: runs a trial in a separate process, and resumes it after an interruption.
+"""`trial(params, folder, report) -> value`: runs a trial, and resumes it after an interruption.
 
-Params are empty for the config as given. The function is pickled.
+Params are empty for the config as given. Ray Tune pickles the function, and runs it in a separate process.
 """
 
 

@@ -113,7 +113,7 @@ class GBDTSearch(_SearchedJob):
         return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        return record.get("tree")
+        return record["tree"] if self.metric in record else None
 
 
 class FinetuneSearch(_SearchedJob):
@@ -213,11 +213,11 @@ class PretrainSearch(_SearchedJob):
         return super(PretrainSearch, without_checkpoints).jobs(out)
 
 
+Searched = GBDTSearch | PretrainSearch | FinetuneSearch
+
+
 def _named(split: Split) -> dict[str, Any]:
     return with_periods_named(split).model_dump(mode="json")
-
-
-Searched = GBDTSearch | PretrainSearch | FinetuneSearch
 
 
 @contextmanager

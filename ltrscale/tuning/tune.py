@@ -36,7 +36,7 @@ from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.assigned import check_space, given_params, run_trial, with_params
+from ltrscale.tuning.assigned import check_space, given_params, with_params
 from ltrscale.tuning.attempts import TrialFunction, attempt
 from ltrscale.tuning.history import (
     LATE,
@@ -51,8 +51,8 @@ from ltrscale.tuning.history import (
     unfinished,
 )
 from ltrscale.tuning.results import RESULTS, SearchOutcome, write_results
-from ltrscale.tuning.searched import FinetuneSearch, GBDTSearch, PretrainSearch, Searched
-from ltrscale.tuning.space import Params, SearchConfig
+from ltrscale.tuning.searched import Searched
+from ltrscale.tuning.space import Params, ReportValue, SearchConfig, Space
 
 if TYPE_CHECKING:
     from ltrscale.tuning.under_tune import Proposals
@@ -69,7 +69,7 @@ class TuneJob(SearchConfig, Stage):
     stage: ClassVar = "tune"
     out: Operational[str]
     """Directory of the search: its history, the outputs of the trials, table, report and best settings."""
-    job: Annotated[GBDTSearch | PretrainSearch | FinetuneSearch, Field(discriminator="kind")]
+    job: Annotated[Searched, Field(discriminator="kind")]
     """The job that a trial runs; trial 0 has its settings as given."""
     fresh: Operational[bool] = False
     """Start anew; removes the history in `out` with the outputs of its trials."""
@@ -99,7 +99,7 @@ class TuneJob(SearchConfig, Stage):
         return self.replace(fresh=False)
 
     def clear(self) -> None:
-        """Remove the history and the results."""
+        """Remove the history and the results of a search that starts `fresh`."""
         if self.fresh:
             History(self.out).remove(RUN_FILES)
             for name in _WRITTEN:
@@ -124,7 +124,7 @@ class TuneJob(SearchConfig, Stage):
         with one_view() as view, stop_on_signal() as stopping:
             cluster_cpus = math.ceil(self.concurrent * cpus)
             self._search(config, history, view).run(report, stopping=stopping, cluster_cpus=cluster_cpus)
-        self.write_found()
+        self._write_found()
 
     def best_here(self, number: int = 1) -> list[Searched]:
         """Run the remaining trials one by one in this process; returns at most `number` jobs, best first.
@@ -150,7 +150,7 @@ class TuneJob(SearchConfig, Stage):
         return recordable({**self.identity(), "inputs": self.inputs(), "data": contents_of_read(self.job.reads())})
 
     def _search(self, config: SearchConfig, history: History, view: Mapping[str, Dataset]) -> "Search":
-        trial = functools.partial(run_trial, self.job, self.space, view=view)
+        trial = functools.partial(_run_trial, self.job, self.space, view=view)
         return Search(config, trial, history, given_params(self.job, self.space), self._same)
 
     def _same(self, params: Params) -> str:
@@ -160,7 +160,7 @@ class TuneJob(SearchConfig, Stage):
         except InputError:  # the trial itself will fail with this error
             return digest(params)
 
-    def write_found(self) -> None:
+    def _write_found(self) -> None:
         """Write table, report, pictures and the best settings."""
         storage.check_lease(self.out)
         everything = History(self.out).trials()
@@ -185,6 +185,20 @@ class TuneJob(SearchConfig, Stage):
                 "best of %d trials: trial %d, %s %.4f: %s",
                 len(trials), leader.number, self.job.metric, leader.result.value, join(self.out, REPORT),
             )  # fmt: skip
+
+
+def _run_trial(
+    job: Searched,
+    space: Space,
+    params: Params,
+    folder: str,
+    report: ReportValue,
+    *,
+    view: Mapping[str, Dataset] | None = None,
+) -> float:
+    """Run the job with these parameters in this directory, on the data sets as the search opened them."""
+    with one_view(view):
+        return with_params(job, space, params)[0].run(folder, report)
 
 
 @dataclass(frozen=True)
@@ -229,7 +243,7 @@ class Search:
             if stopping():
                 raise Stopped("asked to stop; the same command resumes the trials that have not ended")
             trials = self.history.trials()
-        self.check_any_complete(trials)
+        self._check_any_complete(trials)
 
     def run_here(self) -> list[Trial]:
         """Run the trials one by one in this process, as `run`; returns all. ASHA and resources do not apply.
@@ -240,9 +254,10 @@ class Search:
         """
         past = self.history.trials()
         end_s, proposals = time.monotonic() + self._left_s(past, 1), self._proposals(past)
-        for n in range(self.config.trials - len(ended(past))):
+        before = len(ended(past))
+        for n in range(self.config.trials - before):
             if time.monotonic() >= end_s:
-                log.info("tune: its %g minutes are up after %d trials", self.config.minutes, len(past) + n)
+                log.info("tune: its %g minutes are up after %d trials", self.config.minutes, before + n)
                 break
             proposal = proposals.suggest(str(n))
             if proposals.exhausted:
@@ -251,7 +266,7 @@ class Search:
             self.history.end(number, self._attempt(proposal["params"], self.history.folder(number), end_s))
             proposals.on_trial_complete(str(n))
         trials = self.history.trials()
-        self.check_any_complete(trials)
+        self._check_any_complete(trials)
         return trials
 
     def _proposals(self, past: Sequence[Trial]) -> "Proposals":
@@ -276,7 +291,7 @@ class Search:
                 raise
             return Result(state="stopped", seconds=unfinished(folder).seconds, reason=LATE)
 
-    def check_any_complete(self, trials: Sequence[Trial]) -> None:
+    def _check_any_complete(self, trials: Sequence[Trial]) -> None:
         """Raise an `InputError` with the most common reason if no trial has completed."""
         if not trials or best(trials) is not None:
             return

@@ -38,8 +38,11 @@ from ltrscale.tuning.space import (
 )
 
 _REDRAWS = 20
+"""How often the sampler may propose what was tried before."""
 _MOST_CELLS = 100_000
+"""Combinations of values to look through after that."""
 _FOREVER = 10**9
+"""A step that no trial reaches."""
 _RESTARTS = 1
 """How often a trial restarts after its process has died, for instance for lack of memory."""
 

@@ -95,7 +95,7 @@ def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
     def refuse(*_: object, **__: object) -> float:
         raise AssertionError("an ended search runs a trial")
 
-    monkeypatch.setattr(tune, "run_trial", refuse)
+    monkeypatch.setattr(tune, "_run_trial", refuse)
     seed_run(synthetic_dataset, parts).model("tuned")
 
 

@@ -256,6 +256,15 @@ def test_a_missing_value_counts_as_0_where_lightgbm_never_met_one(write_dataset:
 
 
 @pytest.mark.slow
+def test_a_number_that_equals_the_code_of_an_unseen_category_is_none(write_dataset: Any, tmp_path: Path) -> None:
+    groups = [(np.concatenate([x_LF, np.full((len(x_LF), 1), 2**24 - 1)], 1), y_L) for x_LF, y_L in full(60, 1)]
+    names = [Feature(name=n) for n in "abcd"]
+    data = write_dataset({f"2026-W0{week}": groups for week in range(1, 5)}, names)
+    _, parity = compared("lightgbm", load(trees(tmp_path / "model", data, "lightgbm")), split_of(data))
+    assert parity.unseen == 0
+
+
+@pytest.mark.slow
 def test_a_split_that_asks_for_a_value_is_finite_in_json(write_dataset: Any, tmp_path: Path) -> None:
     """LightGBM's threshold of such a split, 1e300, is above all numbers in single precision."""
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -157,6 +158,17 @@ def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
         assert len(trials) - len(finished) <= 1
 
 
+def test_a_late_search_counts_the_trials_that_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = History(str(tmp_path))
+    for number in range(2):
+        history.begin(Trial(number=number, params={"x": number, "c": "a"}))
+    history.end(0, Result(state="complete", value=1.0, seconds=30.0))
+    keep_unfinished(history.folder(1), 40.0)
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        by_proposals(search_of(minutes=1), history, tuning_trials.parabola)
+    assert "its 1 minutes are up after 1 trials" in caplog.text
+
+
 def test_an_attempt_leaves_its_time_even_if_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ltrscale.tuning.attempts._KEEP_S", 0.001)
     history, before = History(str(tmp_path)), 1000.0
@@ -295,16 +307,16 @@ def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path)
         history.begin(Trial(number=number, params={}))
         history.end(number, Result(state="failed", reason=reason))
     with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
-        search.check_any_complete(history.trials())
+        search._check_any_complete(history.trials())
     for number, result in ((3, Result(state="stopped", reason=LATE)), (4, Result(state="stopped"))):
         history.begin(Trial(number=number, params={}))
         history.end(number, result)
     history.begin(Trial(number=5, params={}))
     counts = "2 stopped, 3 failed, 1 interrupted"
     with pytest.raises(InputError, match=f"no trial completed: {counts}, 2 of them with: too wide"):
-        search.check_any_complete(history.trials())
+        search._check_any_complete(history.trials())
     history.end(5, Result(state="complete", value=1))
-    search.check_any_complete(history.trials())
+    search._check_any_complete(history.trials())
 
 
 @pytest.fixture(scope="module")

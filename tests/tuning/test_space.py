@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ltrscale.errors import InputError
-from ltrscale.tuning.assigned import assign, find
+from ltrscale.tuning.assigned import _assign, _find
 from ltrscale.tuning.space import Dimension, cells, from_optuna, is_in, label, to_optuna
 
 
@@ -83,12 +83,12 @@ def test_what_is_assigned_is_found_and_nothing_else_changes(values: Any) -> None
         return
     before = {key: value for key, value in values.items() if key != "a"}
     values["a"] = {}
-    assign(values, "a.b.c", 7)
-    assert find(values, "a.b.c") == 7
+    _assign(values, "a.b.c", 7)
+    assert _find(values, "a.b.c") == 7
     assert {key: value for key, value in values.items() if key != "a"} == before
 
 
 @pytest.mark.parametrize(("key", "message"), [("a.b", "below a plain value"), ("l.5", "not an index of a list of 2")])
 def test_a_key_that_leads_nowhere_is_named(key: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        assign({"a": 1, "l": [1, 2]}, key, 0)
+        _assign({"a": 1, "l": [1, 2]}, key, 0)

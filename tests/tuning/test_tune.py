@@ -28,12 +28,12 @@ from ltrscale.stages.runs import heard_by
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.assigned import check_space, given_params, run_trial, with_params
+from ltrscale.tuning.assigned import check_space, given_params, with_params
 from ltrscale.tuning.attempts import _Curve
 from ltrscale.tuning.history import History, Result, Trial
 from ltrscale.tuning.searched import PretrainSearch
 from ltrscale.tuning.space import AshaConfig, Dimension
-from ltrscale.tuning.tune import TuneJob
+from ltrscale.tuning.tune import TuneJob, _run_trial
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
@@ -198,6 +198,14 @@ def test_curves_of_trials_count_trees_and_epochs_and_hold_the_best_so_far(
         assert value == pytest.approx(values_[-1])
 
 
+@pytest.mark.parametrize(("kind", "record"), [("gbdt", {"tree": 3}), ("finetune", {"epoch": 3, "phase": "full"})])
+def test_a_record_without_the_metric_is_no_step(kind: str, record: dict[str, Any]) -> None:
+    """Such as one of trees without validation groups, which are counted only."""
+    job = search(LEAVES, job={"kind": kind}).job
+    assert job.step_of(record) is None
+    assert job.step_of({**record, job.metric: 0.5}) == 3
+
+
 @pytest.mark.parametrize("cut", [4, 6])
 def test_a_trial_that_resumes_has_the_curve_of_one_that_was_never_cut(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
@@ -246,7 +254,7 @@ def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a
     def report(step: int, value: float) -> None:
         points.append((step, value))
 
-    value = run_trial(config.job, space, {}, trial, report)
+    value = _run_trial(config.job, space, {}, trial, report)
     assert [step for step, _ in points] == [1, 2]
     assert isinstance(config.job, PretrainSearch)
     plain = config.job.pretrain.replace(keep_every=None)
@@ -259,7 +267,7 @@ def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a
     (tmp_path / "trial" / "finetuned" / storage.MANIFEST).unlink()  # cut off at the very end
     before = list(points)
     points.clear()
-    assert run_trial(config.job, space, {}, trial, report) == value
+    assert _run_trial(config.job, space, {}, trial, report) == value
     assert points == before
 
 
@@ -281,7 +289,7 @@ def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
 
 
 def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: TuneJob) -> None:
-    ended.write_found()
+    ended._write_found()
     out = Path(ended.out)
     report = (out / "report.md").read_text()
     assert "5 trials: 3 complete, 1 stopped, 1 failed" in report
@@ -302,7 +310,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
 
 def test_a_fresh_search_leaves_nothing_that_the_one_before_wrote(ended: TuneJob) -> None:
     History(ended.out).open(ended.history_identity())
-    ended.write_found()
+    ended._write_found()
     assert "optuna.journal" in {*storage.below(ended.out)}
     ended.replace(fresh=True).clear()
     assert {*storage.below(ended.out)} == set()
@@ -330,7 +338,7 @@ def test_optuna_and_its_dashboard_open_the_trials_of_a_search(ended: TuneJob) ->
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    ended.write_found()
+    ended._write_found()
     place = JournalStorage(JournalFileBackend(str(Path(ended.out) / "optuna.journal")))
     (name,) = optuna.get_all_study_names(place)
     study = optuna.load_study(study_name=name, storage=place)
@@ -386,7 +394,7 @@ def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp
     with one_view() as view:
         config.inputs()
     for folder in ("first", "later"):
-        run_trial(config.job, {}, {}, str(tmp_path / folder), lambda *_: None, view=pickle.loads(pickle.dumps(view)))
+        _run_trial(config.job, {}, {}, str(tmp_path / folder), lambda *_: None, view=pickle.loads(pickle.dumps(view)))
         hashes.append(bundle.load(str(tmp_path / folder / "model")).dataset_hash)
         add_period(data, "2026-W01b", like="2026-W02")
     assert hashes[0] == hashes[1] == select(config.job.splits.train.replace(data=synthetic_dataset), labelled=True).hash
