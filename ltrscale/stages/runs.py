@@ -29,7 +29,8 @@ from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.stages.trackers import MetricsFile, Tracked, record_in
+from ltrscale.stages.metrics_file import MetricsFile, record_in
+from ltrscale.stages.trackers import Tracked
 from ltrscale.stages.tracking import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
