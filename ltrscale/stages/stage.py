@@ -4,7 +4,8 @@ check        refuses bad settings before anything is computed
 identity     the settings that the output depends on: the fields, without those that are marked `Operational`
 inputs       the content hashes of the inputs, which the types of the fields declare; with the identity they are the
              origin of the output
-is_done      whether the output of this origin is committed; tidy: finishes what a run killed then left undone
+is_done      whether the output of this origin is committed
+tidy         finishes what a run that was killed just after its commit left undone
 clear        removes the remains of an earlier run, if the job should start over
 work         makes the output and commits it
 """
