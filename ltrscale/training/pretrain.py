@@ -29,7 +29,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import cluster_for, launch, run_for
-from ltrscale.runtime.workers import Context, rank_and_world
+from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.stages.inputs import dataset_hashes, hashes_of
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
@@ -163,7 +163,7 @@ class PretrainJob(TrainingStage):
         fitted_state: dict[str, Tensor],
         marginals_SF: Tensor | None,
         origin: Origin,
-        context: Context,
+        context: WorkerContext,
     ) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config = self.pretrain

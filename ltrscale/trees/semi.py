@@ -24,7 +24,7 @@ from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import ONE, Context
+from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_judged, read_labelled
@@ -106,7 +106,7 @@ class SemiJob(LabelledStage):
         launch(partial(self._grow, labelled, all_groups, validation, origin), workers=ONE, report=report)
 
     def _grow(
-        self, labelled: Selection, all_groups: Selection, judged: Selection, origin: Origin, context: Context
+        self, labelled: Selection, all_groups: Selection, judged: Selection, origin: Origin, context: WorkerContext
     ) -> None:
         config = self.semi
         view, projection = seen_by(config.gbdt, labelled.features), None
@@ -132,7 +132,7 @@ def _all_groups(
     codes: BinCodes,
     all_groups: Selection,
     validation: Labelled,
-    context: Context,
+    context: WorkerContext,
 ) -> tuple[Labelled, BinCodes]:
     """All groups of the training split; groups without a label in use get grades of the first trees' scores."""
     assert config.pseudo_labels is not None

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _A_TURN = 1 << 16
 """Row groups that are dealt at a time: a million Python numbers at once would take much memory."""
 _LARGE = 1 << 22
-"""Feature values (16 MiB) of a very large row group; windows of such row groups are shorter."""
+"""Feature values (16 MiB) of each row group of a full window, on average; a window with more ends earlier."""
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
