@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.text import Text
 
-from jobs.help import Table, committed, explained, fill, find, keys_of, notes, show, table_of, width
+from jobs.help import KeyFacts, Table, committed, explained, fill, find, keys_of, notes, show, table_of, width
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
@@ -97,7 +97,7 @@ def parser(command: Command) -> argparse.ArgumentParser:
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
     if command.argument:
-        multiple = fields[command.argument].place == "0"
+        multiple = fields[command.argument].is_list
         options.add_argument(
             "argument",
             nargs="*" if multiple else "?",
@@ -118,6 +118,19 @@ def parser(command: Command) -> argparse.ArgumentParser:
     keys = keys_of(table, command.name)
     override.completer = lambda **_: [f"{key.name}=" for key in keys if "=" not in key.name]  # type: ignore[attr-defined]
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
+    _add_shortcuts(options, command, fields)
+    if "out" in fields:
+        options.add_argument(
+            "--if-running",
+            choices=["wait", "end"],
+            help="if another job is writing the same output: wait for it (the default), or end and name it; "
+            f"the environment variable {storage.WHEN_BUSY} has the same effect",
+        )
+    return options
+
+
+def _add_shortcuts(options: argparse.ArgumentParser, command: Command, fields: Mapping[str, KeyFacts]) -> None:
+    """Add the options of single keys, each short for `--set`."""
     for key in [*command.flags.split(), *(["workers"] if "workers" in fields else [])]:
         options.add_argument(
             f"--{key}",
@@ -134,14 +147,6 @@ def parser(command: Command) -> argparse.ArgumentParser:
             options.add_argument(
                 option, action="append_const", dest="set", const=switch, help=f"short for --set {switch}"
             )
-    if "out" in fields:
-        options.add_argument(
-            "--if-running",
-            choices=["wait", "end"],
-            help="if another job is writing the same output: wait for it (the default), or end and name it; "
-            f"the environment variable {storage.WHEN_BUSY} has the same effect",
-        )
-    return options
 
 
 def main(command: Command) -> None:

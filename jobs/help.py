@@ -43,6 +43,11 @@ class KeyFacts(BaseModel):
     """What stands between the key and the keys of its configs: a name, an index, or nothing."""
 
     @property
+    def is_list(self) -> bool:
+        """Whether it holds several values, by index."""
+        return self.place == "0"
+
+    @property
     def holds_config(self) -> bool:
         """Whether the default is a config, not a plain value or a mapping of configs."""
         return bool(self.configs) and not self.place and self.default is not None

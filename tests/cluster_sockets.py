@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import Context, WorkersConfig
+from ltrscale.runtime.workers import WorkerContext, WorkersConfig
 
 
 def listening_sockets(root: int) -> list[tuple[str, int, str]]:
@@ -38,7 +38,7 @@ class EndlessWorker:
     driver_pid: int
     file: Path
 
-    def __call__(self, context: Context) -> None:  # noqa: ARG002
+    def __call__(self, context: WorkerContext) -> None:  # noqa: ARG002
         """Record the listening sockets once, and run until the process is killed."""
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 0:

@@ -29,7 +29,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.runtime import launch as launching
-from ltrscale.runtime.workers import ONE, Context, Work, WorkersConfig, rank_and_world
+from ltrscale.runtime.workers import ONE, Work, WorkerContext, WorkersConfig, rank_and_world
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.feed import Fed
@@ -62,7 +62,7 @@ class FaultyPretraining:
     every_step_s: float = 0.0
     """Seconds that all ranks sleep in every step, to leave time for faults from outside."""
 
-    def run_worker(self, work: functools.partial[None], context: Context) -> None:
+    def run_worker(self, work: functools.partial[None], context: WorkerContext) -> None:
         """The work of one worker, a method of the job."""
         attempt, out = from_rank_0(time.time_ns()), work.func.__self__.out
         with _steps(lambda trainer, given: self._before(trainer, given, attempt, out)):
@@ -202,7 +202,7 @@ def process_launcher(world: int, restarts: int = _RESTARTS) -> Callable[..., Non
 def _process(rank: int, world: int, meeting: str, work: Work) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as workers of Ray do, for equal sums
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-    work(Context())
+    work(WorkerContext())
     dist.destroy_process_group()
 
 

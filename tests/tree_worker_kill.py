@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ltrscale.runtime.workers import Context, Work
+from ltrscale.runtime.workers import Work, WorkerContext
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TreesWithKilledWorker:
     work: Work
     then: Work
 
-    def __call__(self, context: Context) -> None:
+    def __call__(self, context: WorkerContext) -> None:
         trees = 0
 
         def stopping() -> bool:  # called before each tree is counted

@@ -39,9 +39,10 @@ from ltrscale.data.stream.readers import OPEN_FILES, ParquetReads, open_parquet,
 from ltrscale.errors import Stopped
 from ltrscale.progress import log
 from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.hangs import Pulse, WorkerProgress
 from ltrscale.runtime.mailbox import Beat, Left, Sender, WorkerJoined, open_mailbox
 from ltrscale.runtime.under_torchrun import Group, Watchers
-from ltrscale.runtime.workers import Context, Pulse, WorkerProgress
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.storage import join
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.phases import Phase, Training
@@ -132,7 +133,7 @@ class SmallTraining:
                 if rank == 0:
                     self.records.append(dict(record))
 
-            context = Context(reader=self._read, report=report, stopping=stopping)
+            context = WorkerContext(reader=self._read, report=report, stopping=stopping)
             training = Training(models[rank], config, selection, self.out, {}, context)
             try:
                 training.run(Phase("pretrain", "pretraining", config.epochs))

@@ -51,7 +51,7 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.processor import cores, cpu_seconds
 from ltrscale.progress import log
-from ltrscale.runtime.workers import Context
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.reduce import sum_over_workers
@@ -229,7 +229,7 @@ def _worker(setting: Setting, data: str, out: str, world: int, rank: int) -> Non
         if "documents_per_s" not in record:
             ends.append(time.monotonic())
 
-    context = Context(reader=functools.partial(_far, setting.store), report=report)
+    context = WorkerContext(reader=functools.partial(_far, setting.store), report=report)
     selection = _selection(data, world)
     Training(Sleeping(setting.compute_s), _config(world), selection, f"{out}/run", {}, context).run(
         Phase("pretrain", "pretraining", 1)

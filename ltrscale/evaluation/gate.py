@@ -14,7 +14,8 @@ from pydantic import model_validator
 from ltrscale.bundle import load
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
+from ltrscale.data.dataset.periods import with_relative_named
+from ltrscale.data.dataset.split import SplitsWithTest, Texts
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation

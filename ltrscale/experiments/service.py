@@ -20,7 +20,8 @@ from ltrscale.bundle.contents import hash_of
 from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
+from ltrscale.data.dataset.periods import in_few_words
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest

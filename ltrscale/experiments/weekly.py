@@ -25,7 +25,8 @@ from ltrscale.bundle import content_hash
 from ltrscale.config import Config, Operational, load, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
-from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words, with_periods_named
+from ltrscale.data.dataset.periods import in_few_words, with_periods_named
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob

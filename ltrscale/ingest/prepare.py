@@ -16,7 +16,8 @@ from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.files import DataFiles, total_of
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.selection import nothing_to_learn, select
+from ltrscale.data.dataset.relevant import nothing_to_learn
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.dataset.tokens import put_vocabulary

@@ -32,9 +32,10 @@ from ltrscale.alongside import alongside
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
+from ltrscale.runtime.hangs import Pulse
 from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.workers import Context, Pulse, Regrouped, Work, WorkersConfig
+from ltrscale.runtime.workers import Regrouped, Work, WorkerContext, WorkersConfig
 
 WATCH_S = 0.5
 _LOOK_S = 0.1
@@ -112,7 +113,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
     this = ray.get_runtime_context().current_actor
     sender(WorkerJoined(rank, this))
     pulse, read_on = Pulse(), task.workers.read_on
-    context = Context(
+    context = WorkerContext(
         reader=functools.partial(read_with_ray, read_on=read_on) if read_on else read_with_ray,
         report=(lambda record: sender(ReportedMetrics(dict(record)))) if rank == 0 else lambda _: None,
         stopping=requests.stopping,

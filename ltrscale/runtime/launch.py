@@ -9,12 +9,12 @@ import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
 
-from ltrscale.data.stream.plan import Run, run_here
+from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.progress import Report
 from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.runtime.workers import Context, Work, WorkersConfig
+from ltrscale.runtime.workers import Work, WorkerContext, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 
@@ -52,4 +52,4 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool
             under_ray.train(work, workers, report, regroups=regroups)
     else:
         with stop_on_signal() as stopping:
-            work(Context(report=report, stopping=stopping, late=stopping.is_late))
+            work(WorkerContext(report=report, stopping=stopping, late=stopping.is_late))

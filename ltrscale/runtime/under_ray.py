@@ -34,6 +34,7 @@ from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.capacity import Waiting, resources
 from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, serve, work_in_groups
+from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     Beat,
     Left,
@@ -46,7 +47,7 @@ from ltrscale.runtime.mailbox import (
     WorkerJoined,
     open_mailbox,
 )
-from ltrscale.runtime.workers import HangWatch, Work, WorkersConfig
+from ltrscale.runtime.workers import Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 _DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError)

@@ -24,7 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log
-from ltrscale.runtime.workers import Context, HangWatch, Pulse, Work, WorkerProgress
+from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
+from ltrscale.runtime.workers import Work, WorkerContext
 from ltrscale.signals import stop_on_signal
 
 _LONG = timedelta(days=7)  # rank 0 may prepare data for hours while the others wait
@@ -140,7 +141,7 @@ def _train(group: Group, work: Work, report: Report, watchers: "Watchers") -> No
     with _ending_together(group), stop_on_signal() as stopping:
         try:
             with pulse.sent(watchers.beat):
-                work(pulse.counting(Context(report=report, stopping=stopping)))
+                work(pulse.counting(WorkerContext(report=report, stopping=stopping)))
         finally:
             watchers.leave()
 

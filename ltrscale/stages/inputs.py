@@ -14,8 +14,9 @@ from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
 from ltrscale.config import Config, is_operational, members
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
+from ltrscale.data.dataset.periods import resolve_periods
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, Texts, resolve_periods
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, Texts
 from ltrscale.errors import InputError
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
@@ -29,8 +29,9 @@ from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.stages.trackers import MetricsFile, Tracked, record_in
-from ltrscale.stages.tracking import tracked
+from ltrscale.stages.metrics_file import MetricsFile, record_in
+from ltrscale.stages.trackers import Tracked
+from ltrscale.stages.tracking import Track, tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 LOG, METRICS, CONFIG, ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
@@ -169,23 +170,13 @@ def recorded(
                 MetricsFile(folder / METRICS, stage, partial(_warn_of_gaps, folder)) as metrics,
                 tracked(Tracked(out, config, stage, origin, folder, goes_on=metrics.goes_on)) as track,
             ):
-
-                def report(record: Mapping[str, object]) -> None:
-                    track(record, metrics.append(record))
-                    for listener in listeners:
-                        listener(record)
-
                 for listener in listeners:
                     listener({})
-                yield report
+                yield partial(_pass_on, metrics, track, listeners)
             with suppress(OSError):  # a full disk must not fail a finished run
                 (folder / ENVIRONMENT).write_text(json.dumps({**began, "ended": _now()}, indent=1) + "\n")
         except BaseException as error:
-            # only to the file: the job itself prints the error
-            trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()
-            record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
-            log.filter(record)
-            handler.emit(record)
+            handler.emit_failure(error)
             raise
         finally:
             log.removeHandler(handler)
@@ -193,8 +184,22 @@ def recorded(
                 handler.close()
 
 
+def _pass_on(metrics: MetricsFile, track: Track, listeners: Iterable[Report], record: Mapping[str, object]) -> None:
+    """Give a record to all who keep it."""
+    track(record, metrics.append(record))
+    for listener in listeners:
+        listener(record)
+
+
 class _LogFile(logging.FileHandler):
     """The log of a run, which survives write errors: a disk that is full for a while leaves a gap."""
+
+    def emit_failure(self, error: BaseException) -> None:
+        """Write the error that ends the run, to this file only: the job itself prints it."""
+        trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()
+        record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
+        log.filter(record)
+        self.emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002
         """Warn once; the base class would print a traceback for every line."""

@@ -4,7 +4,8 @@ check        refuses bad settings before anything is computed
 identity     the settings that the output depends on: the fields, without those that are marked `Operational`
 inputs       the content hashes of the inputs, which the types of the fields declare; with the identity they are the
              origin of the output
-is_done      whether the output of this origin is committed; tidy: finishes what a run killed then left undone
+is_done      whether the output of this origin is committed
+tidy         finishes what a run that was killed just after its commit left undone
 clear        removes the remains of an earlier run, if the job should start over
 work         makes the output and commits it
 """
@@ -19,7 +20,8 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, is_operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Split, Splits, with_periods_named, with_relative_named
+from ltrscale.data.dataset.periods import with_periods_named, with_relative_named
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.origin import is_current, made_by, settings_of
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import hashes_of, is_input, splits_of

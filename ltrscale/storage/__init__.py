@@ -15,23 +15,12 @@ cannot cure is reported at once.
 
 from ltrscale.storage import scratch
 from ltrscale.storage.commit import Commit, Placed
-from ltrscale.storage.committed import (
-    HIDDEN_MANIFEST,
-    MANIFEST,
-    at_once,
-    is_whole,
-    parse_manifest,
-    read_manifest,
-    read_verified,
-    sweep,
-    sweep_helpers,
-    withdraw,
-    withdraw_below,
-)
+from ltrscale.storage.committed import is_whole, read_verified, withdraw, withdraw_below
 from ltrscale.storage.conditions import clock_ahead_s
 from ltrscale.storage.conditions import heeded as heeds_conditions
 from ltrscale.storage.faults import PATIENCE, is_disk_full, is_fault, named_errors, patiently
 from ltrscale.storage.files import (
+    at_once,
     below,
     children,
     exists,
@@ -49,7 +38,17 @@ from ltrscale.storage.files import (
 )
 from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
-from ltrscale.storage.listing import are_hashes, listed_in, read_manifest_part, sizes_in
+from ltrscale.storage.leftovers import sweep, sweep_helpers
+from ltrscale.storage.listing import (
+    HIDDEN_MANIFEST,
+    MANIFEST,
+    are_hashes,
+    listed_in,
+    parse_manifest,
+    read_manifest,
+    read_manifest_part,
+    sizes_in,
+)
 from ltrscale.storage.locks import create_exclusively, swap
 from ltrscale.storage.names import (
     HIDDEN_RUN,

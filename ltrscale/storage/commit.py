@@ -15,22 +15,12 @@ from typing import Any, Self
 from ltrscale.errors import InputError
 from ltrscale.storage import files, locks, names, scratch, writers
 from ltrscale.storage import lease as leases
-from ltrscale.storage.committed import (
-    MANIFEST,
-    UNFINISHED,
-    at_once,
-    deleting,
-    parse_manifest,
-    read_manifest,
-    read_unfinished,
-    settle,
-    write_unfinished,
-)
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
-from ltrscale.storage.listing import listed_in, sizes_in
+from ltrscale.storage.listing import MANIFEST, listed_in, parse_manifest, read_manifest, sizes_in
 from ltrscale.storage.names import is_local, join, local_path
+from ltrscale.storage.unfinished import UNFINISHED, deleting, read_unfinished, settle, write_unfinished
 
 
 @dataclass(frozen=True)
@@ -138,6 +128,19 @@ class Commit:
             self._waiting[name] = placed, local
         self.files.append(placed)
 
+    @contextmanager
+    def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
+        """Report a full disk in one line, and delete the unfinished file to free its space."""
+        if shutil.disk_usage(self._staging).free < size:
+            raise disk_full(url, size, self._staging)
+        try:
+            yield
+        except Exception as error:
+            local.unlink(missing_ok=True)
+            if is_disk_full(error):
+                raise disk_full(url, size, self._staging) from error
+            raise
+
     def write(self, contents: Mapping[str, bytes]) -> None:
         """Write files with these contents, by their names; raises as `file`."""
         for name, content in contents.items():
@@ -175,19 +178,6 @@ class Commit:
             check_lease(self.url)  # another writer's record is not ours to replace
             with deleting(self.url, before.keys() - listed_in(self.saved).keys(), saved=self.saved):
                 pass
-
-    @contextmanager
-    def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
-        """Report a full disk in one line, and delete the unfinished file to free its space."""
-        if shutil.disk_usage(self._staging).free < size:
-            raise disk_full(url, size, self._staging)
-        try:
-            yield
-        except Exception as error:
-            local.unlink(missing_ok=True)
-            if is_disk_full(error):
-                raise disk_full(url, size, self._staging) from error
-            raise
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """Commit: write the manifest; its `files` are the files put in place, unless it brings its own list.
@@ -269,7 +259,7 @@ class Commit:
     def _see(self, placed: Iterable[Placed]) -> None:
         """Check that files are in their places, with their sizes and hashes."""
         expected = list(placed)
-        for file, is_there in zip(expected, at_once(self._is_there, expected), strict=True):
+        for file, is_there in zip(expected, files.at_once(self._is_there, expected), strict=True):
             if not is_there:
                 raise InputError(
                     f"{join(self.url, file.path)}: deleted or changed by others before it was committed; "

@@ -5,10 +5,11 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 
@@ -18,11 +19,17 @@ from ltrscale.storage.faults import named_errors
 from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.names import is_local, join, local_path
 
+T = TypeVar("T")
+
 _BLOCK = 1 << 20
 _PART = 8 << 20
 """Bytes in one part of an upload to S3, and the amount that is sent again when a request fails."""
 _MOST_PARTS = 10_000  # S3's limit for one upload
 _GLOB = re.compile(r"[*?[]")
+_REQUESTS = 16
+"""Calls that `at_once` runs at a time."""
+_MOST_A_BATCH = 64
+"""Items that a thread of `at_once` takes at a time; more would spare no time, and leave threads idle at the end."""
 
 
 def exists(url: str) -> bool:
@@ -278,3 +285,13 @@ def remove_empty(url: str, root: str) -> None:
         while is_local(root) and folder != top and folder.is_relative_to(top):
             folder.rmdir()
             folder = folder.parent
+
+
+def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """Results of a function for each item, in order; the calls run concurrently, as they mostly wait for storage."""
+    # several items per call of a thread, because handing over one can cost more than its call
+    some = max(1, min(_MOST_A_BATCH, len(items) // (4 * _REQUESTS)))
+    batches = [items[i : i + some] for i in range(0, len(items), some)]
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        results = pool.map(lambda batch: [function(item) for item in batch], batches)
+        return [result for of_batch in results for result in of_batch]

@@ -1,4 +1,4 @@
-"""The files that a directory's manifest lists: its own entries, and those of its parts.
+"""A directory's manifest and the files that it lists: its own entries, and those of its parts.
 
 Parts keep the manifest itself short, so that an addition writes little. A part is a Parquet file with entries of the
 manifest as rows: files of the directory, with `path`, `bytes` and `sha256`; files in quarantine, with only a path; and
@@ -7,6 +7,7 @@ others, without. The manifest lists its parts beside its own files.
 
 import hashlib
 import io
+import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,17 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage.files import read_if_there
-from ltrscale.storage.names import listed_file, listed_path
+from ltrscale.storage.names import join, listed_file, listed_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MANIFEST = "manifest.json"
+HIDDEN_MANIFEST = "_manifest.json"
+"""The manifest's name in a directory of tables; readers of tables skip names that begin with an underscore."""
 _log = logging.getLogger("ltrscale")
 _LISTS = ("files", "parts", "query_ids")
 """Keys of a manifest that hold entries of files."""
 _PATHS = ("quarantine", "stale")
 """Keys of a manifest, and of a record of unfinished work, that hold paths alone."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def read_manifest(url: str, name: str = MANIFEST) -> dict[str, Any] | None:
+    """The manifest of this name in a committed directory; None if none is committed."""
+    data = read_if_there(join(url, name))
+    return None if data is None else parse_manifest(data, join(url, name))
+
+
+def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
+    """Parse a manifest read from `path`."""
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError) as error:  # json raises RecursionError for deep nesting
+        raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
+    if not isinstance(manifest, dict):
+        raise InputError(f"{path}: not a manifest; delete the directory and make it again")
+    check_files(manifest, path)
+    return manifest
 
 
 def _files_in(manifest: Mapping[str, Any]) -> dict[str, Any]:

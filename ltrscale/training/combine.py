@@ -15,7 +15,7 @@ from ltrscale.models.combine import AnyRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
 from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import ONE, Context
+from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.best import Best
@@ -65,7 +65,7 @@ class CombineJob(LabelledStage, TrainingStage):
         work = partial(self._combine, data, origin)
         launch(work, workers=self.workers if trains else ONE, report=report)
 
-    def _combine(self, data: LabelledData, origin: Origin, context: Context) -> None:
+    def _combine(self, data: LabelledData, origin: Origin, context: WorkerContext) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config, opened = self.combine, _opened(self.bundles)
         torch.manual_seed(config.seed)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.stream.batches import MicroBatches, Position
+from ltrscale.data.stream.batches import MicroBatches
+from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Decoder, group_ids
 from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.draws import splitmix64

@@ -29,7 +29,7 @@ from ltrscale.origin import is_current
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.launch import cluster_for, launch, run_for
-from ltrscale.runtime.workers import Context
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.stages.inputs import BundleUrl, bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
@@ -204,7 +204,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         unlabelled: Unlabelled | None,
         origin: Origin,
         epochs: Mapping[str, int] | None,
-        context: Context,
+        context: WorkerContext,
     ) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config = self.finetune

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import MicroBatches, Position, StreamConfig
+from ltrscale.data.stream.batches import MicroBatches, StreamConfig
+from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError

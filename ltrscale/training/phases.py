@@ -24,7 +24,7 @@ from ltrscale.models.layers import Encoder
 from ltrscale.models.tables import device_of
 from ltrscale.progress import Advance, log, progress
 from ltrscale.ranking.choices import metric_label
-from ltrscale.runtime.workers import Context, rank_and_world
+from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.storage import join
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
 from ltrscale.training.best import Best
@@ -83,7 +83,7 @@ class Training:
     out: str
     """Directory of the bundle and its checkpoints."""
     origin: Mapping[str, Any]
-    context: Context
+    context: WorkerContext
     best: Best | None = None
     """Validates after each epoch; without it the training has one phase, which runs all its epochs."""
     keep: Callable[[int, float], None] = lambda _epoch, _loss: None

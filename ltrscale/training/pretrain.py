@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.config import Operational, overlay
+from ltrscale.data.dataset.periods import resolve_periods
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, resolve_periods
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
@@ -28,7 +29,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import cluster_for, launch, run_for
-from ltrscale.runtime.workers import Context, rank_and_world
+from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.stages.inputs import dataset_hashes, hashes_of
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
@@ -162,7 +163,7 @@ class PretrainJob(TrainingStage):
         fitted_state: dict[str, Tensor],
         marginals_SF: Tensor | None,
         origin: Origin,
-        context: Context,
+        context: WorkerContext,
     ) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config = self.pretrain

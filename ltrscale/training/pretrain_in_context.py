@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, repeated
 from ltrscale.config import Config, Operational
-from ltrscale.data.stream.batches import MicroBatches, Position, StreamConfig
+from ltrscale.data.stream.batches import MicroBatches, StreamConfig
+from ltrscale.data.stream.cursor import Position
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 from ltrscale.errors import InputError

@@ -20,7 +20,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import is_made_by
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
-from ltrscale.runtime.workers import ONE, Context, Regrouped, Workers, rank_and_world
+from ltrscale.runtime.workers import ONE, Regrouped, WorkerContext, Workers, rank_and_world
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training.checkpoint import (
@@ -39,7 +39,7 @@ from ltrscale.training.reduce import from_rank_0
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
 EPOCHS, STEPS, PROBES = "epochs", "steps", "probes"
-_ALONE = Context()
+_ALONE = WorkerContext()
 FAILURES = 3
 """Failed writes of checkpoints in a row that end the run, as on a full disk."""
 _FIRST_S = 60.0  # a run that ends early loses little, whatever `every_s` is
@@ -81,7 +81,7 @@ class Checkpoints:
         origin: Mapping[str, Any],
         data: str,
         every_s: float,
-        context: Context = _ALONE,
+        context: WorkerContext = _ALONE,
     ) -> None:
         self.url, self.origin, self.data = url, origin, data
         self.every_s, self.context = every_s, context

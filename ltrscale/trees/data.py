@@ -37,7 +37,7 @@ from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import HIGHEST_LABEL, ndcg
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
-from ltrscale.runtime.workers import Context, rank_and_world
+from ltrscale.runtime.workers import WorkerContext, rank_and_world
 
 HIGHEST_EXPONENTIAL = 31
 """Highest label; gains 2^y - 1 of higher labels would swamp all others."""
@@ -336,7 +336,7 @@ def merged_codes(codes: BinCodes) -> BinCodes:
     return first
 
 
-def together(context: Context) -> Context:
+def together(context: WorkerContext) -> WorkerContext:
     """A context that stops all workers before the same tree, so that none waits for another."""
     if not dist.is_initialized():
         return context

@@ -21,7 +21,8 @@ from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
+from ltrscale.data.dataset.relevant import check_teaches, only_relevant
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
@@ -30,7 +31,7 @@ from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
+from ltrscale.runtime.workers import ONE, WorkerContext, Workers, WorkersConfig, rank_and_world
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
@@ -125,7 +126,7 @@ class GBDTJob(LabelledStage):
             self.replace(out=urls[-1], gbdt=self.gbdt.replace(seed=seed), ensemble=None).run()
         choose_members(self.gbdt, ensemble, urls, self.splits.validation, self.out, made_by=origin)
 
-    def _grow(self, selection: Selection, judged: Selection | None, origin: Origin, context: Context) -> None:
+    def _grow(self, selection: Selection, judged: Selection | None, origin: Origin, context: WorkerContext) -> None:
         """Train as one of the workers; rank 0 writes the bundle."""
         config: GBDTConfig = self.gbdt
         config.check_device()  # before anything is read
@@ -223,7 +224,7 @@ def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
 
 
 def grow(
-    config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context
+    config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: WorkerContext
 ) -> tuple[bytes, dict[str, float]]:
     """Grow trees on the training groups of all workers; returns the library's own model, and metrics.
 

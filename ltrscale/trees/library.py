@@ -25,7 +25,7 @@ from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Advance, log, progress
 from ltrscale.ranking.metrics import HIGHEST_LABEL
-from ltrscale.runtime.workers import Context
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.trees.data import HIGHEST_EXPONENTIAL, BinCodes, Labelled, all_workers
 
 
@@ -262,7 +262,7 @@ class StoppingWatch:
     """
 
     def __init__(
-        self, config: TreesConfig, validation: Labelled | None, library: str, context: Context, advance: Advance
+        self, config: TreesConfig, validation: Labelled | None, library: str, context: WorkerContext, advance: Advance
     ) -> None:
         self.name = f"validation_ndcg@{config.stop_on}"
         self.trees = self.best = 0
@@ -321,7 +321,7 @@ class StoppingWatch:
 
 @contextmanager
 def watching(
-    config: TreesConfig, validation: Labelled | None, library: str, context: Context
+    config: TreesConfig, validation: Labelled | None, library: str, context: WorkerContext
 ) -> Iterator[StoppingWatch]:
     """Watch while trees are added, with a progress bar."""
     with progress("boost", config.num_trees, "trees") as advance:

@@ -16,14 +16,15 @@ from ltrscale.arrays import Doubles, Moments
 from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.relevant import only_relevant
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.plan import Part, Run, parts_of, run_here
+from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import ONE, Context
+from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_judged, read_labelled
@@ -105,7 +106,7 @@ class SemiJob(LabelledStage):
         launch(partial(self._grow, labelled, all_groups, validation, origin), workers=ONE, report=report)
 
     def _grow(
-        self, labelled: Selection, all_groups: Selection, judged: Selection, origin: Origin, context: Context
+        self, labelled: Selection, all_groups: Selection, judged: Selection, origin: Origin, context: WorkerContext
     ) -> None:
         config = self.semi
         view, projection = seen_by(config.gbdt, labelled.features), None
@@ -131,7 +132,7 @@ def _all_groups(
     codes: BinCodes,
     all_groups: Selection,
     validation: Labelled,
-    context: Context,
+    context: WorkerContext,
 ) -> tuple[Labelled, BinCodes]:
     """All groups of the training split; groups without a label in use get grades of the first trees' scores."""
     assert config.pseudo_labels is not None

@@ -13,14 +13,15 @@ from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, 
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.relevant import only_relevant
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
-from ltrscale.runtime.workers import ONE, Context
+from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member
@@ -108,7 +109,12 @@ class StackedJob(LabelledStage):
         launch(partial(self._grow, train, folds, validation, origin), workers=ONE, report=report)
 
     def _grow(
-        self, selection: Selection, folds: Sequence[Selection], judged: Selection, origin: Origin, context: Context
+        self,
+        selection: Selection,
+        folds: Sequence[Selection],
+        judged: Selection,
+        origin: Origin,
+        context: WorkerContext,
     ) -> None:
         config, members = self.stack, self.members
         chosen = _chosen_names(selection.features, config.features)

@@ -13,7 +13,8 @@ from torch import Tensor
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream
-from ltrscale.data.stream.plan import run_here, step_seed
+from ltrscale.data.stream.parts import run_here
+from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm

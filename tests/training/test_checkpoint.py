@@ -17,7 +17,7 @@ from small_trainers import make_trainer, run_epochs
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
-from ltrscale.runtime.workers import Context, rank_and_world
+from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.training import resumption
 from ltrscale.training.checkpoint import Progress, list_checkpoints, read_checkpoint, restore
 from ltrscale.training.loop import StepResult, Trainer
@@ -210,7 +210,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     committed: list[int] = []
-    context = Context(progressed=lambda: committed.append(trainer.state.step))
+    context = WorkerContext(progressed=lambda: committed.append(trainer.state.step))
     with checkpoints_in(tmp_path, every_s=0.0, context=context) as saver:
         trainer.due = saver.due
         running = trainer.epoch()

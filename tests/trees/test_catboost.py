@@ -20,7 +20,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
-from ltrscale.runtime.workers import Context
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.trees import with_catboost
 from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled
@@ -55,9 +55,9 @@ def splits(data: str) -> Read:
     return train, codes, validation
 
 
-def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: Context | None = None) -> bytes:
+def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: WorkerContext | None = None) -> bytes:
     train, codes, validation = splits
-    with watching(config, validation, "catboost", context or Context()) as watch:
+    with watching(config, validation, "catboost", context or WorkerContext()) as watch:
         return config.boost(train, train.labels_N, validation, codes, watch)
 
 
@@ -113,7 +113,7 @@ def test_trees_judged_after_the_last_are_those_judged_one_by_one(splits: Read) -
 
     def grow(validation: Labelled | None, *, calls_back: bool) -> tuple[StoppingWatch, bytes]:
         train, codes, _ = splits
-        with watching(config, validation, "catboost", Context()) as watch:
+        with watching(config, validation, "catboost", WorkerContext()) as watch:
             given = config.parameters(), train, train.labels_N, validation, codes, watch
             return watch, with_catboost.boost(*given, stop_on=5, calls_back=calls_back)
 
@@ -151,7 +151,7 @@ def test_on_a_gpu_it_gets_the_task_and_what_it_cannot_take_is_refused(
 def test_a_request_to_stop_comes_through_the_library(splits: Read) -> None:
     asked = iter([False, False, True])
     with pytest.raises(Stopped, match="asked to stop after 2 trees"):
-        model_of(splits, context=Context(stopping=lambda: next(asked)))
+        model_of(splits, context=WorkerContext(stopping=lambda: next(asked)))
 
 
 def test_what_it_refuses_to_learn_from_is_said_in_one_line(splits: Read) -> None:

@@ -23,7 +23,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.runtime.workers import Context
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.trees import data as tree_data
 from ltrscale.trees import with_xgboost
 from ltrscale.trees.configs import XGBoostConfig
@@ -62,7 +62,7 @@ def splits(write_dataset: WriteDataset) -> Read:
 def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None, batch: int = 100) -> bytes:
     whole, codes, validation = splits
     streamed = replace(train or whole, kept=None)  # in batches of this size
-    with watching(config, validation, "xgboost", Context()) as watch, pytest.MonkeyPatch.context() as patch:
+    with watching(config, validation, "xgboost", WorkerContext()) as watch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
         return config.boost(streamed, whole.labels_N, validation, codes, watch)
 

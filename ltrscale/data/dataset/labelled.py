@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Bools
 from ltrscale.config import Config
+from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 
@@ -99,6 +100,23 @@ def with_relevant(files: Sequence[tuple[str, str]], column: str, *, differing: b
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(lambda file: _in_file(*file, column, differing), files))
+
+
+def relevant_in(row_groups: Sequence[RowGroup], column: str, *, differing: bool = False) -> list[Bools]:
+    """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
+    files = {file.url: file.sha256 for file in RowGroups.from_iterable(row_groups).own_files}
+    by_url = dict(zip(files, with_relevant([*files.items()], column, differing=differing), strict=True))
+    relevant = []
+    for row_group in row_groups:
+        url, index, labelled = row_group.file.url, row_group.index, row_group.labelled
+        n = len(by_url[url][index]) if index < len(by_url[url]) else 0
+        if n != labelled:
+            raise InputError(
+                f"{url}: row group {index} has {n} labelled groups where the manifest lists {labelled}; "
+                "prepare the data set again"
+            )
+        relevant.append(by_url[url][index])
+    return relevant
 
 
 def labelled_queries(url: str) -> list[list[str]]:

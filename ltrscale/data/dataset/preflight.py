@@ -16,7 +16,8 @@ from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.integrity import BadFile, CheckLevel, ColumnTypes, examine
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
+from ltrscale.data.dataset.periods import SplitPart, resolve_periods
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.origin import is_current, made_by
 from ltrscale.progress import Report, log, progress

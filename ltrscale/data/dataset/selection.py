@@ -14,12 +14,13 @@ import numpy as np
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import keep_fold, with_relevant
+from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
+from ltrscale.data.dataset.periods import SplitPart, resolve_periods
 from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
+from ltrscale.data.dataset.split import LabelColumn, Split
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
@@ -174,32 +175,24 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
     files = [part.files.where(lambda url: url not in without, part.urls) if without else part.files for part in parts]
     row_groups = _row_groups(parts, files)
-    kept = None
     identity: dict[str, Any] = {
         "features": [(feature.name, feature.kind) for feature in features],
         "files": Json.array(of_part.content() for of_part in files),
     }
     left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
-    if labelled:
-        n = int(row_groups.labelled_R.sum())
-        if n == 0 and not scored:
-            raise InputError(f"{name}: no group has labels; name periods that have some, or pretrain on these")
-        kept = _kept_groups(n, split, row_groups, name)
-        identity |= _labels_identity(split, parts)
-    column: Literal[LabelColumn, "scores"] = "scores" if scored else split.labels
-    raw = read_as(parts[0].dataset) if parts else {}
-    texts = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
-    vocabulary = parts[0].dataset.manifest.vocabulary if texts else None
+    kept = _kept_groups(split, row_groups, name) if labelled else None
+    identity |= _labels_identity(split, parts) if labelled else {}
+    token_fields, vocabulary = _tokens(parts)
     whole = Selection(
         features=features,
         row_groups=row_groups,
         hash=digest(identity),
         labelled=labelled,
         kept_labelled=kept,
-        label_column=column,
-        read_as=raw,
-        token_fields=texts,
+        label_column="scores" if scored else split.labels,
+        read_as=read_as(parts[0].dataset) if parts else {},
+        token_fields=token_fields,
         vocabulary=vocabulary,
     )
     is_served_R = whole.served_groups_R > 0
@@ -220,70 +213,6 @@ def scored_row_groups(url: str, row_groups: RowGroups) -> RowGroups:
     (part,) = parts
     found = find_scores(storage.absolute(url), open_dataset(part.url), part.files.periods)
     return replace(row_groups, files=FilesToRead([part._replace(scores=found)]))
-
-
-def only_relevant(selection: Selection) -> Selection:
-    """The labelled groups of a selection that have a relevant document; metrics are defined on no others.
-
-    In a log of purchases most groups have none, and need not be read again and again. A selection without any such
-    group, or with scores as labels, is returned unchanged.
-
-    Raises:
-        InputError: a file cannot be read, or has other groups than its manifest lists.
-    """
-    if selection.label_column == "scores":
-        return selection
-    relevant_queries = _relevant(selection.row_groups, selection.label_column)
-    of_served = [
-        relevant_Q[selection.kept(row_group)]
-        for row_group, relevant_Q in zip(selection.row_groups, relevant_queries, strict=True)
-    ]
-    relevant = np.concatenate(of_served)
-    return selection.taking(relevant) if relevant.any() else selection
-
-
-def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
-    """All labelled groups of a selection if there are at most n, else a random sample of n, seeded by `parts`.
-
-    A smaller split would not do: it deals its folds within the sample, which contains groups of other folds.
-    """
-    if selection.n_groups <= n:
-        return selection
-    return selection.taking(among_first(selection.n_groups, n, *parts))
-
-
-def check_teaches(selection: Selection, name: str) -> None:
-    """Raise an `InputError` if `nothing_to_learn` finds that no served labelled group teaches an order."""
-    if wrong := nothing_to_learn(selection):
-        remedy = "check which columns prepare takes as the query and the label, or name more periods or labels"
-        raise InputError(f"{name}: {wrong}; {remedy}")
-
-
-def nothing_to_learn(selection: Selection) -> str:
-    """Explain why no order can be learnt: no served labelled group has two labels, one above 0; "" if one has.
-
-    It reads labels until it finds one. Scores that serve as labels are assumed to differ.
-    """
-    column = selection.label_column
-    if column == "scores":
-        return ""
-
-    def some(*, differing: bool) -> bool:
-        return any(
-            (_relevant([row_group], column, differing=differing)[0] & selection.kept(row_group)).any()
-            for row_group in selection.row_groups
-        )
-
-    if some(differing=True):
-        return ""
-    groups, row_groups = f"its {selection.n_groups:,} labelled groups", selection.row_groups
-    if not some(differing=False):
-        wrong = f"all labels of {groups} are 0"
-    elif (row_groups.documents_R == row_groups.groups_R).all():
-        wrong = f"each of {groups} has one document, as where the query is the id of a row"
-    else:
-        wrong = f"the documents of each of {groups} have one label"
-    return f"{wrong}, so there is nothing to learn or to choose by"
 
 
 def _with_scores(parts: list[SplitPart], split: Split) -> SplitPart:
@@ -343,8 +272,17 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
     return tuple(feature for feature in features if feature not in left_out)
 
 
-def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> Bools | None:
+def _tokens(parts: Sequence[SplitPart]) -> tuple[tuple[TokenField, ...], Vocabulary | None]:
+    """The token fields that all data sets have, with their one vocabulary."""
+    fields = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
+    return fields, parts[0].dataset.manifest.vocabulary if fields else None
+
+
+def _kept_groups(split: Split, row_groups: RowGroups, where: str) -> Bools | None:
     """Mask of the n labelled groups that are served, shape [n], or None for all."""
+    n = int(row_groups.labelled_R.sum())
+    if n == 0 and split.scores is None:
+        raise InputError(f"{where}: no group has labels; name periods that have some, or pretrain on these")
     if not split.size and split.fold is None:  # with scores as labels there may be a billion
         return None
     kept = np.ones(n, dtype=np.bool_)
@@ -359,7 +297,7 @@ def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: st
 def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> int:
     """How many of n labelled groups join the sample."""
     if split.relevant_groups is not None:
-        relevant_Q = np.concatenate([np.zeros(0, np.bool_), *_relevant(row_groups, split.labels)])
+        relevant_Q = np.concatenate([np.zeros(0, np.bool_), *relevant_in(row_groups, split.labels)])
         if split.labelled_sample == "random":  # in the order in which groups join the sample
             relevant_Q = relevant_Q[permutation(n, "labelled", split.labelled_seed)]
         places = np.flatnonzero(relevant_Q)
@@ -373,23 +311,6 @@ def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> i
         count = f"it has {n} labelled groups"
         raise InputError(f"{where}: {count}, labelled_groups is {split.labelled_groups}; lower it")
     return split.labelled_groups
-
-
-def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False) -> list[Bools]:
-    """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
-    files = {file.url: file.sha256 for file in RowGroups.from_iterable(row_groups).own_files}
-    by_url = dict(zip(files, with_relevant([*files.items()], column, differing=differing), strict=True))
-    relevant = []
-    for row_group in row_groups:
-        url, index, labelled = row_group.file.url, row_group.index, row_group.labelled
-        n = len(by_url[url][index]) if index < len(by_url[url]) else 0
-        if n != labelled:
-            raise InputError(
-                f"{url}: row group {index} has {n} labelled groups where the manifest lists {labelled}; "
-                "prepare the data set again"
-            )
-        relevant.append(by_url[url][index])
-    return relevant
 
 
 def _name(split: Split) -> str:

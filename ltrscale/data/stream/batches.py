@@ -14,7 +14,7 @@ Shapes: Q groups, Q1 = Q + 1 offsets.
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple, Self
@@ -23,16 +23,17 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from ltrscale.arrays import Doubles, Ints, offsets
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
+from ltrscale.data.stream.cursor import Budget, Cursor, Position
 from ltrscale.data.stream.decoder import Decoder, Memory
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
-from ltrscale.data.stream.windows import Cut, Window, assemble, regroup
+from ltrscale.data.stream.windows import Window, regroup
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
@@ -93,16 +94,6 @@ class StreamConfig(Config):
         if self.regroup and not self.shuffle:
             raise ValueError("regroup deals documents at random; set shuffle: true with it")
         return self
-
-
-class Position(NamedTuple):
-    """A position in a canonical stream: the next group is number `group` of window `window`, in the order served.
-
-    Windows count over all passes of an epoch. In JSON it is a list of two integers; `Position(*values)` restores it.
-    """
-
-    window: int = 0
-    group: int = 0
 
 
 class _PlannedWindow(NamedTuple):
@@ -238,10 +229,10 @@ class GroupStream:
             return waiting[stream].popleft()
 
         n_features = len(self.selection.features)
-        cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
+        cursors = {c: Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
         config = self.config
         most = (config.docs_per_batch, config.groups_per_batch or _UNLIMITED, config.tokens_per_batch or _UNLIMITED)
-        budget = _Budget(*(count // config.streams for count in most))
+        budget = Budget(*(count // config.streams for count in most))
         while any(not cursor.ended for cursor in cursors.values()):
             micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
             yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
@@ -320,55 +311,6 @@ class GroupStream:
             order_N = plan.document_order(int(served.offsets_Q1[-1]), **place)
             served = regroup(served, order_N, len(self.selection.features))
         return served
-
-
-class _Budget(NamedTuple):
-    """The most that a micro-batch may hold."""
-
-    documents: int
-    groups: int
-    tokens: int
-
-
-class _Cursor:
-    """A position in one canonical stream, which `take` advances."""
-
-    def __init__(self, next_window: Callable[[], Window], windows: int, start: Position, n_features: int) -> None:
-        self.position = start
-        self._next_window, self._windows, self._n_features = next_window, windows, n_features
-        self._window: Window | None = None
-        self._sizes: list[Ints] = []
-
-    @property
-    def ended(self) -> bool:
-        return self.position.window >= self._windows
-
-    def take(self, budget: _Budget) -> QueryGroups | None:
-        """The next groups within the budget, at least one; None at the stream's end."""
-        cuts: list[Cut] = []
-        while min(budget) > 0 and not self.ended:
-            if self._window is None:
-                self._window = window = self._next_window()
-                # cumulative documents, groups and tokens, as in a budget
-                self._sizes = [window.offsets_Q1, np.arange(len(window.offsets_Q1)), offsets(window.tokens_Q)]
-            number, first = self.position
-            groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
-            ends = [
-                int(np.searchsorted(size_Q1, size_Q1[first] + limit, side="right")) - 1
-                for size_Q1, limit in zip(self._sizes, budget, strict=True)
-            ]
-            last = min(ends)
-            if last == first < groups and not cuts:
-                last += 1  # a group above the budget is a micro-batch alone
-            if last > first:
-                cuts.append(Cut(self._window, first, last))
-                used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
-                budget = _Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
-            self.position = Position(number, last)
-            if last < groups:
-                break
-            self.position, self._window = Position(number + 1, 0), None
-        return assemble(cuts, self._n_features) if cuts else None
 
 
 def check_batches(selection: Selection, config: StreamConfig, *, world: int, title: str) -> None:

@@ -5,24 +5,23 @@ of a window (with `regroup` its documents too) are permuted. Worker r of W serve
 the order does not depend on W.
 
 Shapes: Q groups.
-
-Passes that need no order, such as statistics, run on parts of a selection, here or in tasks of a Ray cluster. Parts are
-cut from the manifests alone and results come in their order. So statistics that are merged part by part are the same
-for any number of processes.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.data.dataset.selection import Selection
 from ltrscale.draws import mix, permutation, uniforms
 
 T = TypeVar("T")
+
+_A_TURN = 1 << 16
+"""Row groups that are dealt at a time: a million Python numbers at once would take much memory."""
+_LARGE = 1 << 22
+"""Feature values (16 MiB) of each row group of a full window, on average; a window with more ends earlier."""
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
@@ -54,15 +53,12 @@ def canonical_streams(
     stream_R = np.empty(n, np.min_scalar_type(streams))  # narrow numbers are sorted in linear time
     # a heap of `load * streams + stream`, ordered by load and then by number; pairs would take three times as long
     loads = list(range(streams))
-    for first in range(0, n, _A_TURN):  # a million Python numbers at once would take much memory
+    for first in range(0, n, _A_TURN):
         turn = slice(first, first + _A_TURN)
         added = (documents_R[order_R[turn]] * streams).tolist()
         stream_R[turn] = np.array([heapq.heapreplace(loads, loads[0] + load) for load in added]) % streams
     ends = np.cumsum(np.bincount(stream_R, minlength=streams))
     return np.split(order_R[np.argsort(stream_R, kind="stable")], ends[:-1])
-
-
-_A_TURN = 1 << 16
 
 
 def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) -> list[list[T]]:
@@ -78,9 +74,6 @@ def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) ->
         cut[-1].append(row_group)
         total += values(row_group)
     return cut
-
-
-_LARGE = 1 << 22
 
 
 def window_order(groups: int, *, seed: int, epoch: int, stream: int, window: int, shuffle: bool = True) -> Ints:
@@ -134,52 +127,3 @@ def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int,
             needed.append((documents_before, window, stream))
             documents_before += n
     return [(stream, window) for _, window, stream in sorted(needed)]
-
-
-_VALUES = 1 << 24
-
-PartT = TypeVar("PartT", bound="Part")
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Consecutive row groups of a selection, as a selection, and the number of documents before them."""
-
-    selection: Selection
-    first: int
-    documents: int
-
-
-class Run(Protocol):
-    """Run a function on each part; yields the results in the order of the parts, as soon as they are ready."""
-
-    def __call__(self, function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
-        """Use a module-level function or a `partial` of one, because Ray sends it to other processes."""
-        ...
-
-
-def parts_of(selection: Selection, *, values: int = _VALUES) -> Iterator[Part]:
-    """Cut a selection into parts of whole row groups, each of about `values` feature values (64 MiB).
-
-    This counts all documents of the row groups, served or not.
-    """
-    budget = values // max(1, len(selection.features))
-    ends_R = np.cumsum(selection.row_groups.documents_R)
-    first = start = 0
-    while start < len(ends_R):
-        stop = min(max(start, int(np.searchsorted(ends_R, first + budget))) + 1, len(ends_R))
-        documents = int(ends_R[stop - 1]) - first
-        yield Part(selection.only(selection.row_groups[start:stop]), first, documents)
-        first, start = first + documents, stop
-
-
-def spread(selection: Selection, *, documents: int) -> Selection:
-    """A sample of about this many documents: whole row groups, evenly spaced over a selection of all groups."""
-    row_groups = selection.row_groups
-    number = min(len(row_groups), -(-len(row_groups) * documents // max(1, selection.n_documents)))
-    return selection.only(row_groups.take([i * len(row_groups) // number for i in range(number)]))
-
-
-def run_here(function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
-    """Run a function on each part in the calling thread, lazily."""
-    return map(function, parts)

@@ -28,10 +28,11 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.periods import resolve_periods, with_periods_named
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, resolve_periods, with_periods_named
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.plan import spread
+from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.models.fitting import merged_counts
 from ltrscale.progress import progress

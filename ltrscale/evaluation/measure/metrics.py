@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, with_periods_named
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError

@@ -15,7 +15,7 @@ from ltrscale.bundle import read_bundle_manifest
 from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import with_periods_named
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.evaluation.measure.drift import (
     MUCH,
     SOME,

@@ -23,7 +23,7 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.plan import spread
+from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError

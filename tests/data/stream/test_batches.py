@@ -18,7 +18,8 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import GID_SPAN, Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, check_batches, iterate
+from ltrscale.data.stream.batches import GroupStream, StreamConfig, check_batches, iterate
+from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Memory
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError

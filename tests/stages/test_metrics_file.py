@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltrscale.stages.trackers import CurvePoint, MetricsFile
+from ltrscale.stages.metrics_file import CurvePoint, MetricsFile
 
 Records = list[dict[str, Any]]
 _PER_EPOCH = 3
