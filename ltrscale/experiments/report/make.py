@@ -18,7 +18,7 @@ from ltrscale.experiments.report import groups, recorded
 from ltrscale.experiments.report.advice import next_step
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.experiments.study_grid import SUMMARY
+from ltrscale.experiments.study_stages import SUMMARY
 from ltrscale.progress import log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.render import files
