@@ -56,12 +56,11 @@ class Measurement(Stage):
         check_unseen(self.bundle, self.splits.test)
 
     def identity(self) -> Settings:
-        """The metrics, and the test periods."""
-        metrics = {
-            "metrics": [*self.evaluate.measured],
-            **self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"}),
-        }
-        return with_splits(metrics, self.splits.test)
+        """The metrics with the settings that their names leave out, and the test periods."""
+        always = self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"})
+        # without defaults, so that measurements without these keys stay up to date
+        changed = self.evaluate.model_dump(mode="json", include={"grades", "gains"}, exclude_defaults=True)
+        return with_splits({"metrics": [*self.evaluate.measured], **always, **changed}, self.splits.test)
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets and the bundle."""
