@@ -41,7 +41,7 @@ def after_pipeline(bundle: str, data: str, out: str, *, refitted: str | None, ev
         yield f"to rank the newest period: {command('score', **ranked, layout='items', periods='last 1')}"
     predict = predict_command(bundle, data, join(out, "predictions"))
     yield f"to rank a file of raw rows, such as a new one: {predict}"
-    if weekly := weekly_command(join(posixpath.dirname(out.rstrip("/")) or ".", "weekly.yaml")):
+    if weekly := weekly_command(posixpath.join(posixpath.dirname(out.rstrip("/")) or ".", "weekly.yaml")):
         yield f"when the next period is there: {weekly}"
 
 

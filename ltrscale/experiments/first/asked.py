@@ -1,6 +1,6 @@
 """Questions about the features of a log that rank too well alone.
 
-Shapes: N rows, L rows with a label, Q lists, F features.
+Shapes: N rows, L rows with a label, Q lists, Q1 = Q + 1 offsets, F features.
 """
 
 from collections.abc import Sequence
