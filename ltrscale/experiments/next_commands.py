@@ -1,14 +1,16 @@
 """The commands that a pipeline or a week logs as the next ones."""
 
+import posixpath
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.progress import called, log
+from ltrscale.storage import join
 
 
 def best_on_validation(bundles: Mapping[str, str]) -> str:
@@ -25,6 +27,22 @@ def best_on_validation(bundles: Mapping[str, str]) -> str:
     best = max(metrics, key=lambda name: metrics[name][shared])
     log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared, metrics[best][shared])
     return best
+
+
+def after_pipeline(bundle: str, data: str, out: str, *, refitted: str | None, evaluation: str | None) -> Iterator[str]:
+    """What to do with a pipeline's bundle, a line each; with its refit into `refitted` first, unless that is None."""
+    if refitted is not None:
+        yield f"to learn from the validation groups too: {command('refit', out=refitted, bundle=bundle)}"
+        bundle = refitted
+    if evaluation is not None:
+        yield f"a page of HTML to look at: {command('report', evaluation=evaluation, out=join(out, 'page'))}"
+    if re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):  # periods are times
+        ranked = {"bundle": bundle, "data": data, "out": join(out, "ranked")}
+        yield f"to rank the newest period: {command('score', **ranked, layout='items', periods='last 1')}"
+    predict = predict_command(bundle, data, join(out, "predictions"))
+    yield f"to rank a file of raw rows, such as a new one: {predict}"
+    if weekly := weekly_command(posixpath.join(posixpath.dirname(out.rstrip("/")) or ".", "weekly.yaml")):
+        yield f"when the next period is there: {weekly}"
 
 
 def command(job: str, **settings: str) -> str:

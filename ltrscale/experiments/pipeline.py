@@ -9,7 +9,6 @@ over the test groups of all folds.
 """
 
 import itertools
-import re
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -30,7 +29,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, Evalu
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import Method, with_preset
-from ltrscale.experiments.next_commands import best_on_validation, command, predict_command, weekly_command
+from ltrscale.experiments.next_commands import after_pipeline, best_on_validation
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
@@ -264,28 +263,14 @@ class PipelineJob(Config):
         folder = join(self.out, f"seed-{self.seeds[0]}")
         log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
         best = best_on_validation(bundles)
-        chosen = bundles[best]
+        bundle, refitted = bundles[best], None
         if self.refit is not None and best in self.refit.methods:
-            chosen = self._final(best)
+            bundle = self._final(best)
         elif self.methods[best].is_one_model:
-            refit = command("refit", out=self._final(best), bundle=chosen)
-            log.info("next, to learn from the validation groups too: %s", refit)
-            chosen = self._final(best)
-        if self.splits.test is not None:
-            evaluation = join(self.out, _of_labels(_EVALUATION, self.evaluate_on[0]))
-            page = command("report", evaluation=evaluation, out=join(self.out, "page"))
-            log.info("next, a page of HTML to look at: %s", page)
-        if re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):  # periods are times
-            ranked = {"bundle": chosen, "data": data, "out": join(self.out, "ranked")}
-            log.info(
-                "next, to rank the newest period: %s", command("score", **ranked, layout="items", periods="last 1")
-            )
-        log.info(
-            "next, to rank a file of raw rows, such as a new one: %s",
-            predict_command(chosen, data, join(self.out, "predictions")),
-        )
-        if weekly := weekly_command(join(self.out.rstrip("/").rpartition("/")[0] or ".", "weekly.yaml")):
-            log.info("next, when the next period is there: %s", weekly)
+            refitted = self._final(best)
+        evaluation = join(self.out, _of_labels(_EVALUATION, self.evaluate_on[0])) if self.splits.test else None
+        for line in after_pipeline(bundle, data, self.out, refitted=refitted, evaluation=evaluation):
+            log.info("next, %s", line)
 
 
 class FoldSummary(Stage):

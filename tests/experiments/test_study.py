@@ -25,6 +25,8 @@ from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.methods.neural import sharing_encoders
 from ltrscale.experiments.records import Spent
 from ltrscale.experiments.study import StudyJob
+from ltrscale.experiments.study_stages import Measurement
+from ltrscale.origin import as_text
 from ltrscale.stages.runs import heard_by
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"
@@ -38,6 +40,7 @@ METHODS = {
     "simclr": {"kind": "neural", "pretrain": PRETRAIN, "finetune": FINETUNE},
     "probed": {"kind": "neural", "pretrain": PRETRAIN, "finetune": {**FINETUNE, "head": {"layers": 1}, "epochs": 0}},
 }
+SPLITS = ("train", "validation", "test")
 GRID = [{"labelled": [8, 30], "draws": 2}]
 SPACE = {"finetune.optimizer.learning_rate": {"choices": [1e-3, 1e-2]}}
 
@@ -173,6 +176,19 @@ def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     assert rest in (["summary"], [])  # the summary stays if the measured time, too, is the same
     switched = study(synthetic_dataset, out, grid=grid, evaluate={"baseline": "plain"})
     assert written_directories(switched) == ["test", "summary"]
+
+
+def test_a_model_is_measured_again_where_a_metric_changes_that_keeps_its_name(synthetic_dataset: str) -> None:
+    splits = {name: {"data": synthetic_dataset, "periods": f"2026-W0{i}"} for i, name in enumerate(SPLITS, 1)}
+
+    def identity(**evaluate: Any) -> str:
+        values = {"out": "x", "bundle": "y", "splits": splits, "evaluate": evaluate, "threads": 1}
+        return as_text(validate(Measurement, values, "test").identity())
+
+    changes: list[dict[str, Any]] = [{}, {"grades": 2}, {"gains": [0, 1, 10]}, {"gains": [0, 1, 9]}]
+    assert len({identity(**change) for change in changes}) == len(changes)
+    assert identity() == identity(grades=4, gains=None)
+    assert "grades" not in identity(), "measurements from before these keys were recorded stay up to date"
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ UNREAD = {
     "measure": [
         r"splits\.gap",
         rf"splits\.(train|validation){_SPLIT}",
-        r"evaluate\.(baseline|grades|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
+        r"evaluate\.(baseline|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
         r"evaluate\.(as_shown|by_period|propensities.*)",
     ],
 }

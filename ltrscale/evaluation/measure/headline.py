@@ -51,14 +51,14 @@ def headline(evaluation: Evaluation) -> str:
 
 def _standing(evaluation: Evaluation) -> tuple[str, str, Comparison] | None:
     """The best model, the ranker in service, and the lead of the first; None if either or the metric is missing."""
-    serving = _serving(evaluation)
+    serving = serving_of(evaluation)
     others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
     others.sort(key=lambda method: method.kinds == {"feature"})  # a score alone comes after all models
     lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
     return None if lead is None or serving is None else (others[0].name, serving, lead)
 
 
-def _serving(evaluation: Evaluation) -> str | None:
+def serving_of(evaluation: Evaluation) -> str | None:
     """What serves: a baseline in service or untrained, else the best score, order shown, baseline or next best."""
     kinds = {method.name: method.kinds for method in evaluation.ranked}
     baseline, untrained = evaluation.baseline, [name for name in kinds if kinds[name] <= {"feature", "scores"}]

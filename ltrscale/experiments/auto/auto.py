@@ -37,9 +37,9 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.leaderboard import Board, document, final_board, validation_metric
+from ltrscale.experiments.auto.leaderboard import Board, document, final_board
 from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
-from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper, validation_metric
 from ltrscale.experiments.auto.settings import KNOWN_METHODS, TREES, TUNED, AutoSizes
 from ltrscale.experiments.first.configs import divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun

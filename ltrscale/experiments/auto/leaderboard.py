@@ -11,7 +11,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.experiments.auto.record import HALF, AutoRecord
+from ltrscale.experiments.auto.record import HALF, AutoRecord, validation_metric
 from ltrscale.experiments.auto.settings import PRETRAINED_NETWORK, SCRATCH, TREES
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
@@ -94,12 +94,6 @@ def final_board(record: AutoRecord, rankers: Mapping[str, str], final: str | Non
         test_share=record.test_share,
         others=record.others,
     )
-
-
-def validation_metric(url: str, metric: str) -> float | None:
-    """A bundle's metric on validation; None for `in_context` at cut-offs other than 5 and 10."""
-    value = bundle.load(url).metrics.get(f"validation_{metric}")
-    return round(float(value), 6) if isinstance(value, int | float) else None
 
 
 def document(board: Board, evaluation: Evaluation | None) -> Document:

@@ -28,7 +28,7 @@ from ltrscale.experiments.auto.settings import (
     Given,
     Planned,
     Speed,
-    slower,
+    time_factor,
 )
 from ltrscale.experiments.sizes import SCORED
 
@@ -110,7 +110,7 @@ class RunState:
     def whole_test_minutes(self, name: str) -> float:
         """Minutes to score the whole test split with a model, once for all rankers that contain it."""
         measured = [entry.scores for entry in self.record.done(name) if entry.scores]
-        rate = measured[0] if measured else self.speed.scored / slower(name, self.sizes.log.features)
+        rate = measured[0] if measured else self.speed.scored / time_factor(name, self.sizes.log.features)
         return self.sizes.tested / rate / 60
 
     def again_minutes(self, name: str) -> float:
@@ -183,7 +183,7 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
 
 
 def better_network(state: RunState) -> str | None:
-    """The network whose models are better on validation; None before there are enough of each kind to teach."""
+    """The network whose models are better on validation; None before each kind that has one has enough to teach."""
     networks = {name: done for name in (SCRATCH, PRETRAINED_NETWORK) if (done := state.record.done(name))}
     if not networks or min(map(len, networks.values())) < TEACHERS:
         return None

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from ltrscale import storage
+from ltrscale import bundle, storage
 from ltrscale.alongside import alongside
 from ltrscale.config import Strict
 from ltrscale.errors import InputError
@@ -167,3 +167,9 @@ class RecordKeeper:
                     self.keep()
 
         return alongside(beat)
+
+
+def validation_metric(url: str, metric: str) -> float | None:
+    """A bundle's metric on validation; None for `in_context` at cut-offs other than 5 and 10."""
+    value = bundle.load(url).metrics.get(f"validation_{metric}")
+    return round(float(value), 6) if isinstance(value, int | float) else None

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import yaml
-
-from ltrscale.experiments.first.configs import methods_text
+from ltrscale.experiments.first.configs import first_methods
 from ltrscale.experiments.sizes import (
     BOOSTED,
     FINETUNED,
@@ -130,7 +128,7 @@ class Given(NamedTuple):
     def methods(self, trees: int | None = None) -> dict[str, dict[str, Any]]:
         """The methods of `jobs.init`'s pipeline, with one stream per worker, and another number of trees if given."""
         sizes = self.first if trees is None else self.first._replace(trees=trees)
-        methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
+        methods = first_methods(sizes)
         methods[TREES]["gbdt"]["stop_on"] = self.cutoff
         scratch, pretrained = methods[SCRATCH], methods[PRETRAINED_NETWORK]
         for finetune in (scratch["finetune"], pretrained["finetune"]):
@@ -251,10 +249,10 @@ def _tabm(given: Given) -> Planned:
     network = {**finetune["network"], "encoder": encoder, "numbers": {"kind": "ple", "bins": 16}}
     optimizer = {**finetune["optimizer"], "learning_rate": 1e-3}
     finetune = {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}
-    return _network(given, {"kind": "neural", "finetune": finetune}, slower=slower(TABM, given.sizes.log.features))
+    return _network(given, {"kind": "neural", "finetune": finetune}, slower=time_factor(TABM, given.sizes.log.features))
 
 
-def slower(name: str, features: int) -> float:
+def time_factor(name: str, features: int) -> float:
     """Time of a method relative to the network's; TabM's grows with the features (2026-11-28, scoring on a CPU)."""
     return 4.6 + features / 15 if name == TABM else 1.0
 

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import yaml
 
@@ -145,7 +146,7 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 
 def methods_text(sizes: FirstSizes, others: str = "") -> str:
-    """Trees, a network, and the same network pretrained, with comments on their sizes; jobs.auto reads it back, too."""
+    """Trees, a network, and the same network pretrained, with comments on their sizes."""
     faster, larger = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
     notes = {
         "batches": f"256 for less than {SMALL:,} documents to learn from; 1024 is {faster:.0f} times as fast",
@@ -155,6 +156,12 @@ def methods_text(sizes: FirstSizes, others: str = "") -> str:
     }
     settings = {**sizes._asdict(), "trees": _trees(sizes, 31), "patience": sizes.patience}
     return _METHODS.format(others=others, **settings, **notes)
+
+
+def first_methods(sizes: FirstSizes) -> dict[str, dict[str, Any]]:
+    """The settings of each method of `methods_text`: jobs.auto begins with the very ones that jobs.init writes."""
+    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
+    return methods
 
 
 def _trees(sizes: FirstSizes, leaves: int) -> str:
@@ -207,7 +214,7 @@ pretrain_once: true # for all seeds: it reads no labels
 {methods}
 evaluate:
   baseline: {baseline}
-  # propensities: {{clicks: {clicks}}} # where jobs.clicks could tell them: metrics corrected for positions, too
+  # propensities: {{clicks: {clicks}}} # where jobs.clicks has estimated them: metrics corrected for positions, too
 
 # Final models, in {out}/final/NAME: trained once more, on the validation groups too, or with test: true on all.
 # Remove the # once the report has shown which method to take.

@@ -58,7 +58,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         repeated = len(pairs) - len(np.unique(pairs))
     labels_N, unjudged = row_labels(guessed, structure, codes_N)
     apart_Q = informative_lists(codes_N, labels_N)
-    unit, periods = _divided(guessed, structure, codes_N, labels_N)
+    unit, names = _divided(guessed, structure, codes_N, labels_N)
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -70,7 +70,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         informative_queries=int(apart_Q.sum()),
         unjudged=unjudged,
         unit=unit,
-        periods=periods,
+        periods=names,
     )
 
 

@@ -6,11 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-import numpy as np
 import pyarrow as pa
-import torch
 import yaml
-from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
@@ -18,8 +15,9 @@ from ltrscale.config import Config, validate
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
+from ltrscale.experiments.first.asked import asked_of
 from ltrscale.experiments.first.configs import FirstRuns, engine_score
-from ltrscale.experiments.first.counted import FEWEST_PERIODS, LogCounts, count_lists, row_labels
+from ltrscale.experiments.first.counted import FEWEST_PERIODS, LogCounts, count_lists
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.prepare_yaml import clicks_text, prepare_lines, summary
 from ltrscale.experiments.pipeline import PipelineJob
@@ -28,15 +26,24 @@ from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
+from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns
 from ltrscale.ingest.roles import structured
-from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
+from ltrscale.ingest.structure import read_structure
 from ltrscale.ingest.tables import file_form
-from ltrscale.progress import called, log, progress
-from ltrscale.ranking.single_feature import SingleFeature, single_features
+from ltrscale.progress import called, log
 from ltrscale.yaml_text import MOST_BYTES, escaped, yaml_text
+
+_LATER = ("study", "weekly")
+"""Configs for other questions or for later."""
+
+_WRITES: dict[str, type[Config]] = {
+    "prepare": PrepareJob,
+    "clicks": ClicksJob,
+    "pipeline": PipelineJob,
+    "weekly": WeeklyJob,
+    "study": StudyJob,
+}
 
 
 class InitJob(Config):
@@ -110,7 +117,7 @@ class InitJob(Config):
         needed = [each.name for each in in_roles if each]
         complete = sample if sample.whole else read_structure(urls, needed, dialect, rows=None)
         counted = count_lists(guessed, complete)
-        asked = _asked_of(guessed, complete, urls, dialect)
+        asked = asked_of(guessed, complete, urls, dialect)
         guessed = replace(guessed, asked={**guessed.asked, **asked})
         texts = {"prepare": yaml_text(prepare_lines(self.file, out, dialect, guessed, counted))}
         runs, notes = _runs(out, guessed, counted)
@@ -153,18 +160,6 @@ def _say_next(name: str, out: str) -> None:
     log.info("next: %s --config %s", called(name), shlex.quote(storage.join(out, f"{name}.yaml")))
 
 
-_LATER = ("study", "weekly")
-"""Configs for other questions or for later."""
-
-_WRITES: dict[str, type[Config]] = {
-    "prepare": PrepareJob,
-    "clicks": ClicksJob,
-    "pipeline": PipelineJob,
-    "weekly": WeeklyJob,
-    "study": StudyJob,
-}
-
-
 def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str | None], where: str) -> None:
     """Refuse columns that cannot have the role they were named for."""
     for use, name in roles.items():
@@ -184,6 +179,7 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
 
 
 def _write(out: str, texts: Mapping[str, str]) -> None:
+    """Write configs by name; none that its command would refuse."""
     for name, text in texts.items():
         path = storage.join(out, f"{name}.yaml")
         if len(text.encode()) > MOST_BYTES:
@@ -193,6 +189,7 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
 
 
 def _why_less(guessed: Guess, counted: LogCounts, columns: Sequence[LogColumn]) -> Iterator[str]:
+    """Why some columns are not used, some configs are missing, or a test is kinder than it should be."""
     for column in guessed.optional:
         yield f"{column.name} is missing from {column.lacking}, and perhaps other files: a missing value there"
     for name in sorted({each.name for each in columns if each.lacking} & {*guessed.others}):
@@ -214,47 +211,3 @@ def _why_less(guessed: Guess, counted: LogCounts, columns: Sequence[LogColumn]) 
         }
         if lacking := [description for description, column in needed.items() if column is None]:
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
-
-
-def _asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
-    """Questions about suspicious features, by name, of a sample of whole lists; empty without a label."""
-    features = [*guessed.features, *guessed.categorical]
-    if guessed.label is None or not features:
-        return {}
-    key = [column.name for column in (guessed.query, *guessed.within)]
-    names = dict.fromkeys([*key, guessed.label.name, *(column.name for column in features)])
-    lists_N = log.joined(key[0], key[1:])
-    kept_N = np.zeros(len(lists_N), np.bool_)
-    kept_N[KeyLists.from_codes(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
-    structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
-    query_N = structure.joined(key[0], key[1:])
-    labels_N, _ = row_labels(guessed, structure, query_N)
-    rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
-    rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
-    labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))
-    offsets_Q1 = np.append(0, np.cumsum(np.unique(query_N[rows_L], return_counts=True)[1]))
-    found: list[SingleFeature] = []
-    with progress("features alone", len(features), "features") as advance:
-        for first in range(0, len(features), _AT_ONCE):
-            some = features[first : first + _AT_ONCE]
-            categorical = [first + i >= len(guessed.features) for i in range(len(some))]
-            of_each = zip(some, categorical, strict=True)
-            x_LF = np.stack([_values(structure, one.name, codes)[rows_L] for one, codes in of_each], axis=1)
-            names_F = [column.name for column in some]
-            found += single_features(
-                torch.from_numpy(x_LF), labels_L, torch.from_numpy(offsets_Q1), names=names_F, categorical=categorical
-            )
-            advance(len(some))
-    return questions(found)
-
-
-_AT_ONCE = 64
-"""Features that are evaluated at once."""
-
-
-def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]:
-    """A column as numbers, or as codes of its values; NaN if missing."""
-    if not codes:
-        return structure.numbers(name).astype(np.float32)
-    codes_N = structure.codes[name]
-    return np.where(codes_N < 0, np.nan, codes_N).astype(np.float32)

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from ltrscale.evaluation.measure.headline import best_of, competitor_of, is_beyond_chance
+from ltrscale.evaluation.measure.headline import best_of, competitor_of, is_beyond_chance, serving_of
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
@@ -14,7 +14,7 @@ from ltrscale.progress import called
 
 def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
     """The next step: a sentence, and its command if any; `features` are suspicious ones."""
-    best, competitor = best_of(evaluation), competitor_of(evaluation)
+    best, competitor, serving = best_of(evaluation), competitor_of(evaluation), serving_of(evaluation)
     if verdict is not None:
         if verdict.passed:
             return "Next: the gate lets the candidate pass; jobs.export and jobs.predict take its bundle.", ""
@@ -23,7 +23,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
         return "", ""
     if features:
         return _answer(features)
-    if competitor is None:
+    if competitor is None or serving is None:
         return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
     shown = evaluation.leads.get(AS_SHOWN)
     if shown is not None and shown.difference > 0:
@@ -31,15 +31,19 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
             "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
             "or a test on users (jobs.interleave)."
         ), ""
-    lead = evaluation.leads[competitor]
-    if lead.p_holm is None:
+    # the order shown has no bundle: a gate compares with the baseline instead, if that is not the best itself
+    production = competitor if serving == AS_SHOWN and competitor == evaluation.baseline else serving
+    leads = [evaluation.leads[name] for name in {competitor, production} - {best.name}]
+    if any(lead.p_holm is None for lead in leads):
         return (
             "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
             f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
         )
-    if not is_beyond_chance(lead):
+    if not all(map(is_beyond_chance, leads)):
         return "Next: take the one that costs less, or see with jobs.study what more labels, draws or groups bring.", ""
-    return _gate(evaluation, production=competitor, candidate=best.name)
+    if production == best.name:
+        return f"Next: keep {production}; nothing here ranks better, and jobs.study shows what more labels bring.", ""
+    return _gate(evaluation, production=production, candidate=best.name)
 
 
 def _answer(features: Sequence[str]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
-from ltrscale.experiments.report.groups import (
+from ltrscale.experiments.report.scored_groups import (
     META,
     GroupsAndScores,
     chosen_groups,

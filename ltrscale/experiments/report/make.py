@@ -18,8 +18,8 @@ from ltrscale.experiments.report import groups, recorded
 from ltrscale.experiments.report.advice import next_step
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.experiments.study_grid import SUMMARY
-from ltrscale.progress import log
+from ltrscale.experiments.study_stages import SUMMARY
+from ltrscale.progress import Report, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.render import files
 from ltrscale.stages.inputs import content_of
@@ -86,7 +86,7 @@ class ReportJob(Stage):
             contents[self.search] = storage.fingerprint(trials)
         return contents
 
-    def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Commit `report.html`, and `report.md` with its pictures; raises as `document`."""
         document = self.document()
         with storage.Commit(self.out) as commit:
@@ -167,7 +167,7 @@ def _content_or_absent(url: str) -> str:
         return "absent"
 
 
-def _paragraphs(sources: Sources, *, gate: str | None = None) -> list[Text | Command]:
+def _paragraphs(sources: Sources, *, gate: str | None) -> list[Text | Command]:
     """The opening of the report; it skips unreadable sources, which sections report."""
     evaluation, verdict = sources.evaluation, _verdict(gate)
     questions = _open_questions(sources, verdict)

@@ -15,7 +15,7 @@ from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
 from ltrscale.evaluation.studies.study_page import document as studied
 from ltrscale.evaluation.verdict import Verdict, verdict_blocks
 from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
-from ltrscale.experiments.study_grid import SUMMARY
+from ltrscale.experiments.study_stages import SUMMARY
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join

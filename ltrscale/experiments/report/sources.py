@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
@@ -42,15 +42,15 @@ class Sources:
     """The two methods to list groups of, if given."""
     _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
 
-    @staticmethod
-    def open(url: str, compare: tuple[str, str] | None = None) -> "Sources":
+    @classmethod
+    def open(cls, url: str, compare: tuple[str, str] | None = None) -> Self:
         """Read the evaluation, which must have the methods in `compare`."""
         evaluation = Evaluation.read(url)
         names = [method.name for method in evaluation.methods]
         for name in compare or ():
             if name not in names:
                 raise InputError(f"compare: the evaluation has no method {name!r}; it has {', '.join(names)}")
-        return Sources(url, evaluation, EvaluateConfig.recorded(url), compare)
+        return cls(url, evaluation, EvaluateConfig.recorded(url), compare)
 
     @property
     def primary(self) -> str:
@@ -69,7 +69,7 @@ class Sources:
         # labels favour the order that people saw, so its lead is not a fault of the model
         ranked = [method.name for method in self.evaluation.ranked if method.name != AS_SHOWN]
         if len(ranked) < 2:
-            named = f", or name {AS_SHOWN} and it under compare" if AS_SHOWN in self.methods else ""
+            named = f", or name it and {AS_SHOWN} under compare" if AS_SHOWN in self.methods else ""
             raise InputError(f"the evaluation has one method; evaluate two to see where they differ{named}")
         first = next((name for name in ranked if name == self.evaluation.baseline), ranked[1])
         return first, next(name for name in ranked if name != first)

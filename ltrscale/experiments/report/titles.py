@@ -38,13 +38,12 @@ def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = No
         InputError: the rows have no column of that name, or a file is damaged.
     """
     name, found = "", dict[str, str]()
-    for url in urls:
-        for title, pairs in _title_pairs(url, column):
-            name = title
-            wanted = pairs.filter(pc.is_in(pairs["id"], pa.array([*ids - found.keys()], pa.string())))
-            found |= dict(zip(wanted["id"].to_pylist(), wanted["title"].to_pylist(), strict=True))
-            if found.keys() >= {*ids}:
-                break
+    for title, pairs in itertools.chain.from_iterable(_title_pairs(url, column) for url in urls):
+        name = title
+        wanted = pairs.filter(pc.is_in(pairs["id"], pa.array([*ids - found.keys()], pa.string())))
+        found |= dict(zip(wanted["id"].to_pylist(), wanted["title"].to_pylist(), strict=True))
+        if found.keys() >= {*ids}:
+            break
     if column is not None and not name:
         raise InputError(f"titles: no raw rows of {', '.join(urls)} have a column {column!r} beside an item's id")
     return (name, found) if found else ("", {})

@@ -22,7 +22,8 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks
-from ltrscale.experiments.first.init import InitJob, _asked_of
+from ltrscale.experiments.first.asked import asked_of
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.recorded import feature_blocks
 from ltrscale.experiments.report.sources import Sources
@@ -130,8 +131,8 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     columns = {column.name: column for column in look_at(files_of([url], Dialect()), Dialect(), 1000)}
     found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
     log_of = read_structure([url], ["search_id"], Dialect())
-    assert [*_asked_of(found, log_of, [url], Dialect())] == ["x"]
-    assert _asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
+    assert [*asked_of(found, log_of, [url], Dialect())] == ["x"]
+    assert asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
 
 
 def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:

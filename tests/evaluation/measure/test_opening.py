@@ -138,6 +138,16 @@ CASES = {
         baseline="bm25",
         against={"net": {PRIMARY: lead(0.05, 0.01)}, "engine": {PRIMARY: lead(0.1, 0.01)}},
     ),
+    "the baseline is best, and no model serves": evaluation(
+        {"gbdt": 0.55, "net": 0.53, "as_shown": 0.5},
+        {"net": lead(-0.02, 0.01), "as_shown": lead(-0.05, 0.01)},
+        baseline="gbdt",
+    ),
+    "a score serves beside a baseline that learns": evaluation(
+        {"net": 0.55, "gbdt": 0.53, "engine": 0.5},
+        {"gbdt": lead(-0.02, 0.01), "engine": lead(-0.05, 0.01)},
+        baseline="gbdt",
+    ),
     "gains": evaluation(TWO, AHEAD, baseline="net", against={"gbdt": {GAIN: lead(0.1, 0.01)}}, gains=GAINS),
     "behind on slices": evaluation(TWO, AHEAD, baseline="gbdt", slices=SLICES),
     "behind on no slice": evaluation(TWO, AHEAD, baseline="gbdt", slices={"period=W08": SLICES["period=W08"]}),

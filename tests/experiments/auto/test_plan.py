@@ -14,7 +14,7 @@ from ltrscale.experiments.auto.plan import (
     share_of_test,
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry
-from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, slower
+from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, time_factor
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.sizes import LogSize
 
@@ -39,7 +39,7 @@ def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
     assert 0 < nothing.left < 60
     assert state(spent=7.0).left == pytest.approx(nothing.left - 7)
     assert state(done("scratch"), done("scratch", 1)).left == pytest.approx(nothing.left - 2 * tested)
-    assert state(done("tabm")).left == pytest.approx(nothing.left - slower("tabm", 13) * tested)
+    assert state(done("tabm")).left == pytest.approx(nothing.left - time_factor("tabm", 13) * tested)
 
 
 def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
@@ -95,7 +95,7 @@ def test_the_test_takes_what_was_measured_of_a_model_or_of_the_first_network() -
     measured = state(done("linear").replace(scores=5_000.0), done("trees").replace(scores=1_000.0))
     assert measured.test_minutes("trees") == pytest.approx(20_000 / 1_000 / 60)
     assert measured.test_minutes("scratch") == pytest.approx(20_000 / 5_000 / 60)
-    assert measured.test_minutes("tabm") == pytest.approx(slower("tabm", 13) * 20_000 / 5_000 / 60)
+    assert measured.test_minutes("tabm") == pytest.approx(time_factor("tabm", 13) * 20_000 / 5_000 / 60)
     epochs = [first_settings(each, "scratch").minutes for each in (measured, state(done("linear"), done("trees")))]
     assert epochs[0] > epochs[1], "validation after an epoch scores too"
 

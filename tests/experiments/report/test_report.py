@@ -36,6 +36,7 @@ from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
 from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
+from ltrscale.experiments.report.scored_groups import read_groups_scored
 from ltrscale.experiments.report.sources import Sources, records
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
@@ -258,7 +259,7 @@ def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_
     assert {*sources.memorised} >= {"row"}
     assert "x" not in sources.memorised
     assert re.match(r"row is probably memorised: it has \d+% of the gain of gbdt, and alone", sources.memorised["row"])
-    texts = [block.text for block in _paragraphs(sources) if isinstance(block, Text)]
+    texts = [block.text for block in _paragraphs(sources, gate=None) if isinstance(block, Text)]
     assert any(re.match(r"Probably memorised, for alone they rank like chance: .*\brow\b", text) for text in texts)
     blocks = [*feature_blocks(sources)]
     assert any("row is probably memorised" in block.text for block in blocks if isinstance(block, Text))
@@ -427,7 +428,7 @@ def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[
     sources = Sources.open(places["evaluation"])
     table = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
     defined = table[(table.method == "gbdt") & table[sources.primary].notna()]
-    batches = [part.groups for part in groups.read_groups_scored(sources, groups._sampled(sources, 60, 3))]
+    batches = [part.groups for part in read_groups_scored(sources, groups._sampled(sources, 60, 3))]
     gids = [int(gid) for batch in batches for gid in batch.ids_Q]  # type: ignore[union-attr]
     assert set(gids) <= set(defined.gid)
     assert len(set(gids)) == len(gids) > 5

@@ -64,6 +64,16 @@ def test_the_newest_files_come_first_and_all_are_read_for_what_is_missing(tmp_pa
     assert titles_of([prepared(tmp_path, logs)], {"3", "12"}) == ("title", {"3": "new no. 3", "12": "chair no. 12"})
 
 
+def test_the_next_data_set_is_read_only_for_what_is_missing(tmp_path: Path) -> None:
+    urls = []
+    for column in ("title", "name"):
+        (tmp_path / column).mkdir()
+        rows(column).to_parquet(tmp_path / column / "log.parquet")
+        urls.append(prepared(tmp_path / column, [tmp_path / column / "log.parquet"]))
+    assert titles_of(urls, {"3"}) == ("title", {"3": TITLES["3"]})
+    assert titles_of(urls, {"3", "unknown"}) == ("name", {"3": TITLES["3"]})
+
+
 def test_a_table_that_joins_has_them_though_it_joins_another_column(tmp_path: Path) -> None:
     rows("z").drop(columns=["z", "query_title"]).to_parquet(tmp_path / "log.parquet")
     catalogue = pd.DataFrame({"sku": range(20), "title": TITLES.values(), "price": range(20)})
