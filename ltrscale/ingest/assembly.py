@@ -182,12 +182,13 @@ def training_texts(
     """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
     if not tokenizer.learns_from:
         return
+    fields = {field.column for field in work.config.source.token_fields}
     seen = SeenHashes(folder)
     read = work.config.source.open(work.features, first=work.first.url, encoders={})
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
             wanted_N = pa.array(in_periods(block, unit, work.config.period, tokenizer.learns_from))
-            for column in (column for name, column in block.columns.items() if "_tokens_" in name):
+            for column in (column for name, column in block.columns.items() if name in fields):
                 texts = column.filter(wanted_N).unique().drop_null().to_pylist()
                 new = ~seen.add(hash_ids(texts))
                 yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
