@@ -101,10 +101,10 @@ class PrepareJob(Stage):
                 more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
                 does not fit the data set, or making the data set again would delete additions.
         """
-        config = self.own_settings()
+        config, files = self.own_settings(), self._files
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
             existing = _existing(config, self.out)
-            settings, units = _settings(config, self._files, existing, commit, folder)
+            settings, units = _settings(config, files, existing, commit, folder)
             new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
             _check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
             _check_expected(config.expect, new)
