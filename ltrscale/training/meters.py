@@ -16,7 +16,7 @@ from ltrscale.training.reduce import gather_over_workers
 Record = dict[str, object]
 
 
-class Spent:
+class TimeSpent:
     """The time of a training, over all its processes, and its limit."""
 
     def __init__(self, minutes: float | None, before_s: float) -> None:

@@ -27,7 +27,7 @@ from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import AccountError, StepResult, Trainer
 from ltrscale.training.memory import foresee
-from ltrscale.training.meters import EpochLog, EpochMeter, Record, Spent, gaps
+from ltrscale.training.meters import EpochLog, EpochMeter, Record, TimeSpent, gaps
 from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
 from ltrscale.training.settings import Factors, TrainingConfig
 
@@ -103,7 +103,7 @@ class Training:
             steps = saved.steps_before if saved else 0
             known = saved and saved.state.get("expected")
             expected = Account(*known) if known else self._expected(phases[0])
-            spent = Spent(self.config.minutes, 0.0 if saved is None else saved.progress["spent_s"])
+            spent = TimeSpent(self.config.minutes, 0.0 if saved is None else saved.progress["spent_s"])
             for phase in self._left(phases, saved):
                 stream = self._stream(phase)
                 trainer = self._trainer(phase, stream, checkpoints, expected)
@@ -132,7 +132,7 @@ class Training:
         steps_before: int,
         trainer: Trainer,
         checkpoints: Checkpoints,
-        spent: Spent,
+        spent: TimeSpent,
         advance: Advance,
     ) -> bool:
         """Run a phase to its end, or until its time is up; True in that case."""
@@ -173,7 +173,7 @@ class Training:
         for module in phase.frozen:
             module.eval()
 
-    def _kept(self, phase: Phase, steps_before: int, spent: Spent) -> Progress:
+    def _kept(self, phase: Phase, steps_before: int, spent: TimeSpent) -> Progress:
         """What the checkpoints of an epoch hold beside the trainer's state; only the validation after it changes it."""
         kept = Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
         return replace(kept, place={**kept.place, "spent_s": spent.seconds})
