@@ -46,7 +46,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.pairwise import lambdarank
 from ltrscale.reports.document import Document, Section, Table, TableRow, Text
 from ltrscale.reports.render import REPORT, markdown
-from ltrscale.training.network import fit
+from ltrscale.training.transform import fit
 
 Name = Literal["scratch", "contrasted_values", "contrasted", "lists", "restored"]
 BEFORE: dict[Name, Name] = {"contrasted_values": "scratch", "contrasted": "scratch", "restored": "lists"}

@@ -34,9 +34,9 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.processor import cpu_seconds
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import OptimizerConfig
+from ltrscale.training.transform import fit
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 

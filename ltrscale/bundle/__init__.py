@@ -36,7 +36,7 @@ from ltrscale.bundle.files import (
     save_trees,
     with_tokens_of,
 )
-from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
+from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, Scorer, scorers_of
 from ltrscale.bundle.order import order_scorer
 from ltrscale.bundle.trees import TreesBundle
@@ -50,6 +50,7 @@ __all__ = [
     "FeatureOrder",
     "MetricValue",
     "PretrainedBundle",
+    "RankerBundle",
     "Scorer",
     "TreesArchitecture",
     "TreesBundle",

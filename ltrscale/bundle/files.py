@@ -241,7 +241,7 @@ def _save(
     held: Held,
     about: BundleFacts,
     contents: Mapping[str, bytes],
-    says: Sequence[str],
+    card_lines: Sequence[str],
     members: Mapping[str, str] | None = None,
 ) -> None:
     # JSON has neither NaN nor infinity
@@ -264,7 +264,7 @@ def _save(
         CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
         **contents,
         **({} if about.reference is None else {REFERENCE: about.reference.model_dump_json().encode()}),
-        CARD: _card(config, *says).encode(),
+        CARD: _card(config, *card_lines).encode(),
     }
     for name, member in (members or {}).items():
         files |= _files_inside(name, member)

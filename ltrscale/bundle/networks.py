@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import CONFIG, EXAMPLES, WEIGHTS, BundleKind, InContext
-from ltrscale.bundle.opened import ENCODER, Bundle, Computing, Explainer, Scorer, fitting, loaded
+from ltrscale.bundle.opened import ENCODER, RANKER, Bundle, Computing, Explainer, Scorer, fitting, loaded
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.contributions import along_path
@@ -180,12 +180,18 @@ class RankerBundle(EncoderBundle):
     """One finetuned ranker."""
 
     kind: ClassVar[BundleKind] = "neural"
+    wanted: ClassVar = RANKER
     layers_of_projector: ClassVar = "neck."
+
+    def ranker(self) -> Ranker:
+        """The network, in inference mode."""
+        ranker = super().ranker()
+        assert isinstance(ranker, Ranker)  # several rankers have another bundle class
+        return ranker
 
     def embedder(self) -> Scorer:
         """Embeddings before the last layer."""
         ranker = self.ranker()
-        assert isinstance(ranker, Ranker)  # several rankers have another bundle class
 
         def embed(groups: QueryGroups) -> Tensor:
             with torch.no_grad():
@@ -199,6 +205,7 @@ class PretrainedBundle(EncoderBundle):
     """A pretrained encoder, which does not score."""
 
     kind: ClassVar[BundleKind] = "pretrained"
+    holds: ClassVar = "a pretrained encoder"
     wanted: ClassVar = "the bundle of a pretrained encoder, which jobs.pretrain makes"
     layers_of_projector: ClassVar = "projector.layers."
 

@@ -30,6 +30,7 @@ Explainer = Callable[[QueryGroups, Tensor], Contributions]
 
 
 ENCODER = "a bundle with an encoder to start from, which jobs.pretrain or jobs.finetune makes"
+RANKER = "the bundle of one network that scores, which jobs.finetune makes"
 
 
 @contextmanager
@@ -162,7 +163,7 @@ class Bundle(BundleFacts, ABC):
         Raises:
             InputError: the bundle holds no network that scores, or its weights do not fit its architecture.
         """
-        raise self.needed(ENCODER)
+        raise self.needed(RANKER)
 
     def embedder(self) -> Scorer:
         """The function from a batch of its features to embeddings [N, D]: of its encoder, or before the last layer.

@@ -32,7 +32,7 @@ from ltrscale.derive.feedback import (
 )
 from ltrscale.derive.match import Appending, Match
 from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, read_groups
-from ltrscale.derive.step import NO_LABELS, Changes, LabelStep, StepStart, Transform, labelled
+from ltrscale.derive.step import NO_LABELS, Changes, StepStart, Transform, labelled
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
@@ -111,14 +111,15 @@ class RelabelJob(Stage):
         ready, extended = _ready(config, dataset, names)
         tallies: list[Counter[str]] = [Counter() for _ in ready]
         with storage.Commit(self.out) as commit:
-            match, renumber = ready[0].transform, any(step.regroups or step.lists > 1 for step in config.steps)
-            statistics = match.statistics.put(commit) if isinstance(match, Appending) else None
+            first = ready[0].transform  # `Match.check_after` lets no step stand before it
+            statistics = first.statistics.put(commit) if isinstance(first, Appending) else None
+            renumber = any(step.regroups or step.lists > 1 for step in config.steps)
             writer = GroupWriter(commit, extended, statistics=statistics, renumber=renumber)
             everywhere = frozenset(dataset.manifest.periods)
             for block in _chain(ready, _read(dataset, everywhere, names, "relabel"), tallies):
                 writer.add(_with_relevance(block) if names else block)
             for config_step, step, tally in zip(config.steps, ready, tallies, strict=True):
-                if isinstance(config_step, LabelStep):
+                if config_step.acts_on_labels:
                     _check(step, tally)
             writer.finish(_account(dataset, ready, tallies), origin)
         for step, tally in zip(ready, tallies, strict=True):
@@ -150,7 +151,7 @@ def _words(key: str) -> str:
 
 def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
     """The columns of the new data set that hold one number per document; empty if the old ones stay as they are."""
-    if not any(isinstance(step, LabelStep) for step in config.steps):
+    if not any(step.acts_on_labels for step in config.steps):
         return ()
     present = set(column_names(dataset))
     if "labels" not in present:
@@ -223,7 +224,7 @@ def _ready(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> t
         ready.append(_ReadyStep(name, periods, transform))
         extended = step.extended(extended)
         span *= step.lists
-        draws += isinstance(step, LabelStep)  # features that another step appends leave the drawn labels as they are
+        draws += step.acts_on_labels  # features that another step appends leave the drawn labels as they are
     return ready, extended
 
 

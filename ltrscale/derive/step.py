@@ -75,6 +75,8 @@ class RelabelStep(Config):
     """The columns of documents that it fills, whatever its settings."""
     regroups: ClassVar[bool] = False
     """Whether it drops or adds groups even if `lists` is 1."""
+    acts_on_labels: ClassVar[bool] = False
+    """Whether it changes labels, groups or their documents, and must read labels and leave some."""
 
     def transform(self, start: StepStart) -> Transform:
         """The step as a function of blocks; an InputError if the data set lacks what it needs."""
@@ -109,6 +111,7 @@ class RelabelStep(Config):
 class LabelStep(RelabelStep):
     """A change to labels, groups or their documents."""
 
+    acts_on_labels: ClassVar = True
     periods: PeriodTexts = ()
     """Periods, as in a split, to change; empty for all."""
 

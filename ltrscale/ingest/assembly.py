@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Bits, Bools
+from ltrscale.arrays import Bits
 from ltrscale.data.dataset.files import Counts, DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
+from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
@@ -32,7 +32,7 @@ from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
-from ltrscale.ingest.texts import FULL, TokenizerConfig
+from ltrscale.ingest.texts import FULL
 from ltrscale.ingest.validate import Groups, Validator, to_table, total_accounting
 from ltrscale.progress import Advance
 
@@ -174,37 +174,6 @@ def _cut_off(groups: Groups) -> dict[str, TokenSummary]:
         cut = cut_N if is_of_documents(name) else cut_N[groups.offsets_Q1[:-1]]
         summaries[name] = TokenSummary(cut_lists=int((cut > 0).sum()), cut_tokens=int(cut.sum()))
     return summaries
-
-
-def training_texts(
-    work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
-) -> Iterator[list[str]]:
-    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
-    if not tokenizer.learns_from:
-        return
-    seen = SeenHashes(folder)
-    read = work.config.source.open(work.features, first=work.first.url, encoders={})
-    for unit in units:
-        for block in chain.from_iterable(map(read, unit.files)):
-            wanted_N = pa.array(in_periods(block, unit, work.config.period, tokenizer.learns_from))
-            for column in (column for name, column in block.columns.items() if "_tokens_" in name):
-                texts = column.filter(wanted_N).unique().drop_null().to_pylist()
-                new = ~seen.add(hash_ids(texts))
-                yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
-
-
-def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> Bools:
-    """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
-    if not wanted:
-        return np.ones(len(block), bool)
-    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
-    if unit.period or block.periods_N is None:
-        names, index_N = [unit.period or block.period or default], np.zeros(len(block), np.int64)
-    else:
-        coded = block.periods_N.fill_null(default).dictionary_encode()
-        names, index_N = coded.dictionary.to_pylist(), coded.indices.to_numpy()
-    inside = np.array([any(first <= name <= last for first, last in ranges) for name in names], bool)
-    return inside[index_N] if len(block) else np.zeros(0, bool)
 
 
 def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:

@@ -1,4 +1,4 @@
-"""The uses of a raw log's columns: the configs that state them, and the features that they find in a file."""
+"""The uses of a raw log's columns: the configs that state them; `resolve` finds them in a file."""
 
 import re
 import urllib.parse
@@ -100,11 +100,6 @@ class _Columns(Config):
             raise ValueError("no time zone of this machine; write it as UTC or Europe/Berlin") from None
         return value
 
-    @property
-    def clock(self) -> Clock:
-        """The log's time formats and zone."""
-        return Clock(self.time_zone, self.time_format)
-
     @model_validator(mode="after")
     def _one_period(self) -> Self:
         if self.time is not None and self.period_column is not None:
@@ -112,6 +107,11 @@ class _Columns(Config):
         if self.period == "part" and self.period_column is not None:
             raise ValueError("period: part deals queries to periods, and period_column names these; leave one out")
         return self
+
+    @property
+    def clock(self) -> Clock:
+        """The log's time formats and zone."""
+        return Clock(self.time_zone, self.time_format)
 
     def _check_side(self, features: Sequence[str]) -> None:
         """Refuse features that are known only after a list was shown: the position, the click or the gain."""
@@ -274,14 +274,9 @@ class ColumnMapping(_Columns):
             raise ValueError("no encoding of text that Python knows; write it as utf-8 or cp1252") from None
         return value
 
-    def dialect(self, url: str) -> Dialect:
-        """The form of a CSV file."""
-        delimiter = self.delimiter or usual_delimiter(url, self.decimal)
-        return Dialect(delimiter, self.decimal, self.encoding, self.quotes, self.header)
-
     @field_validator("grades", mode="before")
     @classmethod
-    def _texts(cls, value: Any) -> Any:
+    def _keys_as_text(cls, value: Any) -> Any:
         """Values as text, in the form used to compare numbers and booleans."""
         if not isinstance(value, Mapping):
             return value
@@ -304,6 +299,11 @@ class ColumnMapping(_Columns):
         if not self.grades:
             raise ValueError("grades: give a grade to each value, or at least one cut point")
         return self
+
+    def dialect(self, url: str) -> Dialect:
+        """The form of a CSV file."""
+        delimiter = self.delimiter or usual_delimiter(url, self.decimal)
+        return Dialect(delimiter, self.decimal, self.encoding, self.quotes, self.header)
 
     def named(self) -> list[tuple[str, Use]]:
         """Query, document, label, times, and the side columns; each column of the query id has that use."""

@@ -26,9 +26,8 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
 from ltrscale.ingest import additions
-from ltrscale.ingest.additions import Unfinished, joined_manifests
-from ltrscale.ingest.assembly import UnitIds, Written, training_texts, write_unit
-from ltrscale.ingest.fills import find_fills
+from ltrscale.ingest.additions import joined_manifests
+from ltrscale.ingest.assembly import UnitIds, Written, write_unit
 from ltrscale.ingest.inputs import (
     Expected,
     PrepareConfig,
@@ -40,10 +39,12 @@ from ltrscale.ingest.inputs import (
 )
 from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.parallel import UnitsOnRay
+from ltrscale.ingest.passes import find_fills, training_texts
 from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.texts import Encoding, encoding_of
+from ltrscale.ingest.unfinished import Unfinished
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.progress import Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
@@ -103,27 +104,18 @@ class PrepareJob(Stage):
         """
         config, files = self.own_settings(), self._files
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
-            existing_dataset = _before(config, self.out)
-            work = UnitSettings(config, config.source.find_features(files), files[0], self.out)
-            if existing_dataset is not None:
-                existing_periods = frozenset(existing_dataset.manifest.periods)
-                work = replace(work, features=additions.check_addable(existing_dataset, work), taken=existing_periods)
-            sizes = storage.at_once(storage.size, [file.url for file in files])
-            first = additions.next_unit(existing_dataset.manifest) if existing_dataset else 0
-            units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
-            work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
-            source = config.source.filled(find_fills(work, units, existing_dataset))
-            work = replace(work, config=config.replace(source=source))
-            new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=self.ray)
-            _check_rows(new.accounting, totals.first_rejections, work, for_scoring=self.for_scoring)
+            existing = _existing(config, self.out)
+            settings, units = _settings(config, files, existing, commit, folder)
+            new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
+            _check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
             _check_expected(config.expect, new)
-            manifest = new if existing_dataset is None else additions.with_addition(existing_dataset.manifest, new)
+            manifest = new if existing is None else additions.with_addition(existing.manifest, new)
             manifest = commit_dataset(commit, manifest)
-        _report_counts(self.out, new, report, added=existing_dataset is not None)
+        _report_counts(self.out, new, report, added=existing is not None)
         if not self.for_scoring:
             _warn_of_labels(self.out, manifest, config.source)
             _warn_of_copies(Dataset(self.out, manifest), new.periods)
-            _log_shortcuts(new, existing_dataset.manifest if existing_dataset else None)
+            _log_shortcuts(new, existing.manifest if existing else None)
             _warn_of_places(self.out, totals.places.among(new.features))
             if manifest.counts().labelled:
                 ask_of_leaks(self.out)
@@ -144,6 +136,22 @@ class RowsJob(PrepareJob):
     for_scoring: ClassVar = True
 
 
+def _settings(
+    config: PrepareConfig, files: Sequence[File], existing: Dataset | None, commit: storage.Commit, folder: Path
+) -> tuple[UnitSettings, list[Unit]]:
+    """The units, and what their work needs: the features, then the encoding of texts, then what fills gaps."""
+    settings = UnitSettings(config, config.source.find_features(files), files[0], commit.url)
+    first = 0
+    if existing is not None:
+        features, taken = additions.check_addable(existing, settings), frozenset(existing.manifest.periods)
+        settings, first = replace(settings, features=features, taken=taken), additions.next_unit(existing.manifest)
+    sizes = storage.at_once(storage.size, [file.url for file in files])
+    units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
+    settings = replace(settings, encoding=_encoding(settings, units, existing, commit, folder))
+    source = config.source.filled(find_fills(settings, units, existing))
+    return replace(settings, config=config.replace(source=source)), units
+
+
 def _encoding(
     work: UnitSettings, units: Sequence[Unit], dataset: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
@@ -157,7 +165,7 @@ def _encoding(
     return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
 
 
-def _before(config: PrepareConfig, out: str) -> Dataset | None:
+def _existing(config: PrepareConfig, out: str) -> Dataset | None:
     """The data set to add to; None if there is none or it is replaced."""
     manifest = storage.read_manifest(out)
     if manifest is None:
@@ -188,7 +196,7 @@ def _write(
     totals = Written(len(work.features), schema, work.out)
     unfinished.restore(totals, ids, folder)
     earlier = (dataset.manifest if dataset else None, unfinished.manifest)
-    before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
+    counts_before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
     units, total = units[unfinished.units :], len(units)
 
     def take(written: Written, new_ids: UnitIds) -> None:
@@ -201,13 +209,13 @@ def _write(
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(work, units, before, commit, ids, advance, take).write()
+            UnitsOnRay(work, units, counts_before, commit, ids, advance, take).write()
         else:
             for unit in units:
                 written, new_ids = write_unit(
-                    work, unit, before, commit=commit, ids=ids, folder=folder, advance=advance
+                    work, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
                 )
-                before = total_of([before, *(files.counts() for files in written.files)])
+                counts_before = total_of([counts_before, *(files.counts() for files in written.files)])
                 take(written, new_ids)
     query_ids = additions.record_ids(ids, dataset, commit, folder)
     lost = len(ids.lost())
@@ -220,12 +228,12 @@ def _manifest(
     totals: Written,
     work: UnitSettings,
     origin: Mapping[str, Any],
-    before: Manifest | None,
+    finished: Manifest | None,
     *,
     lost_groups: int = 0,
     query_ids: tuple[storage.Placed, ...] = (),
 ) -> Manifest:
-    """The manifest of all units, including those `before`, which an interrupted run finished."""
+    """The manifest of all units, including those that an interrupted run has `finished`."""
     collisions = sum(encoder.collisions for encoder in totals.encoders.values())
     texts = {name: encoder.texts for name, encoder in totals.encoders.items()}
     source, encoding = work.config.source, work.encoding
@@ -246,7 +254,7 @@ def _manifest(
         quarantine=totals.quarantine,
         made_by=dict(origin),
     )
-    return new if before is None else joined_manifests(before, new)
+    return new if finished is None else joined_manifests(finished, new)
 
 
 def _check_rows(

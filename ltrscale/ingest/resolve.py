@@ -1,7 +1,7 @@
 """Finds the columns of a file that a config names, checks that they fit their uses, and resolves the features."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -174,20 +174,27 @@ def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], boo
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return cols.is_single(kind) or _NUMBERS[0](kind)
+    return cols.is_single(kind) or _NUMBERS.test(kind)
 
 
-_Fit = tuple[Callable[[pa.DataType], bool], str]
-_ID: _Fit = cols.is_id, "text or whole numbers"
-_TIMES: _Fit = is_time, "time stamps, dates, seconds since 1970 or text"
-_NUMBER: _Fit = cols.is_number, "numbers"
-_NUMBERS: _Fit = _list_of(cols.is_number), "lists of numbers"
+class _Fit(NamedTuple):
+    """The types of columns that fit a use."""
+
+    test: Callable[[pa.DataType], bool]
+    words: str
+    """What they hold, for error messages."""
+
+
+_ID = _Fit(cols.is_id, "text or whole numbers")
+_TIMES = _Fit(is_time, "time stamps, dates, seconds since 1970 or text")
+_NUMBER = _Fit(cols.is_number, "numbers")
+_NUMBERS = _Fit(_list_of(cols.is_number), "lists of numbers")
 _FITS: dict[Use, _Fit] = {
     "query": _ID,
     "item": _ID,
     "period_column": _ID,
     "label": _NUMBER,
-    "graded label": (cols.is_id, "text or numbers"),
+    "graded label": _Fit(cols.is_id, "text or numbers"),
     "positions": _NUMBER,
     "clicks": _NUMBER,
     "weights": _NUMBER,
@@ -195,24 +202,24 @@ _FITS: dict[Use, _Fit] = {
     "time": _TIMES,
     "dates": _TIMES,
     "numeric": _NUMBER,
-    "vectors": (lambda kind: is_vector(kind) or cols.is_text(kind), "lists of numbers, or their text"),
-    "categorical": (cols.is_single, "single values"),
-    "meta": (cols.is_kept, "single values, or lists or structs of them"),
-    "features": (
-        lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
+    "vectors": _Fit(lambda kind: is_vector(kind) or cols.is_text(kind), "lists of numbers, or their text"),
+    "categorical": _Fit(cols.is_single, "single values"),
+    "meta": _Fit(cols.is_kept, "single values, or lists or structs of them"),
+    "features": _Fit(
+        lambda kind: _NUMBERS.test(kind) or _list_of(_NUMBERS.test)(kind),
         "lists of numbers, or lists of such lists",
     ),
-    "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
+    "docs": _Fit(_list_of(cols.is_id), "lists of text or of whole numbers"),
     "labels": _NUMBERS,
     "list of numeric features": _NUMBERS,
-    "list of categorical features": (_list_of(cols.is_single), "lists of single values"),
+    "list of categorical features": _Fit(_list_of(cols.is_single), "lists of single values"),
     "list of positions": _NUMBERS,
     "list of clicks": _NUMBERS,
     "list of weights": _NUMBERS,
     "list of gains": _NUMBERS,
-    "text": (_is_text, "text or lists of token ids"),
-    "texts of documents": (_list_of(_is_text), "lists of these"),
-    "token ids": (_NUMBERS[0], "lists of token ids"),
+    "text": _Fit(_is_text, "text or lists of token ids"),
+    "texts of documents": _Fit(_list_of(_is_text), "lists of these"),
+    "token ids": _Fit(_NUMBERS.test, "lists of token ids"),
     "lengths of tokens": _NUMBERS,
 }
 
@@ -227,15 +234,15 @@ def require(schema: pa.Schema, name: str, use: Use, file: str) -> pa.DataType:
     if len(indices) > 1:
         raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
     kind = cols.value_type(schema.field(indices[0]).type)
-    fits, expected = _FITS[use]
-    if not fits(kind):
+    fit = _FITS[use]
+    if not fit.test(kind):
         remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
         if use in ("numeric", "categorical") and is_vector(kind):
             size = kind.list_size if pa.types.is_fixed_size_list(kind) else "LENGTH"
             remedy = f"its numbers are features as vectors: {{{name}: {size}}}"
         if use == "label" and cols.is_text(kind):
             remedy = "give each of its values a grade, as grades: {good: 1, bad: 0}, or name another column"
-        raise InputError(f"{file}: column {name!r} ({use}) should hold {expected} and is {kind}; {remedy}")
+        raise InputError(f"{file}: column {name!r} ({use}) should hold {fit.words} and is {kind}; {remedy}")
     return kind
 
 

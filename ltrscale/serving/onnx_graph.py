@@ -122,10 +122,12 @@ def _graph(bundle: Bundle) -> bytes:
 
 def _check_exportable(bundle: Bundle) -> None:
     if not bundle.parts:
-        raise InputError(
-            f"{bundle.url}: holds {bundle.holds}, and onnx takes networks only; export trees to lightgbm, xgboost or "
-            "treelite"
+        remedy = (
+            "export a student that jobs.distill trains from it"
+            if bundle.forest is None
+            else "export trees to lightgbm, xgboost or treelite"
         )
+        raise InputError(f"{bundle.url}: holds {bundle.holds}, and onnx takes finetuned networks only; {remedy}")
     if bundle.reads_positions:
         raise InputError(
             f"{bundle.url}: ranks documents by the positions at which they were shown, which the graph does not get; "

@@ -11,8 +11,7 @@ from ltrscale import bundle
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, How, combine_rankers
-from ltrscale.models.ranker import Ranker
+from ltrscale.models.combine import How, combine_rankers
 from ltrscale.progress import Report
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, WorkerContext
@@ -49,8 +48,8 @@ class CombineJob(LabelledStage, TrainingStage):
         """Combine, which may train, and commit a bundle that holds all the rankers.
 
         Raises:
-            InputError: a bundle is not a single neural ranker or was made for other features, a split has no labelled
-                group, or an interrupted run into `out` read other data.
+            InputError: a bundle is not that of one network that scores, or was made for other features, a split has no
+                labelled group, or an interrupted run into `out` read other data.
             Stopped: the run was asked to stop.
         """
         config, (train, validation) = self.combine, (self.splits.train, self.splits.validation)
@@ -71,14 +70,8 @@ class CombineJob(LabelledStage, TrainingStage):
         torch.manual_seed(config.seed)
         data = data.serving(opened[0].features, whose=opened[0].url)
         data = data.each(partial(bundle.with_tokens_of, opened=opened))
-        parts = []
-        for one in opened:
-            ranker: AnyRanker = one.ranker()
-            if not isinstance(ranker, Ranker):
-                raise InputError(f"{one.url}: holds several rankers already; combine single ones")
-            parts.append(ranker)
         device = set_up(config)
-        model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
+        model = combine_rankers([one.ranker() for one in opened], how=config.how, dropout=config.dropout).to(device)
         best = Best(model, config, data)
         if model.learns:
             objective = RankingObjective(model, config).to(device)
@@ -89,9 +82,9 @@ class CombineJob(LabelledStage, TrainingStage):
         best.commit(self.out, origin=origin)
 
 
-def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
+def _opened(bundles: Sequence[str]) -> list[bundle.RankerBundle]:
     """The bundles to combine; all must have the features of the first, because the combined network has one input."""
-    opened = [bundle.load(url) for url in bundles]
+    opened = [bundle.load(url, bundle.RankerBundle) for url in bundles]
     for one in opened[1:]:
         if one.features != opened[0].features:
             raise InputError(

@@ -36,11 +36,12 @@ from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
 from ltrscale.training.best import Best
 from ltrscale.training.memory import built
-from ltrscale.training.network import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import LabelledData, ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
+from ltrscale.training.text import fitted_to, load_initial, with_tokens
+from ltrscale.training.transform import fitted
 
 
 class RatesConfig(Config):
@@ -225,7 +226,10 @@ class FinetuneJob(LabelledStage, TrainingStage):
             best.update("start", 0)  # already a ranker: training must beat it
         head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
         Training(objective, config, data.train, self.out, origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
+            Phase(
+                *("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
+                epochs_key="head_epochs",
+            ),
             Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),
         )
         probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}

@@ -6,15 +6,11 @@ Pretraining is one phase without validation.
 
 import itertools
 import math
-import resource
-import sys
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ltrscale.data.dataset.selection import Selection
@@ -23,20 +19,17 @@ from ltrscale.errors import Stopped
 from ltrscale.models.layers import Encoder
 from ltrscale.models.tables import device_of
 from ltrscale.progress import Advance, log, progress
-from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.storage import join
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
 from ltrscale.training.best import Best
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
-from ltrscale.training.loop import AccountError, State, StepResult, Trainer
+from ltrscale.training.loop import AccountError, StepResult, Trainer
 from ltrscale.training.memory import foresee
-from ltrscale.training.reduce import gather_over_workers
+from ltrscale.training.meters import EpochLog, EpochMeter, Record, TimeSpent, gaps
 from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
 from ltrscale.training.settings import Factors, TrainingConfig
-
-Record = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -55,18 +48,13 @@ class Phase:
     """Factors of the learning rate, for parameters with their own rate."""
     auxiliary: AuxiliaryObjective | None = None
     """A second objective, on other groups."""
+    epochs_key: str = "epochs"
+    """The setting that `epochs` comes from."""
 
     @property
     def last(self) -> int:
         """The epoch after which it ends at the latest."""
         return self.epochs if self.until is None else self.until
-
-
-def compile_encoders(model: nn.Module) -> None:
-    """Compile every encoder of a model, for any number of documents; keeps the names of weights."""
-    for module in model.modules():
-        if isinstance(module, Encoder):
-            module.compile(dynamic=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,7 @@ class Training:
             steps = saved.steps_before if saved else 0
             known = saved and saved.state.get("expected")
             expected = Account(*known) if known else self._expected(phases[0])
-            spent = _Spent(self.config.minutes, 0.0 if saved is None else saved.progress["spent_s"])
+            spent = TimeSpent(self.config.minutes, 0.0 if saved is None else saved.progress["spent_s"])
             for phase in self._left(phases, saved):
                 stream = self._stream(phase)
                 trainer = self._trainer(phase, stream, checkpoints, expected)
@@ -144,14 +132,14 @@ class Training:
         steps_before: int,
         trainer: Trainer,
         checkpoints: Checkpoints,
-        spent: "_Spent",
+        spent: TimeSpent,
         advance: Advance,
     ) -> bool:
         """Run a phase to its end, or until its time is up; True in that case."""
-        log_epoch = _EpochLog(phase, exact=trainer.expected is not None)
+        log_epoch = EpochLog(phase.title, phase.last, exact=trainer.expected is not None)
         while True:
             self._set_modes(phase)  # every epoch, because validation sets eval mode
-            kept, clock = self._kept(phase, steps_before, spent), _Clock(trainer)
+            kept, meter = self._kept(phase, steps_before, spent), EpochMeter(trainer)
             try:
                 with closing(self._steps(phase, steps_before, trainer)) as results:
                     for result in results:
@@ -161,7 +149,7 @@ class Training:
                 if self._has_result(phase) and self.context.late():
                     return True
                 raise
-            record, ended = self._judged(phase, trainer.state.epoch, clock.record(trainer.past))
+            record, ended = self._judged(phase, trainer.state.epoch, meter.record(trainer.past))
             late = phase.until is None and spent.is_all()
             self.context.report(record)
             log_epoch(record, last=ended or late)
@@ -185,7 +173,7 @@ class Training:
         for module in phase.frozen:
             module.eval()
 
-    def _kept(self, phase: Phase, steps_before: int, spent: "_Spent") -> Progress:
+    def _kept(self, phase: Phase, steps_before: int, spent: TimeSpent) -> Progress:
         """What the checkpoints of an epoch hold beside the trainer's state; only the validation after it changes it."""
         kept = Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
         return replace(kept, place={**kept.place, "spent_s": spent.seconds})
@@ -209,7 +197,7 @@ class Training:
         try:
             yield
         except AccountError:
-            self.context.report({**self._labels(phase), **_gaps(trainer, trainer.state)})
+            self.context.report({**self._labels(phase), **gaps(trainer, trainer.state)})
             raise
 
     def _judged(self, phase: Phase, epoch: int, record: Record) -> tuple[Record, bool]:
@@ -230,15 +218,15 @@ class Training:
             if phase.until is None and (best.phase, best.epoch) == (phase.name, phase.epochs):
                 log.warning(
                     "%s: its last epoch, %d, is the best one, so more may be better; raise %s",
-                    phase.title, phase.epochs, "head_epochs" if phase.name == "head" else "epochs",
+                    phase.title, phase.epochs, phase.epochs_key,
                 )  # fmt: skip
 
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
         """The remaining phases, starting with the checkpoint's."""
-        last_phases = [phase for phase in phases if phase.last]
+        with_epochs = [phase for phase in phases if phase.last]
         if saved is None or self.best is None:
-            return last_phases
-        return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], last_phases))
+            return with_epochs
+        return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], with_epochs))
 
     def _expected(self, phase: Phase) -> Account | None:
         """The account that every epoch must reach; None if groups are served a random number of times."""
@@ -288,84 +276,8 @@ class Training:
         return Auxiliary(objective, stream, device_of(self.model))
 
 
-def _gaps(trainer: Trainer, epoch: State) -> Record:
-    """Missed and repeated groups of an epoch; empty if the expected account is unknown."""
-    return {} if trainer.expected is None else {**epoch.account.gaps(trainer.expected)}
-
-
-class _Spent:
-    """The time of a training, over all its processes, and its limit."""
-
-    def __init__(self, minutes: float | None, before_s: float) -> None:
-        self._minutes, self._began = minutes, time.monotonic() - before_s
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    def is_all(self) -> bool:
-        """Whether the minutes are up, by the latest clock of all workers, which must all ask."""
-        if self._minutes is None:
-            return False
-        seconds = gather_over_workers(torch.tensor([self.seconds], dtype=torch.float64)).max().item()
-        return seconds >= 60 * self._minutes
-
-
-class _Clock:
-    """Measures an epoch; rates count from its start or from the resume."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.began, self.waited_s = trainer, time.monotonic(), trainer.waited_s
-        self.documents = trainer.state.account.documents
-
-    def record(self, done: State) -> Record:
-        """Loss and account of the epoch; speed, waiting and memory of the workers, all of which must call it."""
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        gpu = self.trainer.device.type == "cuda"
-        gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
-        peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
-        own_figures = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, peak_bytes])
-        waiting, on_gpu, resident = gather_over_workers(own_figures.double()).T.tolist()
-        workers = [
-            {
-                "wait_percent": round(100 * waiting[rank], 2),
-                "memory_gb": round(resident[rank] / 1e9, 3),
-                **({"gpu_gb": round(on_gpu[rank] / 1e9, 3)} if gpu else {}),
-            }
-            for rank in range(rank_and_world()[1])
-        ]
-        return {
-            "epoch": done.epoch + 1,
-            "loss": done.mean_loss if done.count else None,
-            **done.account._asdict(),
-            **_gaps(self.trainer, done),
-            "documents_per_s": round((done.account.documents - self.documents) / seconds),
-            "wait_percent": round(100 * sum(waiting) / len(waiting), 2),
-            "workers": workers,
-        }
-
-
-class _EpochLog:
-    """Logs the first and last epoch, and in between at most one every `EVERY_S` seconds."""
-
-    EVERY_S = 10.0
-
-    def __init__(self, phase: Phase, *, exact: bool) -> None:
-        self.phase, self.exact = phase, exact
-        self._next = 0.0
-
-    def __call__(self, record: Mapping[str, object], *, last: bool) -> None:
-        now = time.monotonic()
-        if now < self._next and not last:
-            return
-        self._next = now + self.EVERY_S
-        account = " (0 missed, 0 repeated)" if self.exact else ""  # otherwise the trainer would have raised
-        loss = "" if record["loss"] is None else f", loss {record['loss']:.4g}"
-        judged = {name.removeprefix("validation_"): record[name] for name in record if name.startswith("validation_")}
-        metric = "".join(f", validation {metric_label(name)} {value:.4f}" for name, value in judged.items())
-        log.info(
-            f"{self.phase.title}, epoch {record['epoch']} of {self.phase.last}: "
-            f"{record['groups']:,} groups{account}, {record['documents']:,} documents, "
-            f"{record['documents_per_s']:,} documents/s, waiting for data {record['wait_percent']:.1f}%{loss}{metric}"
-        )
+def compile_encoders(model: nn.Module) -> None:
+    """Compile every encoder of a model, for any number of documents; keeps the names of weights."""
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            module.compile(dynamic=True)

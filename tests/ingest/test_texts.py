@@ -250,7 +250,8 @@ def trained(path: Path, out: Path, *periods: str, **more: Any) -> Dataset:
         "tokenizer": {"kind": "train", "size": 200, "periods": list(periods)},
         "document": {"text": {"column": "text"}},
     }
-    return prepare(config(path, fields, columns={"period_column": "week"}, **more), str(out))
+    columns = {"period_column": "week", "meta": more.pop("meta", [])}
+    return prepare(config(path, fields, columns=columns, **more), str(out))
 
 
 def test_a_tokenizer_is_trained_on_the_texts_of_its_periods_alone(tmp_path: Path) -> None:
@@ -271,6 +272,17 @@ def test_a_tokenizer_is_trained_on_the_texts_of_its_periods_alone(tmp_path: Path
     later = trained(changed, tmp_path / "three", "w1").manifest.vocabulary
     assert later is not None
     assert later.sha256 == vocabulary.sha256
+
+
+@pytest.mark.parametrize("values", [[7, 8], ["heat", "zebra"]])
+def test_a_tokenizer_learns_nothing_from_what_the_data_set_only_keeps(values: list[Any], tmp_path: Path) -> None:
+    """As it was: a number ended in a traceback, and a text was learnt, where the name of its column had _tokens_."""
+    log = write_texts(tmp_path / "log.parquet", ["wing flow", "flow over"], ["w1", "w1"])
+    expected = trained(log, tmp_path / "without", "w1").manifest.vocabulary
+    pq.write_table(pq.read_table(log).append_column("prompt_tokens_used", pa.array(values)), log)
+    made = trained(log, tmp_path / "with", "w1", meta=["prompt_tokens_used"])
+    assert expected is not None
+    assert expected.same_as(made.manifest.vocabulary)
 
 
 def test_a_vocabulary_too_small_for_the_letters_is_named(tmp_path: Path) -> None:

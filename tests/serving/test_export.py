@@ -406,7 +406,7 @@ def test_the_code_on_the_card_gives_the_bundles_scores(
         ("opensearch", "xgboost", "split on the category 'c_.*compares numbers only; train without categories"),
         ("vespa", "xgboost", "vespa takes trees of lightgbm only"),
         ("lightgbm", "xgboost", "lightgbm takes trees of lightgbm only"),
-        ("onnx", "lightgbm", "onnx takes networks only; export trees to"),
+        ("onnx", "lightgbm", "onnx takes finetuned networks only; export trees to"),
     ],
 )
 def test_what_a_format_cannot_express_is_refused_in_one_line(

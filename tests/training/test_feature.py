@@ -129,7 +129,7 @@ def test_its_bundle_states_validation_metrics_and_scores_other_data(
     for _, values, gid in lists(synthetic_dataset, feature, "2026-W04"):
         lowest = float(np.finfo(np.float32).min)
         assert scores[gid] == [lowest if math.isnan(v) else v for v in values]
-    with pytest.raises(InputError, match="holds the order of a feature"):
+    with pytest.raises(InputError, match="holds the order of a feature; name the bundle of one network that scores"):
         bundle.ranker()
 
 

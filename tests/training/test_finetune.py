@@ -241,8 +241,11 @@ def test_finetuned_rankers_are_combined(
     else:
         expected_N = (ranker(parts[0])(groups) + ranker(parts[1])(groups)) / 2
         torch.testing.assert_close(made(groups), expected_N)
-    with pytest.raises(InputError, match="holds several rankers already; combine single ones"):
-        combine(config, [out], train, validation, str(tmp_path / "no"), origin={}, report=lambda _: None)
+    records: Records = []
+    for url, holds in ((out, "several rankers"), (pretrained, "a pretrained encoder")):
+        with pytest.raises(InputError, match=f"holds {holds}; name the bundle of one network that scores, which jobs"):
+            combine(config, [url], train, validation, str(tmp_path / "no"), origin={}, report=records.append)
+    assert not records  # before the data are read
     wide = reorder(synthetic_dataset, turned(synthetic_dataset))
     config = config.replace(stream={"docs_per_batch": 500, "shuffle": False})
     for url, name in ((synthetic_dataset, "there"), (wide, "moved")):
@@ -356,7 +359,7 @@ def test_it_ends_after_the_epoch_at_which_its_minutes_are_up_with_the_best_by_th
 
     all_of_them = run(synthetic_dataset, tmp_path / "whole", pretrained, epochs=4)
     left = iter([False] * (epochs - 1) + [True])
-    monkeypatch.setattr("ltrscale.training.phases._Spent.is_all", lambda _: next(left))
+    monkeypatch.setattr("ltrscale.training.meters.TimeSpent.is_all", lambda _: next(left))
     late = run(synthetic_dataset, tmp_path / "late", pretrained, epochs=4, minutes=1)
     assert losses(late) == losses(all_of_them)[:epochs]
     best = max(float(str(record["validation_ndcg@5"])) for record in all_of_them[:epochs])

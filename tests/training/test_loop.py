@@ -26,9 +26,9 @@ from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.training import reduce
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import fit
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
+from ltrscale.training.transform import fit
 
 EVERY_METHOD = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 

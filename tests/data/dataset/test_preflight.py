@@ -31,8 +31,8 @@ from ltrscale.errors import InputError
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.feed import listed
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.transform import fit
 from tests.chaos.faulty_proxy import FaultyProxy
 
 FEATURES = ("a", "b", "c")

@@ -1,29 +1,52 @@
-"""Finds the values that fill missing ones: numbers of the config, or medians over the input.
+"""Passes over the input before any unit is written: for texts to learn from, and for the medians that fill gaps.
 
 Shapes: N rows, F features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from ltrscale.arrays import Floats
+from ltrscale.arrays import Bools, Floats
 from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.ids import SeenHashes, hash_ids
 from ltrscale.errors import InputError
-from ltrscale.ingest.assembly import in_periods
 from ltrscale.ingest.inputs import Unit, UnitSettings
 from ltrscale.ingest.mapping import Fill
+from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.texts import TokenizerConfig
 
 _MOST_VALUES = 1 << 20
 
 
-def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
+def training_texts(
+    work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
+) -> Iterator[list[str]]:
+    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
+    if not tokenizer.learns_from:
+        return
+    fields = {field.column for field in work.config.source.token_fields}
+    seen = SeenHashes(folder)
+    read = work.config.source.open(work.features, first=work.first.url, encoders={})
+    for unit in units:
+        for block in chain.from_iterable(map(read, unit.files)):
+            wanted_N = pa.array(_in_periods(block, unit, work.config.period, tokenizer.learns_from))
+            for column in (column for name, column in block.columns.items() if name in fields):
+                texts = column.filter(wanted_N).unique().drop_null().to_pylist()
+                new = ~seen.add(hash_ids(texts))
+                yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
+
+
+def find_fills(work: UnitSettings, units: Sequence[Unit], existing: Dataset | None) -> dict[str, float]:
     """The fill value of each filled feature; from the data set that is added to, if there is one."""
     mapping = work.config.source.mapping
     fills = mapping.fills_of(work.features) if mapping else {}
-    if before is not None:
-        _check_same(before, fills)
-        return before.manifest.fills
+    if existing is not None:
+        _check_same(existing, fills)
+        return existing.manifest.fills
     constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
     return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
 
@@ -54,13 +77,27 @@ def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) ->
     for unit in units:
         for file in unit.files:
             for block in read(file):
-                rows_NF = block.features_NF[in_periods(block, unit, work.config.period, periods)]
+                rows_NF = block.features_NF[_in_periods(block, unit, work.config.period, periods)]
                 for place, each in zip(places, values, strict=True):
                     each.add(rows_NF[:, place])
     if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
         where = f" in {', '.join(periods)}" if periods else ""
         raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
     return {name: each.median() for name, each in zip(names, values, strict=True)}
+
+
+def _in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> Bools:
+    """A mask of the rows in some periods, given by name or as ranges A..B; all rows if none are given."""
+    if not wanted:
+        return np.ones(len(block), bool)
+    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
+    if unit.period or block.periods_N is None:
+        names, index_N = [unit.period or block.period or default], np.zeros(len(block), np.int64)
+    else:
+        coded = block.periods_N.fill_null(default).dictionary_encode()
+        names, index_N = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    inside = np.array([any(first <= name <= last for first, last in ranges) for name in names], bool)
+    return inside[index_N] if len(block) else np.zeros(0, bool)
 
 
 class _Values:
