@@ -77,6 +77,12 @@ class UnavailableError(InputError):
     """
 
 
+def raise_outage(error: InputError) -> None:
+    """Raise an outage of storage again: a later request may succeed, so no result may rest on it."""
+    if isinstance(error, UnavailableError):
+        raise error
+
+
 class Refused(Exception):  # noqa: N818 - the job worked; its answer is no
     """A check that the user asked for failed; each line of the message is a reason.
 

@@ -350,9 +350,14 @@ class MaskConfig(Config):
     encoder sees it but cannot rely on it; the papers have no such features."""
 
     def rates(
-        self, kinds: Sequence[FeatureKind], names: Sequence[str], identifying: Collection[str] = ()
+        self,
+        kinds: Sequence[FeatureKind],
+        names: Sequence[str],
+        identifying: Collection[str] = (),
+        *,
+        where: str = "pretrain.mask",
     ) -> list[float]:
-        """The rate of each feature.
+        """The rate of each feature; `where` is the place of this config in a job's.
 
         Raises:
             InputError: `columns` names a feature or pattern that does not occur; names the nearest feature.
@@ -367,7 +372,7 @@ class MaskConfig(Config):
         for key, matching in matches.items():
             if not matching:
                 closest = nearest(key, names)
-                raise InputError(f"pretrain.mask.columns: no feature is or matches {key!r}; the nearest is {closest!r}")
+                raise InputError(f"{where}.columns: no feature is or matches {key!r}; the nearest is {closest!r}")
         rates = []
         for kind, name in zip(kinds, names, strict=True):
             patterns = [self.columns[key] for key, matching in matches.items() if name in matching]

@@ -55,9 +55,14 @@ def _sample_of_part(transform: FeatureTransform, size: int, documents: int, part
 
 
 def masked_features(
-    config: MaskConfig, selection: Selection, kinds: Sequence[FeatureKind], *, run: Run = run_here
+    config: MaskConfig,
+    selection: Selection,
+    kinds: Sequence[FeatureKind],
+    *,
+    where: str = "pretrain.mask",
+    run: Run = run_here,
 ) -> MaskConfig:
-    """The same mask with an explicit rate for every masked feature.
+    """The same mask, which `where` names in the config, with an explicit rate for every masked feature.
 
     Features that identify a document are detected in a sample of the groups read, because manifests also cover other
     periods. They are logged with their shares and rates.
@@ -70,7 +75,7 @@ def masked_features(
         unique.merge(of_part)
     names = [feature.name for feature in selection.features]
     identified, suspects = identifying(selection.features, unique.shares())
-    rates = dict(zip(names, config.rates(kinds, names, identified), strict=True))
+    rates = dict(zip(names, config.rates(kinds, names, identified, where=where), strict=True))
     for name, share in identified.items():
         log.info(
             "pretraining: %s is unique within its query for %.0f%% of the documents, which would make the contrast too "
@@ -78,15 +83,15 @@ def masked_features(
             *(name, 100 * share),
             f"the views hide it at a rate of {rates[name]:g}, so nothing needs doing"
             if rates[name]
-            else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
+            else f"{where} lets the views show it; set {where}.identifying=0.8 to hide it",
         )
     for name, share in suspects.items():
         if not rates[name] and name not in config.columns:  # no warning if the user has set 0
             log.warning(
                 "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
-                "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
+                "id, leave it out, or hide it with %s.columns={%s: 1}; if it is a quantity, such as a count "
                 "or a rank, nothing needs doing, and a rate of 0 there says so",
-                *(name, 100 * share, name),
+                *(name, 100 * share, where, name),
             )
     return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
 

@@ -54,7 +54,10 @@ class AuxiliaryConfig(Config):
         Raises:
             InputError: the data cannot be read.
         """
-        config = self.replace(mask=masked_features(self.mask, selection, transform.kinds, run=run))
+        config, where = self, "finetune.auxiliary.mask"
+        if not self.method.reads_tokens:
+            mask = masked_features(self.mask, selection, transform.kinds, where=where, run=run)
+            config = self.replace(mask=mask)
         draws = self.method.needs_marginals(self.augment)
         return Unlabelled(config, selection, sample_inputs(selection, transform, run=run) if draws else None)
 
@@ -86,7 +89,7 @@ class AuxiliaryObjective(nn.Module):
         self.unlabelled = unlabelled
         self.nets = nn.ModuleList(_pretrainer(unlabelled, ranker, start) for ranker in rankers)
 
-    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor | float]:
         """The loss summed over documents or hidden tokens, and their number, both as a mean over the rankers."""
         losses, counts = zip(*(net(groups, generator) for net in self.nets), strict=True)
         return torch.stack(losses).mean(), sum(counts) / len(counts)

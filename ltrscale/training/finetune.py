@@ -227,7 +227,12 @@ class FinetuneJob(LabelledStage, TrainingStage):
         head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
         Training(objective, config, data.train, self.out, origin, context, best).run(
             Phase(
-                *("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
+                "head",
+                "finetuning (head)",
+                config.head_epochs if start else 0,
+                head,
+                frozen=tuple(fixed),
+                factors=in_head,
                 epochs_key="head_epochs",
             ),
             Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),

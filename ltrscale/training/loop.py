@@ -309,6 +309,7 @@ class Trainer:
             auxiliary.advance(fed, read)
         check_finite("auxiliary loss", loss, self.state.step)
         forget_moments(self.model)  # running statistics are of documents, not of their views
+        documents = max(documents, 1.0)  # a batch of texts may have no hidden token; its gradient is 0
         self.auxiliary_loss = loss / documents
         divisor = documents / auxiliary.config.weight
         self.rows.collect(divisor)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from ltrscale.alongside import alongside
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.tuning.history import Result, keep_unfinished, unfinished
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue
@@ -29,7 +29,7 @@ def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig 
             value = float(trial(params, folder, curve))
             if not math.isfinite(value):
                 reason = f"the metric is {value}"
-        except Stopped:
+        except (Stopped, UnavailableError):  # the same command resumes the trial
             raise
         except InputError as error:
             reason = str(error)

@@ -209,7 +209,7 @@ class PretrainSearch(_SearchedJob):
         return finetuned(finetuning)
 
     def jobs(self, out: str) -> dict[str, Stage]:
-        # which keep no encoders along the way
+        # the jobs of the best settings keep no encoders along the way
         without_checkpoints = self.replace(pretrain=self.pretrain.replace(keep_every=None))
         return super(PretrainSearch, without_checkpoints).jobs(out)
 

@@ -16,6 +16,7 @@ from ltrscale.data.stream.batches import GroupStream
 from ltrscale.data.stream.parts import run_here
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
+from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
@@ -117,6 +118,28 @@ def test_a_step_adds_the_weighted_mean_gradient_of_the_pretext_loss(synthetic_da
         torch.testing.assert_close(move, own.get(name, torch.zeros_like(move)) + added, rtol=1e-6, atol=1e-12)
         moved += bool(added.any())
     assert moved > 5
+
+
+def test_a_batch_without_a_hidden_token_adds_nothing(synthetic_dataset: str) -> None:
+    trainer = make(synthetic_dataset, {"weight": 0.25})
+    auxiliary = trainer.auxiliary
+    assert auxiliary is not None
+    objective = auxiliary.objective
+
+    def nothing_hidden(groups: Any, generator: torch.Generator) -> tuple[Tensor, float]:
+        loss, _ = objective(groups, generator)
+        return loss * 0, 0.0
+
+    auxiliary.objective = nothing_hidden  # type: ignore[assignment]
+    moved, own = first_moves(trainer), first_moves(make(synthetic_dataset, None))
+    assert trainer.auxiliary_loss == 0
+    for name, move in moved.items():
+        torch.testing.assert_close(move, own.get(name, torch.zeros_like(move)), rtol=1e-6, atol=1e-12)
+
+
+def test_the_mask_that_is_wrong_is_named_by_its_place(synthetic_dataset: str) -> None:
+    with pytest.raises(InputError, match=r"^finetune\.auxiliary\.mask\.columns: no feature is or matches 'q_none'"):
+        make(synthetic_dataset, {"mask": {"columns": {"q_none": 0.5}}})
 
 
 def test_running_statistics_are_those_of_the_labelled_documents(synthetic_dataset: str) -> None:

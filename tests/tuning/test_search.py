@@ -21,7 +21,7 @@ from optuna.trial import TrialState, create_trial
 from waiting import wait_until
 
 from ltrscale.draws import mix
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import digest
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import stop_on_signal
@@ -258,12 +258,13 @@ def test_what_a_trial_raises_is_its_one_line_reason(what: str, reason: str, tmp_
     assert (result.state, result.value, result.reason) == ("failed", None, reason)
 
 
-def test_a_request_to_stop_is_no_failure(tmp_path: Path) -> None:
-    def stopped(*_: object) -> float:
-        raise Stopped
+@pytest.mark.parametrize("ending", [Stopped, UnavailableError])
+def test_a_request_to_stop_and_an_outage_are_no_failures(tmp_path: Path, ending: type[Exception]) -> None:
+    def ended_by(*_: object) -> float:
+        raise ending("")
 
-    with pytest.raises(Stopped):
-        attempt(stopped, {}, str(tmp_path), None)
+    with pytest.raises(ending):
+        attempt(ended_by, {}, str(tmp_path), None)
 
 
 def test_the_curve_goes_forward_and_stays_short() -> None:

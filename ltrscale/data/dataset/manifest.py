@@ -161,7 +161,7 @@ class Manifest(Strict):
     files: DataFiles
     """In order of periods and paths; those that the parts list are read with the data set."""
     parts: tuple[ManifestPart, ...] = ()
-    """Tables that list the files and additions of earlier commits; see `commits.commit_dataset`."""
+    """Tables that list the files and additions of earlier commits; see `writer.commit_dataset`."""
     summaries: tuple[FeatureSummary, ...] = ()
     """One for each feature, in order."""
     label_counts: dict[str, int] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Means, intervals and comparisons from the metrics of every group and trial: is one method better than another?
 
 Trials with the same labels are averaged by group, so several seeds count as one draw of labels. Between methods of one
-draw each, the query group is the unit: a result holds for other queries, not for other labels (`resampling`). Several
+draw each, the query group is the unit: a result holds for other queries, not for other labels (`blocks`). Several
 draws of labels are a second sample, crossed with the groups: see `crossed`. For very many groups only sums over blocks
 are kept, and blocks are resampled: see `blocks`.
 

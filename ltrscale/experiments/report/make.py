@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import ClassVar
 
 from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, raise_outage
 from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
@@ -129,6 +128,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         try:
             section_blocks.extend(blocks)
         except InputError as error:
+            raise_outage(error)
             log.info("report: left out of %s: %s", name, error)
             section_blocks.append(LeftOut(str(error)))
         return Section(name, section_blocks, question)
@@ -163,7 +163,8 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
 def _content_or_absent(url: str) -> str:
     try:
         return content_of(url)
-    except InputError:
+    except InputError as error:
+        raise_outage(error)
         return "absent"
 
 
@@ -183,25 +184,33 @@ def _paragraphs(sources: Sources, *, gate: str | None) -> list[Text | Command]:
 
 
 def _verdict(gate: str | None) -> Verdict | None:
-    with suppress(InputError):
+    try:
         return None if gate is None else Verdict.read(gate)
-    return None
+    except InputError as error:
+        raise_outage(error)
+        return None
 
 
 def _open_questions(sources: Sources, verdict: Verdict | None) -> dict[str, str]:
     """The questions on features that rank too well alone, without those that the gate's settings answer."""
     checks = verdict.checks if verdict else ()
     expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-    with suppress(InputError):
+    try:
         return {name: question for name, question in sources.questions.items() if name not in expected}
-    return {}
+    except InputError as error:
+        raise_outage(error)
+        return {}
 
 
 def _memorised(sources: Sources) -> str:
     """A sentence on the features that trees have memorised; empty without one."""
-    with suppress(InputError):
-        if memorised := [*sources.memorised]:
-            more = len(memorised) - _FEATURES_ASKED
-            names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
-            return f"Probably memorised, for alone they rank like chance: {names} (see section Features)."
-    return ""
+    try:
+        memorised = [*sources.memorised]
+    except InputError as error:
+        raise_outage(error)
+        return ""
+    if not memorised:
+        return ""
+    more = len(memorised) - _FEATURES_ASKED
+    names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
+    return f"Probably memorised, for alone they rank like chance: {names} (see section Features)."

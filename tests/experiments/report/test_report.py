@@ -23,8 +23,9 @@ from headless import opened
 from nightly import nightly
 
 from ltrscale import storage
+from ltrscale.bundle import Bundle
 from ltrscale.config import validate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.headline import best_of, headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierRule
@@ -379,6 +380,23 @@ def test_what_is_not_named_is_left_out_with_a_line(places: Mapping[str, str]) ->
     for name, job in {"Gate": "gate", "Study": "study", "Search": "tune"}.items():
         (line,) = found[name]
         assert f"jobs.{job}" in line
+
+
+@pytest.mark.parametrize("outage", [True, False])
+def test_an_outage_ends_a_report_which_would_lack_a_section_for_good(
+    places: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, outage: bool
+) -> None:
+    error = UnavailableError("no answer in time") if outage else InputError("damaged")
+
+    def refusing(*_: Any) -> Bundle:
+        raise error
+
+    monkeypatch.setattr(Sources, "opened", refusing)
+    if outage:
+        with pytest.raises(UnavailableError, match="no answer in time"):
+            document(places)
+    else:
+        assert any("damaged" in line for lines in left_out(document(places)).values() for line in lines)
 
 
 def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str], tmp_path: Path) -> None:
