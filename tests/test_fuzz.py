@@ -225,10 +225,10 @@ def test_the_config_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject) 
         sign(manifest, path)
         opened = bundle.load(str(ranker))
         groups = QueryGroups(torch.zeros(2, 2), torch.tensor([0, 2]))
-        reading = PredictJob(out=str(home / "items"), bundle=str(ranker), inputs=({"path": "log.csv"},)).reading
+        predict = PredictJob(out=str(home / "items"), bundle=str(ranker), inputs=({"path": "log.csv"},))
         parts = ("transform", "encoder", "projector_layers")
         parts_of = [getattr(opened, name) for name in parts if isinstance(opened, bundle.EncoderBundle)]
-        for read in (lambda: opened.scorer()(groups), *parts_of, reading):
+        for read in (lambda: opened.scorer()(groups), *parts_of, lambda: predict._reading([opened])):
             with contextlib.suppress(InputError):
                 read()
 
