@@ -107,6 +107,17 @@ def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
     assert slow["pretrained"].settings["pretrain"]["epochs"] < fast["pretrained"].settings["pretrain"]["epochs"]
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_only_pretraining_takes_bfloat16_and_only_where_it_is_fast(fast: bool) -> None:
+    log = LOGS[1]._replace(bfloat16=fast)
+    pretrained, scratch = planned("pretrained", log, 60.0).settings, planned("scratch", log, 60.0).settings
+    assert pretrained is not None
+    assert scratch is not None
+    assert pretrained["pretrain"].get("precision") == ("bf16" if fast else None)
+    assert "precision" not in {*pretrained["finetune"], *scratch["finetune"]}
+    pipeline_of({"scratch": scratch, "pretrained": pretrained})
+
+
 def test_what_does_not_fit_says_why() -> None:
     huge = sizes(400_000_000, 40_000_000, 100)
     for name in ("trees_tuned", "scratch", "pretrained", "student"):
