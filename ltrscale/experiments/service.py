@@ -22,7 +22,7 @@ from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.periods import in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError, raise_outage
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest
 from ltrscale.progress import log
@@ -85,9 +85,8 @@ class InService(Served):
         """Also say in the error how to return to the model before it."""
         try:
             super().check()
-        except UnavailableError:  # unavailable storage says nothing about the copies
-            raise
         except InputError as error:
+            raise_outage(error)  # unavailable storage says nothing about the copies
             raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
 
 
@@ -123,9 +122,8 @@ def _is_whole(served: Served) -> bool:
     """Whether the copies of a model are unchanged; logs any fault."""
     try:
         served.check()
-    except UnavailableError:
-        raise
     except InputError as error:
+        raise_outage(error)
         log.warning("weekly: passed over: %s", error)
         return False
     return True

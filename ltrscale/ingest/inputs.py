@@ -20,7 +20,7 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError, raise_outage
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
@@ -161,9 +161,8 @@ def raw_files(dataset: Dataset) -> list[str]:
     for entry in inputs_of(dataset):
         try:
             urls += [file.url for file in list_inputs([validate(InputFiles, entry, dataset.url)])]
-        except UnavailableError:  # says nothing about the files
-            raise
-        except InputError:
+        except InputError as error:
+            raise_outage(error)  # says nothing about the files
             continue
     return urls
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError, UnavailableError, raise_outage
 from ltrscale.storage import files, names, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.names import join
@@ -64,9 +64,8 @@ def _orphans(url: str, leftovers: Sequence[str]) -> list[str]:
     for folder in {folder for name in leftovers for folder in _folders(name)}:
         try:
             listed.update(f"{folder}{path}" for path in listed_at(join(url, folder)))
-        except UnavailableError:
-            raise
         except InputError as error:
+            raise_outage(error)
             _log.warning("%s; files of an earlier writer stay there", error)
             unknown.append(folder)
     return [name for name in leftovers if name not in listed and not name.startswith(tuple(unknown))]

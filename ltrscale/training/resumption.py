@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
-from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.errors import InputError, Stopped, raise_outage
 from ltrscale.origin import is_made_by
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
@@ -130,9 +130,8 @@ class Checkpoints:
                 else:
                     snapshot = read_checkpoint(checkpoint)
                     self._good.append(checkpoint)
-            except UnavailableError:  # may be undamaged: an older one would lose steps
-                raise
             except InputError as error:
+                raise_outage(error)  # may be undamaged: an older one would lose steps
                 log.warning("%s; trying the checkpoint before", error)
                 self._stale.add(checkpoint)
         if foreign:

@@ -33,7 +33,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import multiplies_bfloat16
-from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.errors import InputError, Stopped, UnavailableError, raise_outage
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
@@ -354,8 +354,7 @@ class _Run:
             log.info("auto: no time to refit; a larger budget has it")
             return None
         except InputError as error:
-            if isinstance(error, UnavailableError):
-                raise
+            raise_outage(error)
             log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
             return None
         return self.blend("final", members, BlendConfig(weights=dict(weights)), splits)
