@@ -100,6 +100,18 @@ def no_chart_is_left_out(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [text for text in said if text.startswith("report: left out: the chart")] == []
 
 
+@pytest.fixture(autouse=True)
+def no_variable_is_left() -> Iterator[None]:
+    """No test leaves one of our variables in the environment, where it would hold for all tests after it."""
+
+    def variables() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith("LTRSCALE_")}
+
+    before = variables()
+    yield
+    assert variables() == before
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real data sets next to the checkout; without them, tests that need them are skipped."""

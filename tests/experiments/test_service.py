@@ -91,8 +91,7 @@ def fill() -> None:
 
 
 def serve(out: str, url: str, at: int, fail: Callable[[], object]) -> None:
-    """Put a bundle into service as the weekly job does, in a process of its own; one change to the disk fails."""
-    os.environ["LTRSCALE_STORAGE_PATIENCE_S"] = "1"
+    """Put a bundle into service as the weekly job does; one change to the disk fails."""
     try:
         with holding(out), failing(at, fail):
             put_into_service(out, copied(url, out), "2026-W12")
