@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.storage import files, names
 from ltrscale.storage.lease import check_lease
 from ltrscale.storage.listing import HIDDEN_MANIFEST, MANIFEST, listed_in, read_manifest, sizes_in
@@ -44,7 +44,6 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
     try:
         sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
     except InputError as error:  # of a part
-        raise_outage(error)
         _log.warning("%s", error)
         return False
 
