@@ -197,7 +197,7 @@ def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.L
         # the watch ends before the handler goes: its signal would end the process
         with ending_on_signal(), alongside(partial(_watch, mailbox), until=(RayError,)):
             return _attempt(call)
-    except Stopped as error:
+    except Stopped as error:  # the launching process, which has asked for it, raises its own
         return str(error)
 
 
