@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ltrscale.errors import InputError
+from ltrscale.errors import ExpectedEnd, InputError
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
 """Directory for the state of the scripts; git and `ray job submit --working-dir` ignore it."""
@@ -139,9 +139,9 @@ def print_status(line: str) -> None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Report an `InputError` in one line with exit status 2, like the jobs."""
+    """Report an expected end in one line with its exit status, like the jobs."""
     try:
         yield
-    except InputError as error:
-        print_status(f"error: {error}")
-        sys.exit(2)
+    except ExpectedEnd as error:
+        print_status(f"{error.word}: {error}")
+        sys.exit(error.status)

@@ -21,7 +21,7 @@ from jobs.help import KeyFacts, Table, committed, explained, fill, find, keys_of
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Refused, Stopped, without_credentials
+from ltrscale.errors import ExpectedEnd, InputError, without_credentials
 from ltrscale.progress import called, console, log
 from ltrscale.signals import ending_on_signal
 
@@ -152,8 +152,8 @@ def _add_shortcuts(options: argparse.ArgumentParser, command: Command, fields: M
 def main(command: Command) -> None:
     """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
-    An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143, or 130
-    after Ctrl-C; the reasons of a `Refused` in a line each, with status 3.
+    An `ExpectedEnd` is reported in a line, or in a line for each reason of a `Refused`, with its exit status; so is a
+    full disk, with status 2.
     """
     options = parser(command).parse_args()
     sys.excepthook = _show_defect
@@ -178,7 +178,7 @@ def main(command: Command) -> None:
                     log.warning("not checked yet: %s", line)
                 with ending_on_signal(), _full_disk_named():
                     run(config)
-    except (InputError, Refused, Stopped) as error:
+    except ExpectedEnd as error:
         if torchrun is None or torchrun.speaks():  # all processes fail together, one of them reports
             show_reasons(error)
         if torchrun:
@@ -198,7 +198,7 @@ def _torchrun() -> ModuleType | None:
     return under_torchrun if under_torchrun.is_running() else None
 
 
-def show_reasons(error: InputError | Refused | Stopped) -> None:
+def show_reasons(error: ExpectedEnd) -> None:
     """Print why a job was not done, to standard error."""
     print(*(f"{error.word}: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
 
@@ -225,7 +225,7 @@ def _full_disk_named() -> Iterator[None]:
     """Report a full disk in one line, also when a library that writes files itself, such as Ray Tune, runs into it."""
     try:
         yield
-    except (InputError, Refused, Stopped):
+    except ExpectedEnd:
         raise
     except Exception as error:
         if not storage.is_disk_full(error):

@@ -43,7 +43,7 @@ class Config(Strict):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Fill the missing keys of a nested config from the default of its field here, not from its class."""
+        """Drop former keys, and fill the missing keys of a nested config from the default of its field here."""
         if not isinstance(values, Mapping):
             return values
         values = {name: value for name, value in values.items() if name not in cls.fixed or cls.fixed[name] != value}
@@ -124,7 +124,7 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
         values = overlay(values, read_yaml(url))
     for override in overrides:
         _apply(cls, values, override)
-    where = " with ".join([*urls, *(["--set"] if overrides else [])]) if urls else "command line"
+    where = " with ".join([*urls, "--set"] if overrides else urls) if urls else "command line"
     return validate(cls, values, where)
 
 
@@ -221,8 +221,10 @@ def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
     """Whether a place of a config is a mapping by names, whose entries cannot be null."""
     plain = (str, int, float, bool, type(None))  # these have no entries at all
     types = [kind for kind in place_at(cls, path).types if kind not in plain]
-    values = [alternatives(typing.get_args(kind)[1]) for kind in types if typing.get_origin(kind) is dict]
-    return 0 < len(types) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
+    if not types or any(typing.get_origin(kind) is not dict for kind in types):
+        return False
+    entries = [entry for kind in types for entry in alternatives(typing.get_args(kind)[1])]
+    return Any not in entries and type(None) not in entries
 
 
 def _slot(container: Any, part: str, override: str) -> Any:

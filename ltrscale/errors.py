@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import ClassVar, NoReturn
 
 _USER = re.compile(r"(?<=://)[^/\s@\"']+@")
@@ -55,55 +55,53 @@ def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
     return f"{otherwise} {', '.join([*known][:10])}{more}"
 
 
-class InputError(Exception):
-    """An input of the user cannot be used; the message names file, row or key, and the remedy.
+class ExpectedEnd(Exception):  # noqa: N818 - not every end is an error
+    """The work ends early, and nothing is wrong with this package.
 
-    Jobs print it as one line without a traceback and exit with status 2. Every other exception is a defect of
-    this package and keeps its traceback.
+    Jobs print the lines of the message, without a traceback, and exit with the status. Every other exception is a
+    defect of this package and keeps its traceback.
     """
 
-    status: ClassVar[int] = 2
+    status: int = 2
     word: ClassVar[str] = "error"
-    """What the line begins with."""
+    """What each line begins with."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(without_credentials(" ".join(message.split())))  # one line, whatever a library's text has
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*(without_credentials(" ".join(line.split())) for line in lines))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
-class UnavailableError(InputError):
+class InputError(ExpectedEnd):
+    """An input of the user cannot be used; the message names file, row or key, and the remedy."""
+
+
+class UnavailableError(ExpectedEnd):
     """Storage could not be reached, or was overloaded, for longer than `LTRSCALE_STORAGE_PATIENCE_S` allows.
 
-    The same request may succeed later, so workers that fail with it are restarted, as after any other failure.
+    Or a dashboard did not answer. All that reads or writes storage may raise it. It is no `InputError`, because it says
+    nothing about an input: work that goes on after an input error ends with an outage, and the same command resumes it.
     """
 
 
-def raise_outage(error: InputError) -> None:
-    """Raise an outage of storage again: a later request may succeed, so no result may rest on it."""
-    if isinstance(error, UnavailableError):
-        raise error
-
-
-class Refused(Exception):  # noqa: N818 - the job worked; its answer is no
+class Refused(ExpectedEnd):
     """A check that the user asked for failed; each line of the message is a reason.
 
-    Jobs print the lines and exit with status 3, so that scripts can distinguish it from an error.
+    Its status lets scripts distinguish it from an error.
     """
 
-    status: ClassVar[int] = 3
-    word: ClassVar[str] = "refused"
-
-    def __init__(self, reasons: Sequence[str]) -> None:
-        super().__init__("\n".join(reasons))
+    status = 3
+    word = "refused"
 
 
-class Stopped(Exception):  # noqa: N818 - a stop is no error
+class Stopped(ExpectedEnd):
     """The work was asked to stop; the same command resumes it from its newest checkpoint.
 
-    Jobs print it as one line and exit with the status of a process that the signal ended: 143 after SIGTERM, 130 after
-    Ctrl-C.
+    Its status is that of a process that the signal ended: 143 after SIGTERM, 130 after Ctrl-C.
     """
 
-    word: ClassVar[str] = "stopped"
+    word = "stopped"
 
     def __init__(self, message: str = "", *, status: int = 128 + 15) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Scoring actors whose processes are killed; worker processes import this module from the path of the tests."""
+"""Scoring actors that are disturbed; worker processes import this module from the path of the tests."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ltrscale.errors import UnavailableError
 from ltrscale.scoring.score_on_ray import _Actor
 
 
@@ -18,6 +19,14 @@ class KilledOnce(_Actor):
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(batch)
+
+
+class WithoutStorage(_Actor):
+    """Meets an outage instead of its bundle."""
+
+    @property
+    def _scorer(self) -> Any:
+        raise UnavailableError("bucket: no answer")
 
 
 class AlwaysKilled(_Actor):

@@ -24,6 +24,12 @@ UNFIT = [
 ]  # fmt: skip
 
 
+def test_parts_are_joined_by_one_slash() -> None:
+    assert storage.join("/", "x") == "/x"
+    assert storage.join("/", "x/", "/y") == "/x/y"
+    assert storage.join("/") == "/"
+
+
 def write_manifest(folder: Path, name: str = storage.MANIFEST, **manifest: Any) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(manifest))

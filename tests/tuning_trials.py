@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.tuning.space import ReportValue
 
 STEPS = 9
@@ -32,6 +32,8 @@ def failing(params: dict[str, Any], folder: str, report: ReportValue) -> float:
             raise InputError("this setting\ncannot be")
         case "error":
             raise ZeroDivisionError("division by zero")
+        case "outage":
+            raise UnavailableError("bucket: no answer")
         case "nan":
             return float("nan")
         case "dies":

@@ -49,7 +49,7 @@ class NotFitted(InputError, NotFittedError):  # type: ignore[misc]  # noqa: N818
 def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
     """Let a method's `InputError`s be ValueErrors too.
 
-    Subclasses of `InputError` stay as they are: unreachable storage is not a wrong value.
+    Subclasses of `InputError` stay as they are, and so does an outage: unreachable storage is not a wrong value.
     """
 
     @functools.wraps(method)

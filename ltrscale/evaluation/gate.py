@@ -112,7 +112,7 @@ class GateJob(Config):
             commit_report(self.out, verdict, report, made_by=origin)
         print_report(self.out, report)
         if not verdict.passed:
-            raise Refused(verdict.reasons)
+            raise Refused(*verdict.reasons)
 
     def _print_plan(self) -> None:
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""

@@ -22,7 +22,7 @@ from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.periods import in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest
 from ltrscale.progress import log
@@ -86,7 +86,6 @@ class InService(Served):
         try:
             super().check()
         except InputError as error:
-            raise_outage(error)  # unavailable storage says nothing about the copies
             raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
 
 
@@ -123,7 +122,6 @@ def _is_whole(served: Served) -> bool:
     try:
         served.check()
     except InputError as error:
-        raise_outage(error)
         log.warning("weekly: passed over: %s", error)
         return False
     return True
@@ -158,12 +156,13 @@ def take_back(out: str, registry: Registry | None) -> InService:
     if not whole:
         raise InputError(f"{join(out, SERVICE)}: names nothing whole that was in service before; nothing is changed")
     served, further = earlier[whole[0]], earlier[whole[0] + 1 :]
-    trouble, version = None, served.version
+    trouble: InputError | UnavailableError | None = None
+    version = served.version
     try:
         version = version or registered(served.bundle, registry)
         if registry is not None and version is not None:
             put_alias(registry, version)
-    except InputError as error:  # the file decides, the registry follows
+    except (InputError, UnavailableError) as error:  # the file decides, the registry follows
         trouble = error
     now = InService.now(served.bundle, served.period, export=served.export, version=version, earlier=further)
     _replace(out, before, now)
@@ -199,7 +198,7 @@ def forget(out: str) -> None:
             try:
                 storage.withdraw(place)
                 storage.remove(f"{place}{_VERSION}")
-            except InputError as error:
+            except (InputError, UnavailableError) as error:
                 log.warning("weekly: not deleted: %s", error)
 
 

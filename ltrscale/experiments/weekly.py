@@ -181,7 +181,7 @@ class WeeklyJob(Config):
             week = self._run()
             forget(self.out)
         if week.outcome == "refused":
-            raise Refused([*week.reasons, f"{week.period}: {self._serving()} stays in service"])
+            raise Refused(*week.reasons, f"{week.period}: {self._serving()} stays in service")
 
     # the steps of a week
 

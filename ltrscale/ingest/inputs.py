@@ -20,7 +20,7 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
@@ -161,8 +161,7 @@ def raw_files(dataset: Dataset) -> list[str]:
     for entry in inputs_of(dataset):
         try:
             urls += [file.url for file in list_inputs([validate(InputFiles, entry, dataset.url)])]
-        except InputError as error:
-            raise_outage(error)  # says nothing about the files
+        except InputError:
             continue
     return urls
 
@@ -253,7 +252,7 @@ def _snapshot(url: str, lake: Lake, version: int | None) -> _TableVersion:
         raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
     try:
         number, files = _delta(url, version) if lake == "delta" else _iceberg(url, version)
-    except InputError:
+    except (InputError, UnavailableError):
         raise
     except Exception as error:  # the libraries' errors have no common base
         raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error

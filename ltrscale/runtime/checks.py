@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.processor import memory
 
 Severity = Literal["ok", "warning", "error"]
@@ -163,20 +163,20 @@ def _gb(bytes_: float) -> str:
     return f"{bytes_ / 1e9:.1f} GB"
 
 
-def from_error(error: InputError) -> CheckResult:
+def from_error(error: InputError | UnavailableError) -> CheckResult:
     """The result for an error, with a message of the finding and its remedy."""
     problem, _, remedy = str(error).rpartition("; ")
     return CheckResult("error", problem or remedy, remedy if problem else "")
 
 
 def _reporting_errors(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
-    """A check that returns its `InputError` as the result."""
+    """A check that returns an input error or an outage as the result."""
 
     @wraps(check)
     def checked(url: str) -> CheckResult:
         try:
             return check(url)
-        except InputError as error:
+        except (InputError, UnavailableError) as error:
             return from_error(error)
 
     return checked
@@ -263,7 +263,7 @@ def config_validity(url: str, job: str | None, config_of: Callable[[str], type[C
         )
     try:
         configs.load(cls, url)
-    except InputError as error:
+    except (InputError, UnavailableError) as error:
         return from_error(error)
     return CheckResult("ok", f"{url}: is a config of jobs.{name}")
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, without_credentials
+from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.runtime import checks, ray_internals
 from ltrscale.runtime.checks import PORTS, CheckResult, open_dashboard, open_ports
 from ltrscale.runtime.dashboard import ADDRESS, check_answers
@@ -97,7 +97,7 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
         return
     try:
         yield from _dashboard_diagnoses(address, config) if "://" in address else _node_diagnoses(address, config)
-    except InputError as error:
+    except (InputError, UnavailableError) as error:
         yield "cluster", checks.from_error(error)
 
 

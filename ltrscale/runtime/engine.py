@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import ExpectedEnd, InputError, UnavailableError
 from ltrscale.processor import cores
 from ltrscale.runtime import ray_internals
 from ltrscale.signals import handling
@@ -77,13 +77,14 @@ def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
 
     Raises:
         InputError: a task raised it, or that process died more often than Ray restarts it.
+        UnavailableError: a task raised it.
     """
     from ray.exceptions import RayError, RayTaskError  # imported late: many processes never use Ray
 
     try:
         yield
     except RayTaskError as error:
-        if not isinstance(error.cause, InputError):
+        if not isinstance(error.cause, InputError | UnavailableError):
             raise
         message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray Data appends advice on its retries
         raise type(error.cause)(message) from None
@@ -159,7 +160,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
         yield
         if asked.is_set():  # Ray Tune has a handler too, which ends the search with trials that have not begun
             raise _ClusterDied(_DIED)
-    except (InputError, Stopped):
+    except ExpectedEnd:
         raise
     except (Exception, _ClusterDied) as error:
         if not is_dead():

@@ -29,7 +29,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ltrscale import storage
 from ltrscale.alongside import alongside
-from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.errors import ExpectedEnd, InputError, Stopped
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.hangs import Pulse
@@ -128,7 +128,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
     ):
         try:
             task.work(pulse.counting(context))
-        except (InputError, Stopped, Regrouped):
+        except (ExpectedEnd, Regrouped):
             raise
         except Exception as error:
             error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # pickling drops the traceback
@@ -270,7 +270,7 @@ class Joiners:
             return
         except RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, InputError) and not isinstance(cause, UnavailableError):
+            if isinstance(cause, InputError):
                 raise cause from None
             ended = cause
         except RayError as error:

@@ -29,7 +29,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback
 
 from ltrscale import storage
 from ltrscale.alongside import alongside
-from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.errors import ExpectedEnd, InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.capacity import Waiting, resources
@@ -89,7 +89,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
                 if isinstance(error, _DEATHS):
                     raise _gone("Ray Train's controller", error) from error
                 raise error.controller_failure if isinstance(error, ControllerError) else error
-        except (InputError, Stopped):  # after any other error, Ray itself may answer no more
+        except ExpectedEnd:  # after any other error, Ray itself may answer no more
             ray.kill(mailbox)
             run.join()  # the controller ends too
             for error in failures:
@@ -239,7 +239,7 @@ class _Overseer(UserCallback):  # type: ignore[misc]
     def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
         """Ray Train calls this, possibly several times, after workers failed or died."""
         rank, error = _cause(worker_exceptions)
-        if _is_final(error):
+        if isinstance(error, InputError):  # the user must read it, so a restart is useless
             raise error
         standing: Standing = ray.get(self._mailbox.standing.remote())
         if isinstance(error, Stopped) and standing.stop_asked:
@@ -271,22 +271,14 @@ class _Overseer(UserCallback):  # type: ignore[misc]
 
 
 def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
-    """The exception that explains the others, by priority: an error for the user, a stop, a death, any other."""
+    """The exception that explains the others, by priority: an input error, a stop, a death, an outage, any other."""
     # a death before other errors: once a worker is gone, the others fail in their collectives
     errors = {rank: getattr(error, "health_check_failure", error) for rank, error in worker_exceptions.items()}
-    for rank, error in errors.items():
-        if _is_final(error):
-            return rank, error
-    for kind in (Stopped, _DEATHS, UnavailableError):
+    for kind in (InputError, Stopped, _DEATHS, UnavailableError):
         for rank, error in errors.items():
             if isinstance(error, kind):
                 return rank, error
     return next(iter(errors.items()))
-
-
-def _is_final(error: Exception) -> bool:
-    """True if the user must read the error, so a restart is useless; unavailable storage may come back."""
-    return isinstance(error, InputError) and not isinstance(error, UnavailableError)
 
 
 def _one_line(rank: int, error: Exception) -> str:

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ltrscale import storage
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
 from ltrscale.runtime.workers import Work, WorkerContext
@@ -31,7 +31,12 @@ from ltrscale.signals import stop_on_signal
 _LONG = timedelta(days=7)  # rank 0 may prepare data for hours while the others wait
 _PATIENCE_S, _POLL_S = 10.0, 0.05
 _FAILURE, _LEFT, _SILENT = "failure", "left", "silent"
-_ERRORS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
+_ERRORS: dict[str, type[Exception]] = {
+    "input": InputError,
+    "outage": UnavailableError,
+    "stopped": Stopped,
+    "defect": RuntimeError,
+}
 
 
 class Group(NamedTuple):
@@ -69,6 +74,7 @@ def taking_part() -> Iterator[bool]:
 
     Raises:
         InputError: a process raised one; every process raises it.
+        UnavailableError: likewise.
         Stopped: a process was asked to stop; every process raises it.
     """
     group = _meet()

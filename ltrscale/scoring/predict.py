@@ -133,7 +133,7 @@ class PredictJob(ScorerConfig):
             for line in _skew_lines(period, [each for each in findings if self._refuses(each)])
         ]
         if refused:
-            raise Refused([*refused, "nothing is ranked; mend the rows, or set refuse=false to rank them as they are"])
+            raise Refused(*refused, "nothing is ranked; mend the rows, or set refuse=false to rank them as they are")
         for period, findings in by_period.items():
             for line in _skew_lines(period, findings):
                 log.warning("predict: %s", line)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ltrscale import storage
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Advance
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors, ray_cluster
@@ -35,7 +35,7 @@ def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
         for block in ray_internals.ready_blocks(_ray_dataset(plan)):
             for row in ray.get(block).to_pylist():
                 if row["error"]:
-                    raise InputError(row["error"])
+                    raise (UnavailableError if row["outage"] else InputError)(row["error"])
                 result = Done.model_validate_json(row["done"])
                 advance(result.counts.documents)
                 yield result
@@ -84,9 +84,9 @@ class _Actor:
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Score the file with this number; returns the result as JSON, or the error."""
         (number,) = batch["item"].tolist()
-        result = error = ""
+        result, error, outage = "", "", False
         try:
             result = self._scorer.score(self._plan.all_files[number], lambda *_: None).model_dump_json()
-        except InputError as raised:
-            error = str(raised)
-        return {"done": np.array([result]), "error": np.array([error])}
+        except (InputError, UnavailableError) as raised:
+            error, outage = str(raised), isinstance(raised, UnavailableError)
+        return {"done": np.array([result]), "error": np.array([error]), "outage": np.array([outage])}

@@ -54,13 +54,13 @@ class EventFiles:
 
     def send(self, figures: Sequence[Figures]) -> None:
         """Write figures, after removing the ones that they repeat."""
-        for (prefix, step, again, given_way), values, time_s in figures:
-            if again:
-                self._write_from(0 if step <= 1 else step)
-                self._passed = {prefix: min(last, step - 1) for prefix, last in given_way.items()}
-            if step > self._passed.get(prefix, 0):
+        for point, values, time_s in figures:
+            if point.again:
+                self._write_from(0 if point.step <= 1 else point.step)
+                self._passed = {prefix: min(last, point.step - 1) for prefix, last in point.replaced.items()}
+            if point.step > self._passed.get(point.prefix, 0):
                 for name, value in values.items():
-                    self._writer.add_scalar(f"{prefix}/{name}", value, step, time_s)
+                    self._writer.add_scalar(f"{point.prefix}/{name}", value, point.step, time_s)
         self._writer.flush()
 
     def end(self, folder: Path, status: str) -> Iterator[None]:  # noqa: ARG002

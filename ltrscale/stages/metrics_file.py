@@ -35,7 +35,7 @@ class CurvePoint(NamedTuple):
     """Its own number, or the next number of its prefix."""
     again: bool = False
     """Whether the run repeats it."""
-    given_way: Mapping[str, int] = {}
+    replaced: Mapping[str, int] = {}
     """The last step of each prefix with records that this one replaces."""
 
 
@@ -61,10 +61,10 @@ class MetricsFile:
         curve, number = _number(record)
         last, names = self._last.get(curve, (0, set()))
         again = number is not None and (number < last or (number == last and _names(record) in names))
-        given_way = self._give_way(curve, number) if again and number is not None else {}
+        replaced = self._remove_from(curve, number) if again and number is not None else {}
         self._write({"time": round(time.time(), 3), **record})
         prefix, step = self._note(record)
-        return CurvePoint(prefix, step, again, given_way)
+        return CurvePoint(prefix, step, again, replaced)
 
     def _read(self) -> None:
         """Read existing records; removes a partial line that a kill has left."""
@@ -93,21 +93,21 @@ class MetricsFile:
         parts = (record.get("phase", self._stage), curve.of if curve.unit == "tree" else curve.unit)
         return "/".join(str(part) for part in parts if part)
 
-    def _give_way(self, curve: Curve, number: int) -> dict[str, int]:
+    def _remove_from(self, curve: Curve, number: int) -> dict[str, int]:
         """Remove the records of a curve from a number on; returns the last step of each prefix among them."""
         lines = self._path.read_bytes().splitlines(keepends=True)
         records = [record_in(line) for line in lines]
         first = next((i for i, record in enumerate(records) if _is_from(record, curve, number)), len(lines))
         self._file.truncate(sum(map(len, lines[:first])))
-        given_way: dict[str, int] = {}
+        replaced: dict[str, int] = {}
         for record in records[first:]:
             prefix, (_, step) = self._prefix(record), _number(record)
             if step is None:
                 self._write(record)
             else:
-                given_way[prefix] = max(step, given_way.get(prefix, 0))
+                replaced[prefix] = max(step, replaced.get(prefix, 0))
         self._read()
-        return given_way
+        return replaced
 
     def _write(self, record: Mapping[str, object]) -> None:
         """Append a whole line, or nothing and warn, because a partial line would break the file for readers."""

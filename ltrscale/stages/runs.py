@@ -27,7 +27,7 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.alongside import alongside
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Stopped, without_credentials
+from ltrscale.errors import ExpectedEnd, InputError, UnavailableError, without_credentials
 from ltrscale.progress import Report, log
 from ltrscale.stages.metrics_file import MetricsFile, record_in
 from ltrscale.stages.trackers import Tracked
@@ -97,7 +97,7 @@ def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
         try:
             yield bool(before)
         except BaseException:
-            with suppress(InputError):  # the store may fail here too: report the first error
+            with suppress(InputError, UnavailableError):  # the store may fail here too: report the first error
                 end()
             raise
         end()
@@ -196,7 +196,7 @@ class _LogFile(logging.FileHandler):
 
     def emit_failure(self, error: BaseException) -> None:
         """Write the error that ends the run, to this file only: the job itself prints it."""
-        trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()
+        trace = None if isinstance(error, ExpectedEnd | KeyboardInterrupt) else sys.exc_info()
         record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
         log.filter(record)
         self.emit(record)
@@ -252,7 +252,7 @@ def _copy_at_last(folder: Path, target: str) -> None:
     """Copy to the target, or else to a local temporary directory; a failure does not fail the run."""
     try:
         _copy(folder, target)
-    except (InputError, OSError) as error:
+    except (InputError, UnavailableError, OSError) as error:
         copy = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
         shutil.copytree(folder, copy, dirs_exist_ok=True)
         log.warning("%s; the log and the metrics of this run are in %s", error, copy)
@@ -262,7 +262,7 @@ def _copy_until(folder: Path, target: str, over: threading.Event) -> None:
     while not over.wait(_COPY_S):
         try:
             _copy(folder, target)
-        except InputError as error:
+        except (InputError, UnavailableError) as error:
             log.warning("%s; log and metrics are copied there again in %.0f s", error, _COPY_S)
 
 

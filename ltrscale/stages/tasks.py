@@ -1,6 +1,6 @@
 """Run tasks that depend on each other: here one after the other, or in processes of a Ray cluster.
 
-A failed task ends neither the other tasks nor the run; only tasks that need it are given up.
+A failed task ends neither the other tasks nor the run; only tasks that need it are given up. An outage ends the run.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field
 from ltrscale import storage
 from ltrscale.alongside import alongside
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime.engine import plain_errors, ray_cluster
 from ltrscale.runtime.mailbox import open_mailbox
@@ -83,6 +83,7 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
     Raises:
         Stopped: this process was asked to stop, and running tasks have ended as they do alone, or by force after a
             minute.
+        UnavailableError: a task met an outage, so that the others have ended too.
     """
     queue = _Queue(tasks, ended)
     if workers.number == 0:
@@ -196,7 +197,7 @@ def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.L
         # the watch ends before the handler goes: its signal would end the process
         with ending_on_signal(), alongside(partial(_watch, mailbox), until=(RayError,)):
             return _attempt(call)
-    except Stopped as error:
+    except Stopped as error:  # the launching process, which has asked for it, raises its own
         return str(error)
 
 
@@ -216,7 +217,7 @@ def _attempt(call: Callable[[], object]) -> str | None:
     """Run a task; returns the reason of a failure, or None."""
     try:
         call()
-    except Stopped:
+    except (Stopped, UnavailableError):  # the same command resumes
         raise
     except InputError as error:
         return str(error)

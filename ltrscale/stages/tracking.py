@@ -160,8 +160,9 @@ class _Follower:
             self._over.set()
         self._news.set()
         silent_s = 0.0 if self._tracker.place in _silent else _SILENT_S
-        while not self._done.is_set() and time.monotonic() < (last := min(now + _END_S, self._answered + silent_s)):
-            self._done.wait(last - time.monotonic())
+        while (left_s := min(now + _END_S, self._answered + silent_s) - time.monotonic()) > 0:
+            if self._done.wait(left_s):
+                break  # otherwise an answer may have come meanwhile, which gives it more time
         if not self._done.is_set():
             _silent.add(self._tracker.place)
         lost = self._reported - self._arrived

@@ -8,7 +8,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.scores import read_periods
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 
 
 def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
@@ -34,7 +34,6 @@ def check_member(name: str, url: str, split: Split, fault: str, *, chosen_on: bo
     try:
         check_unseen(url, split, chosen_on=chosen_on)
     except InputError as error:
-        raise_outage(error)  # unreachable storage says nothing about the bundle
         raise InputError(f"bundles.{name}: {url} {fault} ({error})") from error
 
 
@@ -46,17 +45,17 @@ def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
     made_from = list(origin.inputs) if splits else []
     if len(splits) != 2 or not all(map(_is_there, splits)):  # pretraining records one split: it reads no labels
         return made_from
-    splits = tuple(split.replace(periods=_still_there(split) or None) for split in splits)
+    train, validation = (split.replace(periods=_still_there(split) or None) for split in splits)
+    learns_from_both = made_by.get("stage") == "refit"
     try:
         if not chosen_on:
-            check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
+            check_disjoint(SplitsWithTest(train=train, validation=validation, test=test))
         else:
-            for learnt in splits if made_by.get("stage") == "refit" else splits[:1]:  # a refit learns from both
+            for learnt in (train, validation) if learns_from_both else (train,):
                 check_disjoint(Splits(train=learnt, validation=test))
     except InputError as error:
-        raise_outage(error)  # unreachable storage says nothing about the bundle
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
-    return made_from + [teacher for split in splits if split.scores for teacher in scored_by(split)]
+    return made_from + [teacher for split in (train, validation) if split.scores for teacher in scored_by(split)]
 
 
 def _is_there(split: Split) -> bool:

@@ -16,8 +16,7 @@ cannot cure is reported at once.
 from ltrscale.storage import scratch
 from ltrscale.storage.commit import Commit, Placed
 from ltrscale.storage.committed import is_whole, read_verified, withdraw, withdraw_below
-from ltrscale.storage.conditions import clock_ahead_s
-from ltrscale.storage.conditions import heeded as heeds_conditions
+from ltrscale.storage.conditions import clock_ahead_s, heeds_conditions
 from ltrscale.storage.faults import PATIENCE, is_disk_full, is_fault, named_errors, patiently
 from ltrscale.storage.files import (
     at_once,

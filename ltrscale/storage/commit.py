@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, locks, names, scratch, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.conditions import stamp
@@ -295,7 +295,7 @@ class Commit:
         if self.finished:
             return
         # where storage has failed, deleting may fail too; report the first error
-        with contextlib.suppress(InputError) if error else contextlib.nullcontext():
+        with contextlib.suppress(InputError, UnavailableError) if error else contextlib.nullcontext():
             own_files = {placed.path for placed in self.files if placed.path not in self._waiting}
             # perhaps our own: S3 may have stored it and lost the answer
             committed = sizes_in(self.url, read_manifest(self.url, self._name))

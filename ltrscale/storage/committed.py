@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.storage import files, names
 from ltrscale.storage.lease import check_lease
 from ltrscale.storage.listing import HIDDEN_MANIFEST, MANIFEST, listed_in, read_manifest, sizes_in
@@ -44,7 +44,6 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
     try:
         sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
     except InputError as error:  # of a part
-        raise_outage(error)
         _log.warning("%s", error)
         return False
 
@@ -52,12 +51,13 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
         path = join(url, name)
         return not files.exists(path) or files.size(path) != sizes[name]
 
-    lost = list(sizes)
+    suspects = list(sizes)
     if len(sizes) > _FEW:  # a listing takes one request per thousand files
         actual = files.sizes_below(url)
-        lost = [name for name in sizes if actual.get(name) != sizes[name]]
+        suspects = [name for name in sizes if actual.get(name) != sizes[name]]
+    lost = suspects
     if len(sizes) <= _FEW or is_local(url):  # a listing does not follow links
-        lost = [name for name, is_lost in zip(lost, files.at_once(differs, lost), strict=True) if is_lost]
+        lost = [name for name, is_lost in zip(suspects, files.at_once(differs, suspects), strict=True) if is_lost]
     if lost:
         _log.warning(
             "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(sizes), lost[0]

@@ -30,11 +30,14 @@ _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends th
 def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
     """Replace `old` by `new` as `locks.swap` does; False also if the answer was lost."""
     fs, path = filesystem(url)
-    if not heeded(url):
+    if not heeds_conditions(url):
         with named_errors(url, "write"):
             if (fs.cat_file(path) if fs.exists(path) else None) != old:
                 return False
-            _ = fs.pipe_file(path, new) if new is not None else fs.rm_file(path)
+            if new is None:
+                fs.rm_file(path)
+            else:
+                fs.pipe_file(path, new)
             return True
     etag = stamp(url)
     with named_errors(url, "write", need=len(new or b"")):
@@ -49,7 +52,7 @@ def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
 def put_file(local: Path, url: str, digest: str, stamp: str | None) -> bool:
     """Move a local file to a URL as `files.put_over` does."""
     fs, path = filesystem(url)
-    condition = _condition(stamp) if heeded(url) else {}
+    condition = _condition(stamp) if heeds_conditions(url) else {}
     put = functools.partial(fs.put_file, str(local), path, chunksize=_LARGEST_PUT, Metadata={DIGEST: digest})
     with named_errors(url, "write", need=local.stat().st_size):
         return _accepted(lambda: put(**condition)) or describes(url, local.stat().st_size, digest)
@@ -113,7 +116,7 @@ def _accepted(put: Any) -> bool:
     return True
 
 
-def heeded(url: str) -> bool:
+def heeds_conditions(url: str) -> bool:
     """True if the store respects conditions, so that two writers cannot overwrite each other unseen."""
     if not url.startswith("s3://"):
         scheme = url.partition("://")[0]

@@ -109,7 +109,7 @@ def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
 
     On a local disk the caller must use `locks.exclusively`.
     """
-    if is_local(url) or not url.startswith("s3://"):
+    if not url.startswith("s3://"):
         put(local, url, digest)
         return True
     is_put = conditions.put_file(local, url, digest, stamp)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, locks, writers
 from ltrscale.storage.names import join
 
@@ -155,12 +155,12 @@ class _Holder:
                 if not self._write(self._written):
                     _log.warning("%s: another job has taken over; this one cannot commit any more", self._folder)
                     return
-            except InputError as error:
+            except (InputError, UnavailableError) as error:
                 _log.debug("%s: lease not renewed, trying again", error)
 
     def release(self) -> None:
         """Release the directory unless another job has it; a lease that cannot be released lapses."""
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(InputError, UnavailableError):
             locks.swap(self.file, self._written, None)
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-from ltrscale.errors import InputError, UnavailableError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.storage import files, names, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.names import join
@@ -30,7 +30,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
         if not folder.startswith(tuple(leased)):  # another writer may be about to commit these files
             try:
                 settle(join(url, folder))
-            except (UnavailableError, leases.LeaseLost):
+            except leases.LeaseLost:
                 raise
             except InputError as error:  # of a damaged record, which blocks only work in that folder
                 _log.warning("%s", error)
@@ -65,7 +65,6 @@ def _orphans(url: str, leftovers: Sequence[str]) -> list[str]:
         try:
             listed.update(f"{folder}{path}" for path in listed_at(join(url, folder)))
         except InputError as error:
-            raise_outage(error)
             _log.warning("%s; files of an earlier writer stay there", error)
             unknown.append(folder)
     return [name for name in leftovers if name not in listed and not name.startswith(tuple(unknown))]

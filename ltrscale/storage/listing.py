@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.storage.files import read_if_there
 from ltrscale.storage.names import join, listed_file, listed_path
 
@@ -84,7 +84,6 @@ def sizes_in(
         try:
             sizes |= {} if part["path"] in without else _sizes_in_part(url, part)
         except InputError as error:
-            raise_outage(error)
             if not despite_damage:
                 raise
             _log.warning("%s; files that only this part lists stay there", error)

@@ -50,16 +50,16 @@ def swap(url: str, old: bytes | None, new: bytes | None, *, token: str | None = 
     Of several writers that start from the same `old`, one succeeds. A file that already has the content `new` counts as
     written, because S3 may have stored it, lost the answer, and refused the retry. `token` as in `files.write_bytes`.
     """
-    with exclusively(url.rpartition("/")[0]):
-        if is_local(url):
-            current = files.read_if_there(url)
-            if current == old != new:
-                if new is None:
-                    files.remove(url)
-                else:
-                    files.write_bytes(url, new, token=token)
-            return current in (old, new)
+    if not is_local(url):
         return conditions.swap_if_unchanged(url, old, new) or files.read_if_there(url) == new
+    with exclusively(str(local_path(url).parent)):
+        current = files.read_if_there(url)
+        if current == old != new:
+            if new is None:
+                files.remove(url)
+            else:
+                files.write_bytes(url, new, token=token)
+        return current in (old, new)
 
 
 @contextmanager

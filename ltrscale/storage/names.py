@@ -31,8 +31,13 @@ def absolute(url: str) -> str:
 
 
 def join(url: str, *parts: str) -> str:
-    """Append path parts to a URL."""
-    return "/".join([url.rstrip("/") or "/", *(part.strip("/") for part in parts)]) if parts else url
+    """Append path parts to a URL.
+
+    Example:
+        >>> join("s3://bucket/runs/", "a", "b/"), join("/", "data")
+        ('s3://bucket/runs/a/b', '/data')
+    """
+    return "/".join([url.rstrip("/"), *(part.strip("/") for part in parts)]) if parts else url
 
 
 def check_scheme(url: str, also: Collection[str] = ()) -> None:

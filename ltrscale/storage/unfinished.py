@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.storage import files, names
 from ltrscale.storage.lease import check_lease
 from ltrscale.storage.listing import HIDDEN_MANIFEST, MANIFEST, listed_in, read_manifest, sizes_in
@@ -76,7 +76,6 @@ def settle(url: str) -> dict[str, Any]:
     try:
         committed = listed_at(url, (MANIFEST, HIDDEN_MANIFEST)) if stale else set[str]()
     except InputError as error:
-        raise_outage(error)
         _log.warning("%s; files of an earlier commit stay there", error)
     else:
         for name in stale - committed - listed_in(saved).keys():

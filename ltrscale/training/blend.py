@@ -23,7 +23,7 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
@@ -127,7 +127,6 @@ class BlendJob(LabelledStage):
             for url in self.bundles.values():
                 check_unseen(url, self.splits.validation, chosen_on=True)
         except InputError as error:
-            raise_outage(error)
             log.info("blend: nothing is measured on validation: %s", error)
             return False
         return True

@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
-from ltrscale.errors import InputError, Stopped, raise_outage
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import is_made_by
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
@@ -131,7 +131,6 @@ class Checkpoints:
                     snapshot = read_checkpoint(checkpoint)
                     self._good.append(checkpoint)
             except InputError as error:
-                raise_outage(error)  # may be undamaged: an older one would lose steps
                 log.warning("%s; trying the checkpoint before", error)
                 self._stale.add(checkpoint)
         if foreign:
@@ -223,7 +222,7 @@ class Checkpoints:
         target = storage.join(self.url, f"step-{snapshot.step:08d}")
         try:
             write_checkpoint(target, snapshot, origin=self.origin, data=self.data)
-        except (InputError, OSError, SafetensorError) as error:
+        except (InputError, UnavailableError, OSError, SafetensorError) as error:
             lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: retrying is futile
             self._failed += [str(error)] * (FAILURES if lost else 1)
             self._stale.add(target)
@@ -250,7 +249,7 @@ class Checkpoints:
             for checkpoint in sorted(self._stale):
                 withdraw_checkpoint(checkpoint)
                 self._stale.remove(checkpoint)
-        except InputError as error:
+        except (InputError, UnavailableError) as error:
             log.warning("%s; old checkpoints are left in place", error)
 
 

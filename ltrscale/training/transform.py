@@ -13,7 +13,7 @@ from ltrscale.cache import newest
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, expected_sharing, make_transform, sharing, wanted
 from ltrscale.models.fitting import FeatureStatistics, Wanted
@@ -81,7 +81,6 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
             log.info("%s: made before with the same settings and data; read from there", url)
             return FeatureTransform.from_state(safetensors.torch.load(data), config.transform)
         except InputError as error:
-            raise_outage(error)  # it may be undamaged, and a new one could not be written either
             log.warning("%s; making it again", error)
     key = digest(origin)
     if key in _fits:

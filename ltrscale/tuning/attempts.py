@@ -54,7 +54,7 @@ def _timed(folder: str) -> Iterator[Callable[[], float]]:
         return round(before + time.monotonic() - start, 3)
 
     def keep() -> None:
-        with suppress(InputError):  # then the search may take longer, which must not fail a trial
+        with suppress(InputError, UnavailableError):  # then the search may take longer, which must not fail a trial
             keep_unfinished(folder, seconds())
 
     def keep_until(over: threading.Event) -> None:

@@ -221,6 +221,7 @@ class Search:
 
         Raises:
             Stopped: the search was asked to stop; the same call resumes it.
+            UnavailableError: a trial met an outage; likewise.
             InputError: no trial has completed.
         """
         trials = self.history.trials()
@@ -251,6 +252,7 @@ class Search:
         Raises:
             InputError: no trial has completed.
             Stopped: a trial was asked to stop; the same call resumes it.
+            UnavailableError: a trial met an outage; likewise.
         """
         past = self.history.trials()
         end_s, proposals = time.monotonic() + self._left_s(past, 1), self._proposals(past)

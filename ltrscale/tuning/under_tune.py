@@ -13,13 +13,14 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 from ray import tune
+from ray.exceptions import RayTaskError
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from ltrscale import storage
 from ltrscale.draws import mix
-from ltrscale.errors import Stopped
+from ltrscale.errors import Stopped, UnavailableError
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.runtime import ray_internals
 from ltrscale.tuning.attempts import TrialFunction, attempt
@@ -160,16 +161,16 @@ class Asha(ASHAScheduler):  # type: ignore[misc]
 
 
 class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
-    """Ends all trials once the search is asked to stop."""
+    """Ends all trials once the search ends early."""
 
-    def __init__(self, stopping: Callable[[], bool]) -> None:
-        self._stopping = stopping
+    def __init__(self, ending: Callable[[], bool]) -> None:
+        self._ending = ending
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
         return False
 
     def stop_all(self) -> bool:
-        return self._stopping()
+        return self._ending()
 
 
 class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
@@ -192,6 +193,12 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._began: dict[int, float] = {}
         self._before = {trial.number: trial.result.seconds for trial in past}
         self._trials = {trial.number: trial for trial in ended(past)}
+        self.outage: UnavailableError | None = None
+        """The outage that a trial met, also when Ray Tune restarted it."""
+
+    def is_ending(self) -> bool:
+        """True if trials that run are to end: by a request, at the end of the time, or after an outage."""
+        return self._stopping() or self.is_late() or self.outage is not None
 
     def is_late(self) -> bool:
         """True if the time left for trials is up, counted from the start of the first."""
@@ -223,13 +230,16 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
         if (recorded := self._history.result(trial.config["number"])) is not None:
             self._announce(trial, recorded)
-        elif not self._stopping() and not self.is_late():  # otherwise it runs again next time, or is late
+        elif not self.is_ending():  # otherwise it runs again next time, or is late
             points = self._curves.get(trial.config["number"])
             self._end(trial, state="stopped", value=points[-1][1] if points else None)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Record the failure of a trial whose process has died too often."""
-        if not self._stopping() and not self.is_late():
+        """Record the failure of a trial whose process has died too often; an outage is none, and ends the search."""
+        error = trial.get_pickled_error()
+        if isinstance(error, RayTaskError) and isinstance(error.cause, UnavailableError):
+            self.outage = error.cause
+        elif not self.is_ending():
             reason = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
             self._end(trial, state="failed", reason=reason)
 
@@ -296,10 +306,12 @@ def run_under_tune(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=_RESTARTS),
                 callbacks=[scribe],
-                stop=EndsOnRequest(lambda: stopping() or scribe.is_late()),
+                stop=EndsOnRequest(scribe.is_ending),
             ),
         )
         tuner.fit()
+    if scribe.outage is not None:
+        raise scribe.outage
     if scribe.is_late() and not stopping():
         scribe.record_late()
         log.info("tune: its %g minutes are up; the same command with more continues", config.minutes)

@@ -18,7 +18,7 @@ import pytest
 
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.service import InService, Week, copied, forget, put_into_service, take_back
 from ltrscale.stages.runs import holding
 
@@ -176,6 +176,24 @@ def test_a_damaged_earlier_model_is_passed_over(tmp_path: Path) -> None:
     assert take_back(out, None).bundle == served[0]
     with pytest.raises(InputError, match=r"service.json: names nothing whole that was in service before; nothing is"):
         take_back(out, None)
+
+
+def test_an_outage_is_no_damage_of_an_earlier_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: object) -> bytes:
+        raise UnavailableError("bucket: no answer")
+
+    out = str(tmp_path / "out")
+    for number in range(3):
+        put_into_service(out, copied(ranker(tmp_path / "candidate", number), out), f"2026-W{number + 10}")
+    before = InService.read(out)
+    assert before is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "read_verified", no_answer)
+        for look in (before.check, lambda: take_back(out, None)):
+            with pytest.raises(UnavailableError, match=r"^bucket: no answer$"):
+                look()
+    assert InService.read(out) == before
+    assert take_back(out, None).bundle == before.earlier[0].bundle
 
 
 def test_a_copy_that_was_changed_is_found_by_whoever_opens_it(tmp_path: Path) -> None:

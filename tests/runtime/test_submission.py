@@ -10,7 +10,7 @@ import pytest
 from jobs.submit import run
 from jobs.verbs import command
 from ltrscale import config as configs
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.runtime import dashboard
 from ltrscale.runtime.submission import SubmitConfig, _sent, _started, relative_places, submission, submit
 from ltrscale.scoring.score import ScoreJob
@@ -33,7 +33,7 @@ def test_credentials_are_refused() -> None:
 
 def test_harmless_variables_are_sent() -> None:
     harmless = {"AWS_ENDPOINT_URL": "http://10.0.0.7:9000", "LTRSCALE_STORAGE_PATIENCE_S": 600, "NCCL_DEBUG": "INFO"}
-    with pytest.raises(InputError, match="no dashboard answers there"):  # the next thing that is looked at
+    with pytest.raises(UnavailableError, match="no dashboard answers there"):  # the next thing that is looked at
         send(environment={**harmless, "PATH": "/opt/conda3/envs/Ranking/bin:/usr/local/bin:/usr/bin:/bin"})
 
 
@@ -46,7 +46,7 @@ def test_a_cluster_that_is_missing_or_silent_is_one_line(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(dashboard.socket, "create_connection", lambda *_, **__: silent.accept())
         silent.settimeout(0.1)  # as a connection whose packets a firewall drops
-        with pytest.raises(InputError, match=r"no dashboard answers there \(timed out\)"):
+        with pytest.raises(UnavailableError, match=r"no dashboard answers there \(timed out\)"):
             send()
 
 

@@ -29,7 +29,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.stream.batches import iterate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
@@ -440,6 +440,16 @@ def test_errors_of_actors_are_one_line(data: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"broken: the score of a document of query group \d+ of .* nan") as error:
         run(config(data, broken, ray=True), tmp_path / "out")
     assert "UDF" not in str(error.value)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_outage_of_an_actor_is_one_here(
+    data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_on_ray, "_Actor", scoring_actors.WithoutStorage)
+    with pytest.raises(UnavailableError, match=r"^bucket: no answer$"):
+        run(config(data, bundles["trees"], ray=True, periods="p1"), tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.stages.tasks import Costs, Task, TaskWorkersConfig, run_all
 
 HERE = TaskWorkersConfig(number=0)
@@ -23,6 +23,10 @@ def touch(folder: Path, name: str) -> None:
 
 def fail() -> None:
     raise InputError("no such file; make it")
+
+
+def meet_outage() -> None:
+    raise UnavailableError("bucket: no answer")
 
 
 def die() -> None:
@@ -76,6 +80,17 @@ def test_a_defect_is_a_failure_too(tmp_path: Path) -> None:
     ended = run(tasks, HERE)
     assert ended["other"] is None
     assert str(ended["defect"]).startswith("ValueError: invalid literal")
+
+
+@pytest.mark.parametrize(
+    "workers", [HERE, pytest.param(TaskWorkersConfig(number=2, cpus=0.5), marks=[pytest.mark.ray, pytest.mark.slow])]
+)
+def test_an_outage_is_no_failure_of_a_task_and_ends_the_run(workers: TaskWorkersConfig) -> None:
+    ended: list[str] = []
+    tasks = [Task("first", meet_outage), Task("needs it", fail, ("first",))]
+    with pytest.raises(UnavailableError, match=r"^bucket: no answer$"):
+        run_all(tasks, workers, lambda task, *_: ended.append(task.name))
+    assert ended == []
 
 
 def test_costs_are_predicted_by_tasks_of_their_kind_and_size() -> None:

@@ -364,6 +364,18 @@ def test_a_search_goes_on_though_trials_fail_and_processes_die_and_is_run_once(r
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_an_outage_ends_a_search_and_the_same_call_resumes_its_trial(run: Run, tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    search = partial(run, space={"what": {"choices": ["outage", "nothing"]}}, trials=2)
+    with pytest.raises(UnavailableError, match=r"^bucket: no answer$"):
+        search(tuning_trials.failing, {"what": "outage"})
+    assert ended(history.trials()) == []
+    search(tuning_trials.parabola, {"what": "outage"})
+    assert [trial.result.state for trial in history.trials()] == ["complete"] * 2
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
     trials = run(
         tuning_trials.slow,

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from ltrscale import storage
 from ltrscale.data.dataset.files import ADDITION
 from ltrscale.data.dataset.manifest import ADDED, Dataset, Manifest, open_dataset, read_dataset
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.origin import as_text
 
 _NOT_OF_ROWS = {
@@ -59,8 +59,7 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     """
     try:
         *_, source = _lineage(dataset)
-    except InputError as error:
-        raise_outage(error)  # unreachable storage says nothing about the source
+    except InputError:
         return {}
     last = source.manifest
     settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None

@@ -29,7 +29,7 @@ from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import read_dataset
 from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
 from ltrscale.processor import cores
 from ltrscale.progress import log
 
@@ -173,7 +173,7 @@ def _read_row_group(
         try:
             return _read_once(url, item, columns, open_file, remedy)
         except InputError as error:
-            if isinstance(error, UnavailableError) or (error.__cause__ and storage.is_fault(error.__cause__)):
+            if error.__cause__ and storage.is_fault(error.__cause__):
                 raise
             log.warning("%s: row group %d could not be decoded; reading it again", url, item.number)
         open_file = open_parquet  # the footer again too: a cached one may hold foreign bytes

@@ -22,7 +22,7 @@ from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected, Correction, summarised
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
@@ -303,7 +303,6 @@ def _drift(config: EvaluateConfig, results: Sequence[MethodResult]) -> tuple[ByP
     try:
         return measure_periods(config, results), None
     except InputError as error:
-        raise_outage(error)  # the same command may succeed later
         log.warning("evaluate: drift is not measured: %s", error)
         return None, str(error)
 

@@ -33,7 +33,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import multiplies_bfloat16
-from ltrscale.errors import InputError, Stopped, UnavailableError, raise_outage
+from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
@@ -260,7 +260,7 @@ class _Run:
             log.info("auto: %s was not ready in time", entry.name)
             outcome = {"state": "late", "says": "not ready in time"}
         except InputError as error:
-            if entry.method == TREES or isinstance(error, UnavailableError):
+            if entry.method == TREES:
                 raise
             log.warning("auto: no %s: %s", entry.name, error)  # half of few labels may have no relevant document
             outcome = {"state": "left out", "says": str(error)}
@@ -354,7 +354,6 @@ class _Run:
             log.info("auto: no time to refit; a larger budget has it")
             return None
         except InputError as error:
-            raise_outage(error)
             log.warning("auto: nothing is refitted: %s", error)  # the blend that test judged remains
             return None
         return self.blend("final", members, BlendConfig(weights=dict(weights)), splits)

@@ -16,7 +16,7 @@ from pydantic import Field
 from ltrscale import bundle, storage
 from ltrscale.alongside import alongside
 from ltrscale.config import Strict
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.auto.settings import TREES
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.processor import Busy
@@ -163,7 +163,7 @@ class RecordKeeper:
 
         def beat(over: threading.Event) -> None:
             while not over.wait(_BEAT_S):
-                with suppress(InputError):  # the run's next write raises the same error, and ends it
+                with suppress(InputError, UnavailableError):  # the run's next write raises the same error, and ends it
                     self.keep()
 
         return alongside(beat)

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.scored import read_named
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
 from ltrscale.evaluation.measure.outliers import histograms
@@ -44,7 +44,6 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
         try:
             bundles[title] = sources.opened(url)
         except InputError as error:
-            raise_outage(error)
             problems.append(f"{title}: {error}")
     yield from map(LeftOut, problems)
     if not bundles:
@@ -60,7 +59,6 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
             embedded_ND = torch.cat(list(map(_embedder(bundle, sources.test), batches)))
             shown.append(_scatter(title, _project(embedded_ND.numpy(), seed), labels_N))
         except InputError as error:
-            raise_outage(error)
             yield LeftOut(f"{title}: {error}")
     yield from shown
     yield Text(
@@ -80,7 +78,6 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
             bundle = sources.opened(url)
             before = pretrained_for(bundle) if bundle.parts else None
         except InputError as error:
-            raise_outage(error)
             problems.append(f"{name}: {error}")
             continue
         if bundle.parts and (before or url) not in encoders:
@@ -174,7 +171,6 @@ def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
             parts = read_named(reading)
             explanations = [each for p in parts for each in reasoner.explain_firsts(p.groups, p.ids, _RANKS)]
         except InputError as error:
-            raise_outage(error)
             yield LeftOut(f"{name}: {error}")
             continue
         if drivers := drivers_of(explanations):

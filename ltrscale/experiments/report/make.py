@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
@@ -128,7 +128,6 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         try:
             section_blocks.extend(blocks)
         except InputError as error:
-            raise_outage(error)
             log.info("report: left out of %s: %s", name, error)
             section_blocks.append(LeftOut(str(error)))
         return Section(name, section_blocks, question)
@@ -163,8 +162,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
 def _content_or_absent(url: str) -> str:
     try:
         return content_of(url)
-    except InputError as error:
-        raise_outage(error)
+    except InputError:
         return "absent"
 
 
@@ -186,8 +184,7 @@ def _paragraphs(sources: Sources, *, gate: str | None) -> list[Text | Command]:
 def _verdict(gate: str | None) -> Verdict | None:
     try:
         return None if gate is None else Verdict.read(gate)
-    except InputError as error:
-        raise_outage(error)
+    except InputError:
         return None
 
 
@@ -197,8 +194,7 @@ def _open_questions(sources: Sources, verdict: Verdict | None) -> dict[str, str]
     expected = {check.where for check in checks if check.bound == "expected" and check.holds}
     try:
         return {name: question for name, question in sources.questions.items() if name not in expected}
-    except InputError as error:
-        raise_outage(error)
+    except InputError:
         return {}
 
 
@@ -206,8 +202,7 @@ def _memorised(sources: Sources) -> str:
     """A sentence on the features that trees have memorised; empty without one."""
     try:
         memorised = [*sources.memorised]
-    except InputError as error:
-        raise_outage(error)
+    except InputError:
         return ""
     if not memorised:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.page import how_to_read_evaluation, results
 from ltrscale.evaluation.measure.periods import period_blocks
 from ltrscale.evaluation.measure.report import Evaluation
@@ -94,7 +94,6 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
                 loss = _curves_of(records(before)).get("loss")
                 curves["pretraining: loss"] |= {name: loss} if loss else {}
         except InputError as error:
-            raise_outage(error)
             yield LeftOut(f"{name}: {error}")
     shown = []
     for title, by_method in curves.items():
@@ -226,7 +225,6 @@ def cost(sources: Sources, study: str | None) -> Iterator[Block]:
             of_runs = {**_spent(url, "training"), **({} if before is None else _spent(before, "pretraining"))}
             rows.append({"method": name, **of_runs})
         except InputError as error:
-            raise_outage(error)
             yield LeftOut(f"{name}: {error}")
     if rows:
         yield Table.from_rows(rows)

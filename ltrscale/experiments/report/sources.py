@@ -17,7 +17,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.ingest.leaks import category_names, examine_features, questions
@@ -102,8 +102,7 @@ class Sources:
             return by_feature
         try:
             used = {name for _, url in self.bundles() for name in self.opened(url).leans_on()}
-        except InputError as error:
-            raise_outage(error)
+        except InputError:
             return by_feature
         return {name: question for name, question in by_feature.items() if name in used}
 
@@ -136,7 +135,6 @@ class Sources:
                 if (of_method := self.opened(url).importances()) is not None:
                     found[method] = of_method
             except InputError as error:
-                raise_outage(error)
                 unread.append(LeftOut(f"{method}: {error}"))
         return found, unread
 

@@ -12,7 +12,7 @@ from ltrscale.config import validate
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
-from ltrscale.errors import InputError, raise_outage
+from ltrscale.errors import InputError
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import Items
@@ -92,8 +92,7 @@ def _files_of_items(url: str) -> Iterator[tuple[str, Dialect, str, Sequence[str]
 def _there(path: str) -> list[str]:
     try:
         return storage.list_files(path)
-    except InputError as error:
-        raise_outage(error)
+    except InputError:
         return []
 
 

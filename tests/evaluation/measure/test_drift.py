@@ -18,7 +18,7 @@ from weekly_log import Row, write_log
 
 from ltrscale.arrays import Ints
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.evaluation.measure.drift import (
     _CELLS,
     BinnedValues,
@@ -30,7 +30,7 @@ from ltrscale.evaluation.measure.drift import (
     measure_drift,
     psi,
 )
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, _drift
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_until
 from ltrscale.evaluation.measure.report import Evaluation
@@ -382,6 +382,17 @@ def test_drift_that_cannot_be_measured_costs_no_other_figure(
         found.drift()
     assert "*Left out: drift: " in (tmp_path / "out" / "report.md").read_text().partition("## Periods")[2]
     assert "drift_failed" not in (report / "metrics.json").read_text()
+
+
+def test_an_outage_while_drift_is_measured_ends_the_evaluation(
+    config: EvaluateConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object) -> ByPeriod:
+        raise UnavailableError("bucket: no answer")
+
+    monkeypatch.setattr("ltrscale.evaluation.measure.evaluate.measure_periods", no_answer)
+    with pytest.raises(UnavailableError):
+        _drift(config.replace(by_period=True), [])
 
 
 def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +17,14 @@ from ltrscale import bundle, storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto import auto as auto_module
 from ltrscale.experiments.auto import record
 from ltrscale.experiments.auto.auto import AutoJob, _Run, _sizes_of
 from ltrscale.experiments.auto.leaderboard import Board, BoardRow, advised, document
-from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
 from ltrscale.reports.render import markdown
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -148,6 +150,24 @@ def test_time_counts_while_a_model_trains_without_a_word(
     monkeypatch.setattr(_Run, "model", trains)
     with pytest.raises(Stopped, match="killed"):
         auto(synthetic_dataset, tmp_path / "out").run()
+
+
+@pytest.mark.parametrize("outage", [True, False])
+def test_an_outage_is_no_reason_to_leave_a_method_out(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: bool
+) -> None:
+    def meets_it(*_: object) -> str:
+        raise UnavailableError("bucket: no answer") if outage else InputError("no relevant document")
+
+    config, url = auto(synthetic_dataset, tmp_path), str(tmp_path / "auto.json")
+    kept = RecordKeeper(url, AutoRecord(of="", budget=1.0), time.monotonic())
+    run = _Run(config, config.resolved(), kept, _sizes_of(config, config.resolved())[0])
+    kept.note(half := Entry(method=HALF))
+    monkeypatch.setattr(_Run, "model", meets_it)
+    with pytest.raises(UnavailableError) if outage else nullcontext():
+        run.train(half)
+    (entry,) = record_at(url).entries
+    assert entry.state == ("begun" if outage else "left out"), "the same command resumes it"
 
 
 @pytest.mark.slow
