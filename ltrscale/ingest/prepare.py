@@ -4,7 +4,6 @@ The input is cut into units (`inputs`), processed one after the other (`assembly
 same output. Readers see nothing before the manifest is committed.
 """
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -153,15 +152,15 @@ def _settings(
 
 
 def _encoding(
-    work: UnitSettings, units: Sequence[Unit], dataset: Dataset | None, commit: storage.Commit, folder: Path
+    settings: UnitSettings, units: Sequence[Unit], dataset: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
     """The encoding that makes tokens of texts, from the data set or new, with its file in place."""
-    tokens = work.config.source.token_columns
+    tokens = settings.config.source.token_columns
     if tokens is None:
         return None
     if dataset is not None:
         return encoding_of(dataset.url)
-    new = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
+    new = tokens.tokenizer.open(lambda: training_texts(settings, units, tokens.tokenizer, folder))
     return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
 
 
@@ -177,7 +176,7 @@ def _existing(config: PrepareConfig, out: str) -> Dataset | None:
 
 
 def _write(
-    work: UnitSettings,
+    settings: UnitSettings,
     units: Sequence[Unit],
     commit: storage.Commit,
     folder: Path,
@@ -193,7 +192,7 @@ def _write(
         if any(not unit.period for unit in units):
             additions.recall_ids(dataset, ids, folder)
     unfinished = Unfinished(commit, origin, dataset)
-    totals = Written(len(work.features), schema, work.out)
+    totals = Written(len(settings.features), schema, settings.out)
     unfinished.restore(totals, ids, folder)
     earlier = (dataset.manifest if dataset else None, unfinished.manifest)
     counts_before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
@@ -204,29 +203,29 @@ def _write(
         ids.others.push(new_ids.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            done, manifest = total - len(units) + totals.units, _manifest(totals, work, origin, unfinished.manifest)
+            done, manifest = total - len(units) + totals.units, _manifest(totals, settings, origin, unfinished.manifest)
             unfinished.save(done, manifest, ids, totals)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(work, units, counts_before, commit, ids, advance, take).write()
+            UnitsOnRay(settings, units, counts_before, commit, ids, advance, take).write()
         else:
             for unit in units:
                 written, new_ids = write_unit(
-                    work, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
+                    settings, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
                 )
                 counts_before = total_of([counts_before, *(files.counts() for files in written.files)])
                 take(written, new_ids)
     query_ids = additions.record_ids(ids, dataset, commit, folder)
     lost = len(ids.lost())
-    manifest = _manifest(totals, work, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
+    manifest = _manifest(totals, settings, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
 
 
 def _manifest(
     totals: Written,
-    work: UnitSettings,
+    settings: UnitSettings,
     origin: Mapping[str, Any],
     finished: Manifest | None,
     *,
@@ -236,9 +235,9 @@ def _manifest(
     """The manifest of all units, including those that an interrupted run has `finished`."""
     collisions = sum(encoder.collisions for encoder in totals.encoders.values())
     texts = {name: encoder.texts for name, encoder in totals.encoders.items()}
-    source, encoding = work.config.source, work.encoding
+    source, encoding = settings.config.source, settings.encoding
     new = Manifest(
-        features=work.features,
+        features=settings.features,
         files=DataFiles.joined(totals.files),
         summaries=totals.stats.summaries(),
         label_counts=totals.labels.counts(),
@@ -248,7 +247,7 @@ def _manifest(
         vocabulary=encoding.vocabulary if encoding else None,
         accounting=total_accounting([totals.accounting], lost_groups=lost_groups, hash_collisions=collisions),
         categories={name: dict(sorted(codes.items())) for name, codes in texts.items() if codes is not None},
-        raw=source.raw_columns(work.features, work.first.url),
+        raw=source.raw_columns(settings.features, settings.first.url),
         fills=source.fills,
         query_ids=query_ids,
         quarantine=totals.quarantine,
@@ -258,10 +257,10 @@ def _manifest(
 
 
 def _check_rows(
-    accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, for_scoring: bool
+    accounting: Accounting, first_rejections: Sequence[Rejection], settings: UnitSettings, *, for_scoring: bool
 ) -> None:
     """Raise InputError if there are no rows, or too few good ones; the settings of rows to score have no prefix."""
-    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
+    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, settings.config
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
@@ -272,7 +271,7 @@ def _check_rows(
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {remedies}mend the input "
+            f"{storage.join(settings.out, QUARANTINE)}; {remedies}mend the input "
             f"or raise {_prefix(for_scoring)}max_rejected"
         )
 
@@ -292,20 +291,17 @@ def _remedies(
         yield "queries that the data set has are not replaced: leave their rows out"
     if rules.get("returning_query") and not config.sort:
         yield f"set {key}sort=true if the rows of a query do not lie together"
-    for form in dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections))):
+    # an integer of a column with a gap is read as a float
+    times = [each.value.removesuffix(".0") for each in first_rejections if each.cause == "time"]
+    for form in dict.fromkeys(filter(None, map(format_of, times))):
         yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
-    if not for_scoring and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
+    causes = {each.cause for each in first_rejections if not for_scoring}
+    if "encoding" in causes:
         yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
-    if not for_scoring and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
+    if "no_label" in causes:
         yield f"set {key}source.columns.unjudged to 0, or to unlabelled, if these are rows of items"
     if not for_scoring and rules.get("infinite"):
         yield f"set {key}infinite=missing if infinite numbers mean no value"
-
-
-def _unread_format(found: str) -> str | None:
-    """The usual time format of a rejected value, if there is one."""
-    shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
-    return None if shown is None else format_of(shown[1])
 
 
 def _by_rule(accounting: Accounting) -> str:
