@@ -31,7 +31,7 @@ from ltrscale.ingest.guess import doubtful, row_numbers
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.prepare import PrepareJob, RowsJob
+from ltrscale.ingest.prepare import PrepareJob, RejectedRowsError, RowsJob
 from ltrscale.ingest.profile import columns_of
 from ltrscale.ingest.structure import table_structure
 from ltrscale.progress import log
@@ -354,13 +354,20 @@ def prepare_tables(
         config = validate(PrepareConfig, {"sort": apart, **settings, "inputs": inputs, "source": source}, "prepare")
         try:
             job(out=out, prepare=config).run()
-        except InputError as error:
-            message = str(error)
-            for period, path in paths.items():  # users do not know these files
-                message = message.replace(path, "validation" if period == "validation" else "X")
-            if " infinite (" in message:
+        except RejectedRowsError as error:
+            message = _as_given(str(error), paths)
+            if error.rules.get("infinite"):
                 message += '; prepare={"infinite": "missing"} has Ranker read infinite numbers as missing'
-            raise type(error)(message) from error
+            raise InputError(message) from error
+        except InputError as error:
+            raise type(error)(_as_given(str(error), paths)) from error
+
+
+def _as_given(message: str, paths: Mapping[str, str]) -> str:
+    """An error with our files of tables, by period, named as the user gave them: X or validation."""
+    for period, path in paths.items():
+        message = message.replace(path, "validation" if period == "validation" else "X")
+    return message
 
 
 def _is_apart(table: pa.Table, query: str | None) -> bool:

@@ -50,6 +50,14 @@ from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
 
 
+class RejectedRowsError(InputError):
+    """More than `max_rejected` of the rows were rejected; `rules` counts them by rule."""
+
+    def __init__(self, message: str, rules: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.rules = rules or {}
+
+
 class PrepareJob(Stage):
     """Turn raw logs into a data set directory."""
 
@@ -97,9 +105,10 @@ class PrepareJob(Stage):
         data set that is added to.
 
         Raises:
+            RejectedRowsError: more than `max_rejected` of the rows are rejected.
             InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
-                more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
-                does not fit the data set, or making the data set again would delete additions.
+                a period has other counts than expected; an addition does not fit the data set, or making the data set
+                again would delete additions.
         """
         config, files = self.own_settings(), self._files
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
@@ -268,11 +277,12 @@ def _check_rows(
         remedies = "".join(
             f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, for_scoring=for_scoring)
         )
-        raise InputError(
+        raise RejectedRowsError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
             f"{storage.join(settings.out, QUARANTINE)}; {remedies}mend the input "
-            f"or raise {_prefix(for_scoring)}max_rejected"
+            f"or raise {_prefix(for_scoring)}max_rejected",
+            accounting.rules,
         )
 
 
