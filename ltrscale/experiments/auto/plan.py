@@ -13,8 +13,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
-from ltrscale.experiments.auto.settings import (
+from ltrscale.experiments.auto.first_models import (
     IN_CONTEXT,
     KNOWN_METHODS,
     LINEAR,
@@ -30,6 +29,7 @@ from ltrscale.experiments.auto.settings import (
     Speed,
     time_factor,
 )
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
 from ltrscale.experiments.sizes import SCORED
 
 MOST_MODELS = 10

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ltrscale.errors import Stopped
 from ltrscale.experiments.auto import auto
 from ltrscale.experiments.auto.auto import AutoJob, _Run
+from ltrscale.experiments.auto.first_models import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
 from ltrscale.experiments.auto.plan import Decision, RunState, next_model
 from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
-from ltrscale.experiments.auto.settings import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
 from ltrscale.experiments.sizes import LogSize
 from ltrscale.signals import stop_on_signal
 

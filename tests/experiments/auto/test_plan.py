@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from ltrscale.experiments.auto.first_models import KNOWN_METHODS, AutoSizes, time_factor
 from ltrscale.experiments.auto.plan import (
     MOST_MODELS,
     RunState,
@@ -14,7 +15,6 @@ from ltrscale.experiments.auto.plan import (
     share_of_test,
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry
-from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, time_factor
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.sizes import LogSize
 
