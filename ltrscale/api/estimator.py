@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.api import frames
+from ltrscale.api import frames, raw_tables
 from ltrscale.api.conventions import (
     AUTO,
     Arguments,
@@ -204,8 +204,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
         else:
             parts = validation if isinstance(validation, tuple) else (validation,)
-            frames.check_width(parts[0], frames.width(X), "validation")
-            train, held_out = table, frames.to_raw_table(*parts)
+            raw_tables.check_width(parts[0], raw_tables.width(X), "validation")
+            train, held_out = table, raw_tables.to_raw_table(*parts)
         out = self._folder("fit")
         data = storage.join(out, "data")
         frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
@@ -221,7 +221,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         else:
             made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
         names = frames.in_order_of(table, columns, bundles.load(made).features)
-        self._open(made, columns, frames.width(X), names)
+        self._open(made, columns, raw_tables.width(X), names)
         self.splits_ = splits
         return self
 
@@ -237,7 +237,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
                 scoring.
         """
         bundle = self._fitted()
-        frames.check_width(X, self._array_width)
+        raw_tables.check_width(X, self._array_width)
         table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return np.zeros(0)
@@ -269,7 +269,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             InputError: as `predict`; no group has labels.
         """
         bundle, metric = self._fitted(), metric_named(self._arguments().metric)
-        frames.check_width(X, self._array_width)
+        raw_tables.check_width(X, self._array_width)
         table, columns = frames.rows_as_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
         with frames.prepared(table, columns, self.prepare or {}) as split:
             selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
@@ -298,7 +298,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             InputError: as `predict`; `rows` are not two rows of one query.
         """
         bundle = self._fitted()
-        frames.check_width(X, self._array_width)
+        raw_tables.check_width(X, self._array_width)
         table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return []
