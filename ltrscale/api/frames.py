@@ -31,8 +31,9 @@ from ltrscale.ingest.guess import doubtful, row_numbers
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.prepare import PrepareJob, RejectedRowsError, RowsJob
+from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of
+from ltrscale.ingest.remarks import RejectedRowsError
 from ltrscale.ingest.structure import table_structure
 from ltrscale.progress import log
 from ltrscale.stages.tracking import untracked
