@@ -249,7 +249,7 @@ class _Run:
 
     def train(self, entry: Entry) -> None:
         """Train a model in the time that is left, and record how it ended."""
-        busy, limit = Busy.now(), time.monotonic() + max(0.0, self.state.left) * 60
+        busy, limit = Busy.now(), time.monotonic() + max(0.0, self.state.minutes_left) * 60
         outcome: dict[str, Any]
         try:
             with ending_by(limit):

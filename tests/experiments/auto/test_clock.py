@@ -97,7 +97,7 @@ def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
         def deciding(state: RunState) -> Decision | None:
             decision = next_model(state)
             if decision is not None:
-                half_left.setdefault(decision.entry.name, state.left > budget / 2)
+                half_left.setdefault(decision.entry.name, state.minutes_left > budget / 2)
             return decision
 
         patch.setattr(auto, "next_model", deciding)
