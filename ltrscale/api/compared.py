@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.api import frames
+from ltrscale.api import frames, raw_tables
 from ltrscale.api.estimator import Keys, Ranker
 from ltrscale.config import validate
 from ltrscale.errors import InputError
@@ -46,7 +46,7 @@ def compare(
     for name, ranker in rankers.items():
         if "bundle_" not in vars(ranker):
             raise InputError(f"compare: {name} is not fitted; fit it first")
-        frames.check_width(X, ranker._array_width)
+        raw_tables.check_width(X, ranker._array_width)
     name, first = next(iter(rankers.items()))
     if "splits_" not in vars(first):
         raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")

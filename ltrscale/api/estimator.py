@@ -10,6 +10,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from sklearn.base import BaseEstimator
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.api import frames
+from ltrscale.api import frames, raw_tables
 from ltrscale.api.conventions import (
     AUTO,
     Arguments,
@@ -204,8 +205,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
         else:
             parts = validation if isinstance(validation, tuple) else (validation,)
-            frames.check_width(parts[0], frames.width(X), "validation")
-            train, held_out = table, frames.to_raw_table(*parts)
+            raw_tables.check_width(parts[0], raw_tables.width(X), "validation")
+            train, held_out = table, raw_tables.to_raw_table(*parts)
         out = self._folder("fit")
         data = storage.join(out, "data")
         frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
@@ -221,7 +222,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         else:
             made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
         names = frames.in_order_of(table, columns, bundles.load(made).features)
-        self._open(made, columns, frames.width(X), names)
+        self._open(made, columns, raw_tables.width(X), names)
         self.splits_ = splits
         return self
 
@@ -237,8 +238,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
                 scoring.
         """
         bundle = self._fitted()
-        frames.check_width(X, self._array_width)
-        table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
+        table, uses = self._as_fitted(X, None, group, columns)
         if not len(table):
             return np.zeros(0)
         table = table.append_column(ROW, pa.array(np.arange(len(table))))
@@ -248,8 +248,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             groups, rows_N = small
             scores_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
             return scores_N
-        # every row needs a score, so none may be rejected
-        with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
+        with self._every_row(table, uses) as split:
             selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             scores = scored.score_selection(selection, scorer, bundle.url)
@@ -269,8 +268,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             InputError: as `predict`; no group has labels.
         """
         bundle, metric = self._fitted(), metric_named(self._arguments().metric)
-        frames.check_width(X, self._array_width)
-        table, columns = frames.rows_as_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
+        table, columns = self._as_fitted(X, y, group, columns, labels_needed=True)
         with frames.prepared(table, columns, self.prepare or {}) as split:
             selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
@@ -298,8 +296,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             InputError: as `predict`; `rows` are not two rows of one query.
         """
         bundle = self._fitted()
-        frames.check_width(X, self._array_width)
-        table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
+        table, uses = self._as_fitted(X, None, group, columns)
         if not len(table):
             return []
         named = uses.get("item") in table.column_names
@@ -310,7 +307,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         )
         table = table.append_column(ROW, pa.array(np.arange(len(table))))
         uses, _ = self._reading(uses, columns)
-        with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
+        with self._every_row(table, uses) as split:
             return explained(bundle, split, items, rows, depth)
 
     @property
@@ -389,6 +386,17 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             raise NotFitted("this Ranker is not fitted; call fit first, or Ranker.load")
         bundle: bundles.Bundle = self._bundle
         return bundle
+
+    def _as_fitted(
+        self, X: Any, y: Any, group: Any, columns: Keys, *, labels_needed: bool = False
+    ) -> tuple[pa.Table, dict[str, Any]]:
+        """Rows with the columns of `fit` as a table, and the uses of its columns, of which `columns` are new."""
+        raw_tables.check_width(X, self._array_width)
+        return frames.rows_as_table(X, y, group, {**self.columns_, **columns}, labels_needed=labels_needed)
+
+    def _every_row(self, table: pa.Table, uses: Keys) -> AbstractContextManager[Split]:
+        """Rows to score as a data set for the block; every row needs a score, so none may be rejected."""
+        return frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}})
 
     def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
         """The uses of columns in scoring, and how rows are read; cached for the next call."""

@@ -51,16 +51,16 @@ def check_nothing_added(out: str, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def check_addable(existing: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
+def check_addable(existing: Dataset, settings: UnitSettings) -> tuple[Feature, ...]:
     """The features of a data set, in the order in which to read inputs that are added; an InputError if they differ."""
     stage = existing.manifest.made_by.get("stage")
     if stage != "prepare":
         raise InputError(
             f"{existing.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
         )
-    _check_tokens(existing, work)
-    features, dataset_features = work.features, existing.manifest.features
-    if work.config.source.takes_any_order and set(features) == set(dataset_features):
+    _check_tokens(existing, settings)
+    features, dataset_features = settings.features, existing.manifest.features
+    if settings.config.source.takes_any_order and set(features) == set(dataset_features):
         return dataset_features
     for i in range(max(len(features), len(dataset_features))):
         new, old = (
@@ -75,8 +75,8 @@ def check_addable(existing: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     return dataset_features
 
 
-def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
-    input_fields, dataset_fields = work.config.source.token_fields, dataset.manifest.tokens
+def _check_tokens(dataset: Dataset, settings: UnitSettings) -> None:
+    input_fields, dataset_fields = settings.config.source.token_fields, dataset.manifest.tokens
     if unmatched := [
         field for field in (*input_fields, *dataset_fields) if (field in input_fields) != (field in dataset_fields)
     ]:

@@ -108,7 +108,7 @@ class Survey:
 
 
 def write_unit(
-    work: UnitSettings,
+    settings: UnitSettings,
     unit: Unit,
     before: Counts,
     *,
@@ -127,18 +127,18 @@ def write_unit(
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
             directory name or is in the data set already.
     """
-    config, done = work.config, Written(len(work.features), schema_of=str(unit))
+    config, done = settings.config, Written(len(settings.features), schema_of=str(unit))
     quarantine = Quarantine(commit, number=unit.number)
-    validator = _validator(work, unit, ids, quarantine)
+    validator = _validator(settings, unit, ids, quarantine)
     writer = DatasetWriter(
         commit,
-        n_features=len(work.features),
+        n_features=len(settings.features),
         compression=config.compression,
         prefix=f"part-{unit.number:05}",
         before=(before.groups, before.documents),
     )
     kept, others = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
-    for groups in _groups(work, unit, validator, done.encoders, folder, advance):
+    for groups in _groups(settings, unit, validator, done.encoders, folder, advance):
         (others if unit.period else kept).append(groups.hashes_Q)
         done.stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
@@ -147,7 +147,7 @@ def write_unit(
         table = to_table(groups, before.groups + validator.groups_kept - len(groups))
         done.tokens = summed([done.tokens, summarise(table), _cut_off(groups)])
         done.check_columns(table.schema, groups.rows.file)
-        writer.add(_periods(groups, work, unit), table)
+        writer.add(_periods(groups, settings, unit), table)
         del groups, table  # as in `_groups`
     done.units, done.files, done.accounting = 1, [writer.close()], validator.accounting()
     done.quarantine, done.first_rejections = quarantine.close(), quarantine.first
@@ -176,13 +176,13 @@ def _cut_off(groups: Groups) -> dict[str, TokenSummary]:
     return summaries
 
 
-def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
+def survey_unit(settings: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     """Read a unit and report the groups that it would keep if it were the first; raises as `write_unit`."""
-    validator = _validator(work, unit, QueryIds(folder), None)
+    validator = _validator(settings, unit, QueryIds(folder), None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
-    for groups in _groups(work, unit, validator, {}, folder, silent):
-        _periods(groups, work, unit)  # raises before anything is written
+    for groups in _groups(settings, unit, validator, {}, folder, silent):
+        _periods(groups, settings, unit)  # raises before anything is written
         hashes.append(groups.hashes_Q)
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
         del groups
@@ -194,8 +194,8 @@ def silent(units: float, of_total: float | None = None) -> None:
     """Ignore progress."""
 
 
-def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quarantine | None) -> Validator:
-    config = work.config
+def _validator(settings: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quarantine | None) -> Validator:
+    config = settings.config
     return Validator(
         ids,
         quarantine,
@@ -203,13 +203,13 @@ def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quaran
         missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,
         unjudged=config.source.unjudged,
-        features=[feature.name for feature in work.features],
+        features=[feature.name for feature in settings.features],
         scope=unit.period,
     )
 
 
 def _groups(
-    work: UnitSettings,
+    settings: UnitSettings,
     unit: Unit,
     validator: Validator,
     encoders: dict[str, CategoryEncoder],
@@ -217,11 +217,13 @@ def _groups(
     advance: Advance,
 ) -> Iterator[Groups]:
     """Read and validate a unit."""
-    read = work.config.source.open(work.features, first=work.first.url, encoders=encoders, encoding=work.encoding)
-    for blocks in _streams(work, unit, read, folder, advance):
+    read = settings.config.source.open(
+        settings.features, first=settings.first.url, encoders=encoders, encoding=settings.encoding
+    )
+    for blocks in _streams(settings, unit, read, folder, advance):
         for block in blocks:
-            assert block.features_NF.shape[1] == len(work.features)
-            if groups := validator.add(completed(block, work.config, work.features)):
+            assert block.features_NF.shape[1] == len(settings.features)
+            if groups := validator.add(completed(block, settings.config, settings.features)):
                 yield groups
             del block, groups  # frees their memory before the next block is read
             pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
@@ -230,16 +232,16 @@ def _groups(
 
 
 def _streams(
-    work: UnitSettings, unit: Unit, read: Reader, folder: Path, advance: Advance
+    settings: UnitSettings, unit: Unit, read: Reader, folder: Path, advance: Advance
 ) -> Iterator[Iterator[RowBlock]]:
     """Inputs of whole groups: each file, or all files sorted (read and yielded, so each pass counts half the bytes)."""
-    if not work.config.sort:
+    if not settings.config.sort:
         for file, size in zip(unit.files, unit.sizes, strict=True):
             yield _counted(read(file), size, advance)
         return
     halves = [(file, size / 2) for file, size in zip(unit.files, unit.sizes, strict=True)]
     blocks = chain.from_iterable(_counted(read(file), size, advance) for file, size in halves)
-    rows = sort_rows(blocks, memory_limit=work.config.sort_memory, scratch=folder)
+    rows = sort_rows(blocks, memory_limit=settings.config.sort_memory, scratch=folder)
     yield _counted(rows, unit.bytes / 2, advance)
 
 
@@ -255,22 +257,22 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
     advance(0, (1 - done) * size)
 
 
-def _periods(groups: Groups, work: UnitSettings, unit: Unit) -> str | pa.StringArray:
+def _periods(groups: Groups, settings: UnitSettings, unit: Unit) -> str | pa.StringArray:
     """The period of all groups, or one for each group: that of its first row."""
     rows = groups.rows
     if unit.period or rows.periods_N is None:
-        return _free(unit.period or rows.period or work.config.period, rows.file, work)
+        return _free(unit.period or rows.period or settings.config.period, rows.file, settings)
     coded = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("").dictionary_encode()
-    names = [_free(name or work.config.period, rows.file, work) for name in coded.dictionary.to_pylist()]
+    names = [_free(name or settings.config.period, rows.file, settings) for name in coded.dictionary.to_pylist()]
     return pa.array(names, pa.string()).take(coded.indices)
 
 
-def _free(period: str, file: str, work: UnitSettings) -> str:
+def _free(period: str, file: str, settings: UnitSettings) -> str:
     """The period, checked to be a valid directory name and not taken."""
-    if period in work.taken:
+    if period in settings.taken:
         raise InputError(
-            f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "
-            "out of the inputs, or prepare them into another directory (a job takes several data sets)"
+            f"{file}: period {period!r} is in {settings.out} already, and only new periods can be added; leave its "
+            "rows out of the inputs, or prepare them into another directory (a job takes several data sets)"
         )
     if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
         raise InputError(

@@ -21,6 +21,7 @@ from ltrscale.arrays import Bools, Ints
 from ltrscale.data.columns import is_number_text
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import SNIFFED_LINES, UTF8, Lines, TextReader, line_blocks
+from ltrscale.ingest.rows import Cause
 
 NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
 """Fields that mean a missing value, in any column."""
@@ -255,15 +256,16 @@ class CsvReader(TextReader):
         query = row[self._names.index(self.query)] if row is not None and len(row) == len(self._names) else ""
         return "" if query in NULLS else query
 
-    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
-        """The reason from pyarrow's message, with the column's name, and the offending value."""
+    def _explain(self, message: str, line: bytes) -> tuple[str, str, Cause]:
+        """The reason from pyarrow's message, with the column's name, the offending value and the cause."""
         match = re.search(r"column #(\d+).*error to (\w+)", message)
         if match is None:
-            return " ".join(message.split()), ""
+            return " ".join(message.split()), "", ""
         problem, column = {"float": "not a number", "bool": "not true or false"}.get(match[2]), int(match[1])
         row = _fields(line, self.dialect)
         value = repr(row[column]) if row is not None and column < len(row) else ""
-        return f"column {self._names[column]!r} is {problem or 'not text in UTF-8'}", value
+        said = f"column {self._names[column]!r} is {problem or 'not text in UTF-8'}"
+        return said, value, "" if problem else "encoding"
 
 
 def booleans() -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ Shapes: N rows.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,17 @@ from ltrscale.data.ids import parts
 from ltrscale.data.times import Clock, instants, periods
 from ltrscale.data.vectors import Vectors, lists_of_texts
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
+from ltrscale.ingest.rows import TEXT_LENGTH, Cause, RawTexts, Rejection, Rule, plain_value
+
+
+class _Finding(NamedTuple):
+    """A fault of a row, as in `Rejection`; `reason` is the same for all rows with this fault."""
+
+    rule: Rule
+    reason: str
+    found: str
+    cause: Cause = ""
+    value: str = ""
 
 
 class Examined:
@@ -24,31 +35,38 @@ class Examined:
     def __init__(self, batch: pa.RecordBatch, file: str) -> None:
         self.batch, self.file = batch, file
         self.bad_N = np.zeros(len(batch), dtype=bool)
-        self._findings: dict[int, tuple[Rule, str, str]] = {}
+        self._findings: dict[int, _Finding] = {}
 
     def reject(
-        self, bad_N: Bools, reason: str, rule: Rule = "unparsable", *, column: str | None = None, fault: str = ""
+        self,
+        bad_N: Bools,
+        reason: str,
+        rule: Rule = "unparsable",
+        *,
+        column: str | None = None,
+        fault: str = "",
+        cause: Cause = "",
     ) -> None:
         """Record a fault of some rows: the column with the bad values, and perhaps the fault in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
-            shown = reason
+            found, value = reason, ""
             if column is not None:
-                value = repr(plain_value(self.batch.column(column)[i]))
-                shown = f"{value} {fault}" if fault else f"{reason} ({value})"
-            self._findings[i] = rule, reason, shown
+                bad = plain_value(self.batch.column(column)[i])
+                found, value = f"{bad!r} {fault}" if fault else f"{reason} ({bad!r})", str(bad)
+            self._findings[i] = _Finding(rule, reason, found, cause, value)
         self.bad_N |= bad_N
 
     def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
         """Record faults of single rows, each with its own description."""
         for i, reason in faults.items():
             if not self.bad_N[i]:
-                self._findings[i] = rule, reason, reason
+                self._findings[i] = _Finding(rule, reason, reason)
                 self.bad_N[i] = True
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
         """A column as text; rows that are not UTF-8, or lack a required value, are rejected."""
         text_N, broken_N = cols.texts(self.batch.column(name))
-        self.reject(broken_N, f"column {name!r} is not text in UTF-8")
+        self.reject(broken_N, f"column {name!r} is not text in UTF-8", cause="encoding")
         if required:
             lacking_N = pc.or_kleene(pc.is_null(text_N), pc.equal(text_N, "")).to_numpy(zero_copy_only=False)
             self.reject(lacking_N, f"column {name!r} has no value")
@@ -63,7 +81,7 @@ class Examined:
         if mapping.time is None:
             return None
         periods_N, bad_N = periods(self.batch.column(mapping.time), mapping.period, mapping.clock)
-        self.reject(bad_N, f"column {mapping.time!r} is not a time stamp", column=mapping.time)
+        self.reject(bad_N, f"column {mapping.time!r} is not a time stamp", column=mapping.time, cause="time")
         return periods_N
 
     def labels(self, mapping: ColumnMapping) -> Floats:
@@ -91,7 +109,7 @@ class Examined:
         column = self.batch.column(name)
         seconds_N, bad_N = instants(column, clock)
         missing_N = bad_N & column.is_null().to_numpy(zero_copy_only=False)
-        self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date", column=name)
+        self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date", column=name, cause="time")
         return seconds_N, bad_N
 
     def vectors(self, name: str, size: int | None) -> Vectors:
@@ -123,8 +141,8 @@ class Examined:
         """One rejection for each bad row, in order, counted as `rows_N` input rows (1 by default)."""
         rejected = []
         for i in np.flatnonzero(self.bad_N).tolist():
-            rule, reason, finding = self._findings[i]
+            rule, reason, found, cause, value = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
             text, query = f"{reason}: {texts(line)}"[:TEXT_LENGTH], query_ids_N[i].as_py() or ""
-            rejected.append(Rejection(self.file, line, rule, text, query, rows, finding))
+            rejected.append(Rejection(self.file, line, rule, text, query, rows, found, cause, value))
         return rejected

@@ -165,7 +165,7 @@ class _GroupBlocks:
             column = batch.column(name)
             if cols.is_text(cols.value_type(column.type.value_type)):
                 broken_G = _any(column, cols.texts(column.flatten())[1])
-                groups.reject(broken_G, f"column {name!r} is not text in UTF-8")
+                groups.reject(broken_G, f"column {name!r} is not text in UTF-8", cause="encoding")
         return lengths_G
 
     def _tokens(

@@ -10,6 +10,7 @@ from pyarrow import json as arrow_json
 
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import SNIFFED_LINES, TextReader, line_blocks
+from ltrscale.ingest.rows import Cause
 
 
 def json_schema(url: str) -> pa.Schema:
@@ -89,12 +90,12 @@ class JsonReader(TextReader):
         )
         return parsed.select(self.columns)
 
-    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
+    def _explain(self, message: str, line: bytes) -> tuple[str, str, Cause]:
         if match := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
             name, kinds = match[1].removesuffix("/[]"), [match[3], match[2]]
             here, there = kinds if name == match[1] else [f"a list of {kind}s" for kind in kinds]
-            return f"column {name!r} is {here} here and {there} elsewhere", repr(_object(line).get(name))
-        return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
+            return f"column {name!r} is {here} here and {there} elsewhere", repr(_object(line).get(name)), ""
+        return f"not a JSON object with values that fit: {' '.join(message.split())}", "", ""
 
     def _query_of(self, line: bytes) -> str:
         query = _object(line).get(self.query)

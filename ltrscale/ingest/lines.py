@@ -21,7 +21,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.errors import InputError
-from ltrscale.ingest.rows import TEXT_LENGTH, Raw, Rejection
+from ltrscale.ingest.rows import TEXT_LENGTH, Cause, Raw, Rejection
 
 _LONGEST_LINE = 1 << 24
 """Longer lines are cut and end in a NUL word, so they are rejected: no row of text data has a NUL."""
@@ -248,8 +248,8 @@ class TextReader(ABC):
         """The columns and their types."""
 
     @abstractmethod
-    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
-        """The reason to reject a line, from pyarrow's message, and the offending value (empty if not known)."""
+    def _explain(self, message: str, line: bytes) -> tuple[str, str, Cause]:
+        """The reason to reject a line, from pyarrow's message, the offending value (empty if not known) and cause."""
 
     @abstractmethod
     def _query_of(self, line: bytes) -> str:
@@ -265,8 +265,8 @@ class TextReader(ABC):
                 raise pa.ArrowInvalid("not one row per line")
         except pa.ArrowInvalid as error:
             if len(good_lines) == 1:
-                reason, value = self._explain(str(error), lines.bytes_of(int(good_lines[0])))
-                self._reject(rejected, lines, int(good_lines[0]), reason, value)
+                index = int(good_lines[0])
+                self._reject(rejected, lines, index, *self._explain(str(error), lines.bytes_of(index)))
                 return
             middle = len(good_lines) // 2
             yield from self._parse(lines, good_lines[:middle], rejected)
@@ -274,10 +274,12 @@ class TextReader(ABC):
         else:
             yield table, good_lines
 
-    def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str, value: str = "") -> None:
+    def _reject(
+        self, rejected: list[Rejection], lines: Lines, index: int, reason: str, value: str = "", cause: Cause = ""
+    ) -> None:
         number, query = lines.first + index, self._query_of(lines.bytes_of(index))
         text, finding = f"{reason}: {lines(number)}"[:TEXT_LENGTH], f"{reason} ({value})" if value else reason
-        rejected.append(Rejection(self.url, number, "unparsable", text, query, found=finding))
+        rejected.append(Rejection(self.url, number, "unparsable", text, query, found=finding, cause=cause))
 
 
 def _text_of(lines: Lines, good_lines: Ints) -> pa.Buffer:

@@ -56,7 +56,7 @@ class UnitsOnRay:
     `write_unit`; `take` receives the units in order.
     """
 
-    work: UnitSettings
+    settings: UnitSettings
     units: Sequence[Unit]
     before: Counts
     commit: storage.Commit
@@ -65,7 +65,7 @@ class UnitsOnRay:
     take: Callable[[Written, UnitIds], None]
 
     def __post_init__(self) -> None:
-        self.work = replace(self.work, out=storage.absolute(self.work.out))
+        self.settings = replace(self.settings, out=storage.absolute(self.settings.out))
         single = len(self.units) == 1 and not len(self.ids.groups)  # needs no survey
         self._share = 1.0 if single else 0.5  # of the bytes, for each pass
         self._planned = deque([self._write(0, self.before, np.empty(0, np.uint64))] if single else [])
@@ -95,7 +95,7 @@ class UnitsOnRay:
         if i == len(self.units) or i >= self._to_take + self._ahead:
             return None
         self._to_survey += 1
-        return _Call(_survey, (self.work, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
+        return _Call(_survey, (self.settings, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
 
     def _plan(self, i: int, survey: Survey) -> _Call:
         """The call that writes a unit; its groups with new query ids determine where the next unit starts."""
@@ -106,7 +106,7 @@ class UnitsOnRay:
         return self._write(i, before, returning)
 
     def _write(self, i: int, before: Counts, returning: Bits) -> _Call:
-        arguments = (self.work, self.units[i], before, returning, storage.share_leases())
+        arguments = (self.settings, self.units[i], before, returning, storage.share_leases())
         return _Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:
@@ -119,20 +119,20 @@ class UnitsOnRay:
         self.advance(unit.written.accounting.rows_in, self.units[i].bytes * self._share)
 
 
-def _survey(work: UnitSettings, unit: Unit) -> Survey:
+def _survey(settings: UnitSettings, unit: Unit) -> Survey:
     with storage.scratch.directory() as folder:
-        return survey_unit(work, unit, folder=folder)
+        return survey_unit(settings, unit, folder=folder)
 
 
 def _write(
-    work: UnitSettings, unit: Unit, before: Counts, returning: Bits, leases: tuple[storage.Lease, ...]
+    settings: UnitSettings, unit: Unit, before: Counts, returning: Bits, leases: tuple[storage.Lease, ...]
 ) -> _WrittenUnit:
     """The task of the second pass."""
     storage.join_leases(leases)
-    with storage.scratch.directory() as folder, storage.Commit(work.out, helping=True) as commit:
+    with storage.scratch.directory() as folder, storage.Commit(settings.out, helping=True) as commit:
         ids = QueryIds(folder)
         ids.groups.add(returning)
-        written, new_ids = write_unit(work, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
+        written, new_ids = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
         return _WrittenUnit(written, new_ids, commit.leave(), ids.lost())
 
 

@@ -23,32 +23,32 @@ _MOST_VALUES = 1 << 20
 
 
 def training_texts(
-    work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
+    settings: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
 ) -> Iterator[list[str]]:
     """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
     if not tokenizer.learns_from:
         return
-    fields = {field.column for field in work.config.source.token_fields}
+    fields = {field.column for field in settings.config.source.token_fields}
     seen = SeenHashes(folder)
-    read = work.config.source.open(work.features, first=work.first.url, encoders={})
+    read = settings.config.source.open(settings.features, first=settings.first.url, encoders={})
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
-            wanted_N = pa.array(_in_periods(block, unit, work.config.period, tokenizer.learns_from))
+            wanted_N = pa.array(_in_periods(block, unit, settings.config.period, tokenizer.learns_from))
             for column in (column for name, column in block.columns.items() if name in fields):
                 texts = column.filter(wanted_N).unique().drop_null().to_pylist()
                 new = ~seen.add(hash_ids(texts))
                 yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
 
 
-def find_fills(work: UnitSettings, units: Sequence[Unit], existing: Dataset | None) -> dict[str, float]:
+def find_fills(settings: UnitSettings, units: Sequence[Unit], existing: Dataset | None) -> dict[str, float]:
     """The fill value of each filled feature; from the data set that is added to, if there is one."""
-    mapping = work.config.source.mapping
-    fills = mapping.fills_of(work.features) if mapping else {}
+    mapping = settings.config.source.mapping
+    fills = mapping.fills_of(settings.features) if mapping else {}
     if existing is not None:
         _check_same(existing, fills)
         return existing.manifest.fills
     constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
-    return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
+    return constants | _medians([name for name, value in fills.items() if value == "median"], settings, units)
 
 
 def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
@@ -64,20 +64,20 @@ def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
             )
 
 
-def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
+def _medians(names: Sequence[str], settings: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
     """The medians of some features over rows of the configured periods, by default over all rows."""
     if not names:
         return {}
-    source = work.config.source
+    source = settings.config.source
     assert source.mapping is not None
     periods = source.mapping.fill_periods
-    places = [[feature.name for feature in work.features].index(name) for name in names]
+    places = [[feature.name for feature in settings.features].index(name) for name in names]
     values = [_Values() for _ in names]
-    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
+    read = source.open(settings.features, first=settings.first.url, encoders={}, encoding=settings.encoding)
     for unit in units:
         for file in unit.files:
             for block in read(file):
-                rows_NF = block.features_NF[_in_periods(block, unit, work.config.period, periods)]
+                rows_NF = block.features_NF[_in_periods(block, unit, settings.config.period, periods)]
                 for place, each in zip(places, values, strict=True):
                     each.add(rows_NF[:, place])
     if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:

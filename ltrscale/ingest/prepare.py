@@ -4,8 +4,7 @@ The input is cut into units (`inputs`), processed one after the other (`assembly
 same output. Readers see nothing before the manifest is committed.
 """
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,35 +12,28 @@ from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.files import DataFiles, total_of
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.relevant import nothing_to_learn
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.summaries import identifying
+from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
-from ltrscale.data.times import DAY_NUMBER, format_of
-from ltrscale.errors import InputError
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_unit
-from ltrscale.ingest.inputs import (
-    Expected,
-    PrepareConfig,
-    Unit,
-    UnitSettings,
-    cut_units,
-    fingerprints,
-    list_inputs,
-)
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.passes import find_fills, training_texts
-from ltrscale.ingest.rows import QUARANTINE, Rejection
-from ltrscale.ingest.source import File, Source
+from ltrscale.ingest.remarks import (
+    check_expected,
+    check_rows,
+    log_shortcuts,
+    report_counts,
+    warn_of_copies,
+    warn_of_labels,
+    warn_of_places,
+)
+from ltrscale.ingest.source import File
 from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
@@ -98,25 +90,26 @@ class PrepareJob(Stage):
         data set that is added to.
 
         Raises:
+            RejectedRowsError: more than `max_rejected` of the rows are rejected.
             InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
-                more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
-                does not fit the data set, or making the data set again would delete additions.
+                a period has other counts than expected; an addition does not fit the data set, or making the data set
+                again would delete additions.
         """
         config, files = self.own_settings(), self._files
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
             existing = _existing(config, self.out)
             settings, units = _settings(config, files, existing, commit, folder)
             new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
-            _check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
-            _check_expected(config.expect, new)
+            check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
+            check_expected(config.expect, new)
             manifest = new if existing is None else additions.with_addition(existing.manifest, new)
             manifest = commit_dataset(commit, manifest)
-        _report_counts(self.out, new, report, added=existing is not None)
+        report_counts(self.out, new, report, added=existing is not None)
         if not self.for_scoring:
-            _warn_of_labels(self.out, manifest, config.source)
-            _warn_of_copies(Dataset(self.out, manifest), new.periods)
-            _log_shortcuts(new, existing.manifest if existing else None)
-            _warn_of_places(self.out, totals.places.among(new.features))
+            warn_of_labels(self.out, manifest, config.source)
+            warn_of_copies(Dataset(self.out, manifest), new.periods)
+            log_shortcuts(new, existing.manifest if existing else None)
+            warn_of_places(self.out, totals.places.among(new.features))
             if manifest.counts().labelled:
                 ask_of_leaks(self.out)
 
@@ -153,15 +146,15 @@ def _settings(
 
 
 def _encoding(
-    work: UnitSettings, units: Sequence[Unit], dataset: Dataset | None, commit: storage.Commit, folder: Path
+    settings: UnitSettings, units: Sequence[Unit], existing: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
     """The encoding that makes tokens of texts, from the data set or new, with its file in place."""
-    tokens = work.config.source.token_columns
+    tokens = settings.config.source.token_columns
     if tokens is None:
         return None
-    if dataset is not None:
-        return encoding_of(dataset.url)
-    new = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
+    if existing is not None:
+        return encoding_of(existing.url)
+    new = tokens.tokenizer.open(lambda: training_texts(settings, units, tokens.tokenizer, folder))
     return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
 
 
@@ -177,25 +170,25 @@ def _existing(config: PrepareConfig, out: str) -> Dataset | None:
 
 
 def _write(
-    work: UnitSettings,
+    settings: UnitSettings,
     units: Sequence[Unit],
     commit: storage.Commit,
     folder: Path,
-    dataset: Dataset | None,
+    existing: Dataset | None,
     origin: Mapping[str, Any],
     *,
     ray: bool,
 ) -> tuple[Manifest, Written]:
     """Put all files in place; returns the manifest of these files alone, and its totals."""
     ids, schema = QueryIds(folder), None
-    if dataset is not None:
-        schema = parquet_schema(storage.listed_file(dataset.url, dataset.manifest.files[0].path))
+    if existing is not None:
+        schema = parquet_schema(storage.listed_file(existing.url, existing.manifest.files[0].path))
         if any(not unit.period for unit in units):
-            additions.recall_ids(dataset, ids, folder)
-    unfinished = Unfinished(commit, origin, dataset)
-    totals = Written(len(work.features), schema, work.out)
+            additions.recall_ids(existing, ids, folder)
+    unfinished = Unfinished(commit, origin, existing)
+    totals = Written(len(settings.features), schema, settings.out)
     unfinished.restore(totals, ids, folder)
-    earlier = (dataset.manifest if dataset else None, unfinished.manifest)
+    earlier = (existing.manifest if existing else None, unfinished.manifest)
     counts_before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
     units, total = units[unfinished.units :], len(units)
 
@@ -204,29 +197,29 @@ def _write(
         ids.others.push(new_ids.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            done, manifest = total - len(units) + totals.units, _manifest(totals, work, origin, unfinished.manifest)
+            done, manifest = total - len(units) + totals.units, _manifest(totals, settings, origin, unfinished.manifest)
             unfinished.save(done, manifest, ids, totals)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(work, units, counts_before, commit, ids, advance, take).write()
+            UnitsOnRay(settings, units, counts_before, commit, ids, advance, take).write()
         else:
             for unit in units:
                 written, new_ids = write_unit(
-                    work, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
+                    settings, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
                 )
                 counts_before = total_of([counts_before, *(files.counts() for files in written.files)])
                 take(written, new_ids)
-    query_ids = additions.record_ids(ids, dataset, commit, folder)
+    query_ids = additions.record_ids(ids, existing, commit, folder)
     lost = len(ids.lost())
-    manifest = _manifest(totals, work, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
+    manifest = _manifest(totals, settings, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
 
 
 def _manifest(
     totals: Written,
-    work: UnitSettings,
+    settings: UnitSettings,
     origin: Mapping[str, Any],
     finished: Manifest | None,
     *,
@@ -236,9 +229,9 @@ def _manifest(
     """The manifest of all units, including those that an interrupted run has `finished`."""
     collisions = sum(encoder.collisions for encoder in totals.encoders.values())
     texts = {name: encoder.texts for name, encoder in totals.encoders.items()}
-    source, encoding = work.config.source, work.encoding
+    source, encoding = settings.config.source, settings.encoding
     new = Manifest(
-        features=work.features,
+        features=settings.features,
         files=DataFiles.joined(totals.files),
         summaries=totals.stats.summaries(),
         label_counts=totals.labels.counts(),
@@ -248,164 +241,10 @@ def _manifest(
         vocabulary=encoding.vocabulary if encoding else None,
         accounting=total_accounting([totals.accounting], lost_groups=lost_groups, hash_collisions=collisions),
         categories={name: dict(sorted(codes.items())) for name, codes in texts.items() if codes is not None},
-        raw=source.raw_columns(work.features, work.first.url),
+        raw=source.raw_columns(settings.features, settings.first.url),
         fills=source.fills,
         query_ids=query_ids,
         quarantine=totals.quarantine,
         made_by=dict(origin),
     )
     return new if finished is None else joined_manifests(finished, new)
-
-
-def _check_rows(
-    accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, for_scoring: bool
-) -> None:
-    """Raise InputError if there are no rows, or too few good ones; the settings of rows to score have no prefix."""
-    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
-    if not rows:
-        raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
-    if rejected > config.max_rejected * rows or not accounting.rows_kept:
-        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        remedies = "".join(
-            f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, for_scoring=for_scoring)
-        )
-        raise InputError(
-            f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
-            f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {remedies}mend the input "
-            f"or raise {_prefix(for_scoring)}max_rejected"
-        )
-
-
-def _prefix(for_scoring: bool) -> str:
-    """What stands before the keys of settings in messages: rows to score have those of `prepare` as their own."""
-    return "" if for_scoring else "prepare."
-
-
-def _remedies(
-    rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, *, for_scoring: bool
-) -> Iterator[str]:
-    """What to do about rejected rows, by rule."""
-    key = _prefix(for_scoring)
-    # query ids return in a log sorted by time instead of by query
-    if rules.get("returning_query") and config.add:
-        yield "queries that the data set has are not replaced: leave their rows out"
-    if rules.get("returning_query") and not config.sort:
-        yield f"set {key}sort=true if the rows of a query do not lie together"
-    for form in dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections))):
-        yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
-    if not for_scoring and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
-        yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
-    if not for_scoring and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
-        yield f"set {key}source.columns.unjudged to 0, or to unlabelled, if these are rows of items"
-    if not for_scoring and rules.get("infinite"):
-        yield f"set {key}infinite=missing if infinite numbers mean no value"
-
-
-def _unread_format(found: str) -> str | None:
-    """The usual time format of a rejected value, if there is one."""
-    shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
-    return None if shown is None else format_of(shown[1])
-
-
-def _by_rule(accounting: Accounting) -> str:
-    """The number of rejected rows of each rule."""
-    return ", ".join(f"{rule} {count:,}" for rule, count in accounting.rules.items()) or "none"
-
-
-def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
-    """Raise InputError if the counts of a period differ from the expected ones."""
-    wrong = []
-    for period, expected in expect.items():
-        counts = manifest.files.in_periods([period]).counts()._asdict()
-        expected_by_name = {name: count for name, count in expected if count is not None}
-        if any(counts[name] != count for name, count in expected_by_name.items()):
-            expected_counts = " and ".join(f"{count:,} {name}" for name, count in expected_by_name.items())
-            actual_counts = " and ".join(f"{counts[name]:,}" for name in expected_by_name)
-            wrong.append(f"period {period!r}: expected {expected_counts}, found {actual_counts}")
-    if wrong:
-        rejected = manifest.accounting.rows_rejected
-        raise InputError(
-            f"{'; '.join(wrong)} ({rejected:,} rows were rejected; periods found: {', '.join(manifest.periods)}); "
-            "check that each file is complete and belongs to the collection, or mend expect"
-        )
-
-
-def _report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> None:
-    """Log and report the counts of the data set or addition."""
-    a, counts = new.accounting, new.counts()
-    merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
-    log.info(
-        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
-        "%s labelled, longest %s, %s period%s",
-        *("added to " if added else "", out),
-        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
-        *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{new.files.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
-    )
-    for column, summary in new.token_summaries.items():
-        sizes = summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens
-        shown = (f"{size:,}" for size in sizes)
-        log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
-    tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
-    figures = {"labelled": counts.labelled, "longest": new.files.longest} | ({"tokens": tokens} if tokens else {})
-    report({"stage": "prepare", **a.model_dump(), **figures})
-
-
-def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
-    """Warn if no list of a labelled data set has two different labels, because training would refuse it."""
-    if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
-        log.warning("prepare: %s: %s; check %s and the query", out, wrong, source.label_place)
-
-
-def _warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
-    """Warn of new periods with the same lists as others, such as one file shipped under two names."""
-    for (_, one), (_, other) in equal_periods([(dataset, dataset.manifest.periods)]):
-        if {one, other}.isdisjoint(new):
-            continue
-        log.warning(
-            "prepare: %s: periods %r and %r have the same lists, as those of one file under two names; look for the "
-            "right file, for a test on the groups that chose a model says nothing",
-            *(dataset.url, one, other),
-        )
-
-
-def _log_shortcuts(new: Manifest, before: Manifest | None) -> None:
-    """Log the features that may identify a document, what they harm and what to do about them.
-
-    For an addition, only those are logged that the data set did not have `before`.
-    """
-    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    if before is not None:
-        known = identifying(before.features, [summary.unique_in_group for summary in before.summaries])
-        ids, suspects = (
-            {name: share for name, share in now.items() if name not in then}
-            for now, then in zip((ids, suspects), known, strict=True)
-        )
-    for features, remedy in (
-        (
-            ids,
-            "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
-            "labels, which is worth nothing for new ones: exclude an id or a title, unless documents return",
-        ),
-        (
-            suspects,
-            "exclude what is an id, by which pretraining solves its contrast, and trees memorise documents; what is a "
-            "quantity, such as a count or a rank, may stay",
-        ),
-    ):
-        if features:
-            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in features.items())
-            log.info("prepare: unique within its query: %s; %s", shares, remedy)
-
-
-def _warn_of_places(out: str, names: Sequence[str]) -> None:
-    """Warn of features that are, or are made from, the place at which a document was shown."""
-    if names:
-        subject = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
-        log.warning(
-            "prepare: %s: %s every list as its positions do: a place is not known before a list is ranked, and a model "
-            "that has it repeats what was shown; leave it out, unless it is a score that is known then",
-            out,
-            subject,
-        )

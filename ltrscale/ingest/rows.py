@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -35,6 +35,9 @@ Rule = Literal[
 ]
 """Reasons to reject a row or group; docs/data.md explains each."""
 
+Cause = Literal["", "time", "encoding", "no_label"]
+"""Why a row was rejected, where a setting may mend it; empty elsewhere."""
+
 TEXT_LENGTH = 1000
 """The most characters of a rejected row that are shown."""
 _SHOWN = TEXT_LENGTH // 5
@@ -47,7 +50,8 @@ class Rejection:
 
     `line` is the 1-based line (text) or row (Parquet) of the first of `rows` input rows; an empty group has 0 rows.
     `text` is the offending text, cut at 1,000 characters. `query_id` is "" if it could not be read. `found` is the
-    offending value in words, such as `label -1`; "" if only the text shows it.
+    offending value in words, such as `label -1`; "" if only the text shows it. What an error advises follows from
+    `cause`, and for a time from its own text, `value`; the quarantine has neither.
     """
 
     file: str
@@ -57,6 +61,8 @@ class Rejection:
     query_id: str = ""
     rows: int = 1
     found: str = ""
+    cause: Cause = ""
+    value: str = ""
 
 
 RawTexts = Callable[[int], str]
@@ -196,7 +202,17 @@ def plain_value(value: pa.Scalar) -> object:
 
 
 QUARANTINE = "quarantine"
-_SCHEMA = pa.schema([(each.name, pa.int64() if each.type is int else pa.string()) for each in fields(Rejection)])
+_SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("rule", pa.string()),
+        ("text", pa.string()),
+        ("query_id", pa.string()),
+        ("rows", pa.int64()),
+        ("found", pa.string()),
+    ]
+)
 _BUFFER = 4096
 
 
@@ -234,14 +250,12 @@ class Quarantine:
         if self._writer is None:
             path = self._stack.enter_context(self._commit.file(self._name))
             self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
-        columns: list[Sequence[object]] = list(
-            zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
-        )
-        columns[0] = [without_credentials(str(file)) for file in columns[0]]
-        for text in (_SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
+        columns = {name: [vars(rejection)[name] for rejection in self._buffer] for name in _SCHEMA.names}
+        columns["file"] = [without_credentials(file) for file in columns["file"]]
+        for name in ("text", "query_id", "found"):
             # without the lone surrogates that stand for undecodable bytes
-            columns[text] = [str(value)[:TEXT_LENGTH].encode(errors="replace").decode() for value in columns[text]]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+            columns[name] = [value[:TEXT_LENGTH].encode(errors="replace").decode() for value in columns[name]]
+        arrays = [pa.array(columns[field.name], field.type) for field in _SCHEMA]
         with named_errors(self._commit.url, "write"):
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
         self._buffer.clear()

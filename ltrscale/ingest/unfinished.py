@@ -39,8 +39,8 @@ class Unfinished:
 
     def __init__(self, commit: storage.Commit, origin: Mapping[str, Any], existing: Dataset | None) -> None:
         self._commit = commit
-        # "2" is the form of the saved state; one of an earlier version is other work
-        self._identity = digest("2" + as_text(origin) + (existing.manifest.hash if existing else ""))
+        # "3" is the form of the saved state; one of an earlier version is other work
+        self._identity = digest("3" + as_text(origin) + (existing.manifest.hash if existing else ""))
         self.units = 0
         """The number of finished units."""
         self.manifest: Manifest | None = None

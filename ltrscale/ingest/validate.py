@@ -30,7 +30,7 @@ from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.tokens import is_of_documents, to_columns
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids
-from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, RowTexts, Rule, concat, cut, keep
+from ltrscale.ingest.rows import Cause, Quarantine, Rejection, RowBlock, RowTexts, Rule, concat, cut, keep
 from ltrscale.ingest.texts import FULL
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
@@ -176,7 +176,9 @@ class Validator:
                 break
             row -= len(piece)
         text, finding = _text(piece, row, rule), _found(piece, row, rule, rows, self.features)
-        return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows, finding)
+        cause: Cause = "no_label" if rule == "bad_label" and np.isnan(piece.labels_N[row]) else ""
+        line, query = int(piece.lines_N[row]), piece.query_ids_N[row].as_py()
+        return Rejection(piece.file, line, rule, text, query, rows, finding, cause)
 
     def _quarantine(self, pieces: Sequence[RowBlock], bad: Iterable[tuple[int, Rule, int]]) -> None:
         """Reject rows of consecutive pieces: the first row of a run, the rule, and the number of rows."""

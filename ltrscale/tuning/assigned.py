@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -14,8 +14,15 @@ from ltrscale.tuning.space import Params, Space, label
 SearchedT = TypeVar("SearchedT", bound=Searched)
 
 
-def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
-    """The job with these parameters, and the keys that it used; a key is unused if its `when` does not hold.
+class Assigned(NamedTuple, Generic[SearchedT]):
+    """A job with parameters, and the keys of them that it uses; a key is unused if its `when` does not hold."""
+
+    job: SearchedT
+    used: set[str]
+
+
+def with_params(job: SearchedT, space: Space, params: Params) -> Assigned[SearchedT]:
+    """The job with these parameters.
 
     Keys with a `when` are set after those without, in the order of the space.
 
@@ -34,7 +41,7 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
             _lay(values, key, params[key])
             filled = configs.validate(type(job), values, "space")
             used.add(key)
-    return filled, used
+    return Assigned(filled, used)
 
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
@@ -61,7 +68,7 @@ def given_params(job: Searched, space: Space) -> Params | None:
 
 def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
     try:
-        return with_params(job, space, params)[0].result() == job.result()
+        return with_params(job, space, params).job.result() == job.result()
     except InputError:
         return False
 
@@ -89,7 +96,7 @@ def _enabling(job: Searched, space: Space, key: str) -> Params:
     params: Params = {}
 
     def holds(tried: Params, name: str, required: Any) -> bool:
-        return bool(_find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == required)
+        return bool(_find(with_params(job, others, tried).job.model_dump(mode="json"), name) == required)
 
     for name, required in space[key].when.items():
         if holds(params, name, required):

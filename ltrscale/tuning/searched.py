@@ -90,9 +90,13 @@ class _SearchedJob(Config):
             stage.run()
         return _value(stage.out, self.metric)
 
+    def outside_search(self) -> Self:
+        """The job without what only a trial needs."""
+        return self
+
     def jobs(self, out: str) -> dict[str, Stage]:
-        """The stages as separate jobs, by the file name of their config."""
-        stages = self.stages(join(out, "best"))
+        """The stages as separate jobs outside the search, by the file name of their config."""
+        stages = self.outside_search().stages(join(out, "best"))
         return {"best.yaml" if len(stages) == 1 else f"best-{stage.stage}.yaml": stage for stage in stages}
 
 
@@ -208,10 +212,8 @@ class PretrainSearch(_SearchedJob):
             pretraining.run()
         return finetuned(finetuning)
 
-    def jobs(self, out: str) -> dict[str, Stage]:
-        # the jobs of the best settings keep no encoders along the way
-        without_checkpoints = self.replace(pretrain=self.pretrain.replace(keep_every=None))
-        return super(PretrainSearch, without_checkpoints).jobs(out)
+    def outside_search(self) -> Self:
+        return self.replace(pretrain=self.pretrain.replace(keep_every=None))  # nothing judges encoders along the way
 
 
 Searched = GBDTSearch | PretrainSearch | FinetuneSearch

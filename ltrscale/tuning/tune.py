@@ -36,7 +36,7 @@ from ltrscale.signals import ending_by, stop_on_signal
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.assigned import check_space, given_params, with_params
+from ltrscale.tuning.assigned import Assigned, check_space, given_params, with_params
 from ltrscale.tuning.attempts import TrialFunction, attempt
 from ltrscale.tuning.history import (
     LATE,
@@ -117,14 +117,20 @@ class TuneJob(SearchConfig, Stage):
         if before is not None and "data" in before and (changed := difference(before["data"], identity["data"])):
             raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
         history.open(identity)
-        config, cpus, workers = self, self.cpus, self.job.workers
-        if workers.most > 1 or workers.gpus > 0:  # the workers compute, and need a CPU each to read
-            config = self.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0})
-            cpus = _STARTER_CPUS + workers.most * (workers.cpus + 1)
+        config, cpus = self._resources()
         with one_view() as view, stop_on_signal() as stopping:
             cluster_cpus = math.ceil(self.concurrent * cpus)
             self._search(config, history, view).run(report, stopping=stopping, cluster_cpus=cluster_cpus)
         self._write_found()
+
+    def _resources(self) -> tuple[SearchConfig, float]:
+        """The config with what the process of a trial takes, and the CPUs of a trial with its workers."""
+        workers = self.job.workers
+        if workers.most == 1 and workers.gpus == 0:
+            return self, self.cpus
+        # the workers compute, and need a CPU each to read
+        cpus = _STARTER_CPUS + workers.most * (workers.cpus + 1)
+        return self.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0}), cpus
 
     def best_here(self, number: int = 1) -> list[Searched]:
         """Run the remaining trials one by one in this process; returns at most `number` jobs, best first.
@@ -143,11 +149,15 @@ class TuneJob(SearchConfig, Stage):
                 history.remove(RUN_FILES)
             history.open(identity)
             trials = self._search(self, history, view).run_here()
-        return [with_params(self.job, self.space, trial.params)[0] for trial in trials_by_value(trials)[:number]]
+        return [self._with(trial.params).job for trial in trials_by_value(trials)[:number]]
 
     def history_identity(self) -> dict[str, Any]:
         """All that a trial's value depends on besides its parameters."""
         return recordable({**self.identity(), "inputs": self.inputs(), "data": contents_of_read(self.job.reads())})
+
+    def _with(self, params: Params) -> Assigned[Searched]:
+        """The job with the parameters of a trial."""
+        return with_params(self.job, self.space, params)
 
     def _search(self, config: SearchConfig, history: History, view: Mapping[str, Dataset]) -> "Search":
         trial = functools.partial(_run_trial, self.job, self.space, view=view)
@@ -156,7 +166,7 @@ class TuneJob(SearchConfig, Stage):
     def _same(self, params: Params) -> str:
         """A text that is equal for parameters that give the same settings."""
         try:
-            return digest(with_params(self.job, self.space, params)[0].result())
+            return digest(self._with(params).job.result())
         except InputError:  # the trial itself will fail with this error
             return digest(params)
 
@@ -166,15 +176,14 @@ class TuneJob(SearchConfig, Stage):
         everything = History(self.out).trials()
         trials, commands = lying_in(self.space, everything), []
         if (leader := best(trials)) is not None:
-            job, _ = with_params(self.job, self.space, leader.params)
-            for name, stage in job.jobs(self.out).items():
+            for name, stage in self._with(leader.params).job.jobs(self.out).items():
                 url = join(self.out, name)
                 storage.write_bytes(url, configs.dump(stage).encode())
                 commands.append(f"{called(stage.stage)} --config {shlex.quote(url)}")
 
         def used(trial: Trial, key: str) -> bool:
             try:
-                return key in with_params(self.job, self.space, trial.params)[1]
+                return key in self._with(trial.params).used
             except InputError:
                 return True
 
@@ -198,7 +207,7 @@ def _run_trial(
 ) -> float:
     """Run the job with these parameters in this directory, on the data sets as the search opened them."""
     with one_view(view):
-        return with_params(job, space, params)[0].run(folder, report)
+        return with_params(job, space, params).job.run(folder, report)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sklearn.datasets import dump_svmlight_file
 
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.forms import other_form
-from ltrscale.ingest import letor, lines
+from ltrscale.ingest import letor_lines, lines
 from ltrscale.ingest.letor import Letor, _infer_format, read_letor
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.source import File
@@ -237,14 +237,14 @@ def test_reader_keeps_its_promise_line_by_line(data: st.DataObject, first: int, 
     assert found.rejected == expected.rejected
 
 
-def parsed_slowly(text: bytes, row_format: letor.RowFormat) -> RowBlock:
-    convert = letor._convert
+def parsed_slowly(text: bytes, row_format: letor_lines.RowFormat) -> RowBlock:
+    convert = letor_lines._convert
 
-    def no_row(text: bytes, words_S2: Any, counts_L: Any, usual_L: Any, row_format: letor.RowFormat) -> Any:
+    def no_row(text: bytes, words_S2: Any, counts_L: Any, usual_L: Any, row_format: letor_lines.RowFormat) -> Any:
         return convert(text, words_S2, counts_L, np.zeros_like(usual_L), row_format)
 
-    with mock.patch.object(letor, "_convert", no_row):
-        return letor.parse_lines(lines.Lines(text, 1), "f", row_format)
+    with mock.patch.object(letor_lines, "_convert", no_row):
+        return letor_lines.parse_lines(lines.Lines(text, 1), "f", row_format)
 
 
 @given(data=st.data(), first=st.integers(0, 1), dense=st.booleans())
@@ -252,9 +252,9 @@ def parsed_slowly(text: bytes, row_format: letor.RowFormat) -> RowBlock:
 def test_fast_and_slow_path_agree(data: st.DataObject, first: int, dense: bool) -> None:
     for qid in (True, False):
         text = data.draw(texts(qid=qid, first=first))
-        row_format = letor.RowFormat(n_features=F, dense=dense, qid=qid, first=first)
+        row_format = letor_lines.RowFormat(n_features=F, dense=dense, qid=qid, first=first)
         text = text + b"\n"
-        fast = flatten(iter([letor.parse_lines(lines.Lines(text, 1), "f", row_format)]))
+        fast = flatten(iter([letor_lines.parse_lines(lines.Lines(text, 1), "f", row_format)]))
         slow = flatten(iter([parsed_slowly(text, row_format)]))
         np.testing.assert_equal(fast.rows, slow.rows)
         assert fast.rejected == slow.rejected
@@ -267,11 +267,11 @@ def test_common_rows_take_the_fast_path_whatever_bad_rows_are_beside_them(dense:
     bad = b"1 qid:1 1:2 1:3 3:4\n1 qid:1 1:2 2:-inf 3:4\n1 qid:1 01:3 2:4 3:4\nx\n"
     calls: list[list[bytes]] = []
 
-    def refuse(words: list[bytes], _: letor.RowFormat) -> letor._Row:
+    def refuse(words: list[bytes], _: letor_lines.RowFormat) -> letor_lines._Row:
         calls.append(words)
-        raise letor._BadRowError("")
+        raise letor_lines._BadRowError("")
 
-    with mock.patch.object(letor, "_parse_row", refuse):
+    with mock.patch.object(letor_lines, "_parse_row", refuse):
         found = read(good + bad + good, dense=dense)
     assert [row[0] for row in found.rows] == [1, 3, 4, 9, 11, 12]
     assert len(calls) == len(found.rejected) == 4
@@ -281,11 +281,11 @@ def test_common_rows_take_the_fast_path_whatever_bad_rows_are_beside_them(dense:
 def test_one_changed_byte_of_common_rows_gives_what_the_slow_path_gives(qid: bool) -> None:
     text = b"0 qid:1 1:2 2:.5 3:1 \r\n2 qid:ab 1:0 2:13 3:7 \r\n"
     text = text if qid else re.sub(rb"qid:\w+ ", b"", text)
-    row_format = letor.RowFormat(n_features=F, dense=True, qid=qid)
+    row_format = letor_lines.RowFormat(n_features=F, dense=True, qid=qid)
     for at in range(len(text) - 1):
         for byte in b" :\t\n\v\x1cx0n1\xe9":
             changed = text[:at] + bytes([byte]) + text[at + 1 :]
-            fast = flatten(iter([letor.parse_lines(lines.Lines(changed, 1), "f", row_format)]))
+            fast = flatten(iter([letor_lines.parse_lines(lines.Lines(changed, 1), "f", row_format)]))
             slow = flatten(iter([parsed_slowly(changed, row_format)]))
             np.testing.assert_equal(fast.rows, slow.rows, err_msg=str(changed))
             assert fast.rejected == slow.rejected, changed
@@ -298,7 +298,7 @@ def test_every_digit_of_an_index_counts(wrong: bytes) -> None:
     bad = [
         b"1 qid:1 " + b" ".join([*words[:at], wrong + b":1", *words[at + 1 :]]) + b"\n" for at in (0, 9, 10, 100, 119)
     ]
-    refuse = mock.patch.object(letor, "_parse_row", side_effect=letor._BadRowError(""))
+    refuse = mock.patch.object(letor_lines, "_parse_row", side_effect=letor_lines._BadRowError(""))
     with refuse:  # good rows need no second look
         found = read(good + b"".join(bad) + good, n_features=120)
     assert [row[0] for row in found.rows] == [1, 7]

@@ -147,7 +147,7 @@ def test_the_settings_as_given_are_a_trial_of_the_space_where_it_contains_them()
         "pretrain.method.temperature": 0.1,
         "pretrain.optimizer.learning_rate": 1e-3,
     }
-    assert with_params(config.job, config.space, params)[0].result() == config.job.result()
+    assert with_params(config.job, config.space, params).job.result() == config.job.result()
     siam = search(METHODS, job=pretraining(method={"kind": "simsiam"}, optimizer={"learning_rate": 1e-3}))
     assert given_params(siam.job, siam.space) is not None  # the temperature does not matter
     assert (

@@ -3,8 +3,8 @@
 First come trees, trees with searched settings, a linear ranker, an in-context ranker, a network, TabM, and the network
 pretrained, each in its share of the budget. Then come models with other seeds while they fit, and a student of the
 better network once each kind of network has three models. The ranker is their blend, with weights chosen on validation.
-Test judges once, then the ranker's members are refitted on all labels. `plan` decides what to train next, `settings`
-what fits into a number of minutes, `record` stores both, and this module carries it out. Below `out` are
+Test judges once, then the ranker's members are refitted on all labels. `plan` decides what to train next,
+`first_models` what fits into a number of minutes, `record` stores both, and this module carries it out. Below `out` are
 
     auto.json                     decisions and minutes so far; a restart continues from it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
@@ -37,10 +37,10 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.experiments.auto.first_models import KNOWN_METHODS, TREES, TUNED, AutoSizes
 from ltrscale.experiments.auto.leaderboard import Board, document, final_board
 from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
 from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper, validation_metric
-from ltrscale.experiments.auto.settings import KNOWN_METHODS, TREES, TUNED, AutoSizes
 from ltrscale.experiments.first.configs import divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.composed import Method
@@ -249,7 +249,7 @@ class _Run:
 
     def train(self, entry: Entry) -> None:
         """Train a model in the time that is left, and record how it ended."""
-        busy, limit = Busy.now(), time.monotonic() + max(0.0, self.state.left) * 60
+        busy, limit = Busy.now(), time.monotonic() + max(0.0, self.state.minutes_left) * 60
         outcome: dict[str, Any]
         try:
             with ending_by(limit):

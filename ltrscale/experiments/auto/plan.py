@@ -3,7 +3,7 @@
 | decision | function | recorded as |
 |---|---|---|
 | which model is next, and the settings of its method | `next_model` | `entries`, `methods` |
-| how long it may train | `RunState.left` | its minutes |
+| how long it may train | `RunState.minutes_left` | its minutes |
 | which share of the test lists judges | `share_of_test` | `test_share` |
 """
 
@@ -13,8 +13,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
-from ltrscale.experiments.auto.settings import (
+from ltrscale.experiments.auto.first_models import (
     IN_CONTEXT,
     KNOWN_METHODS,
     LINEAR,
@@ -30,6 +29,7 @@ from ltrscale.experiments.auto.settings import (
     Speed,
     time_factor,
 )
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
 from ltrscale.experiments.sizes import SCORED
 
 MOST_MODELS = 10
@@ -59,7 +59,7 @@ class RunState:
     """Cut-off of the NDCG that chooses."""
 
     @property
-    def left(self) -> float:
+    def minutes_left(self) -> float:
         """Minutes for further models, their refit and their test."""
         rest = 0.0  # for what is done
         for name in KNOWN_METHODS:
@@ -157,7 +157,7 @@ def first_model(state: RunState, name: str, teacher: str = SCRATCH) -> Decision:
     """The first model of a method, as left out if it does not fit."""
     method = TREES if name == HALF else name
     plan = first_settings(state, method, teacher)
-    late = state.first_minutes(method, plan) > state.left and name != TREES  # at least one must be tried
+    late = state.first_minutes(method, plan) > state.minutes_left and name != TREES  # at least one must be tried
     if plan.settings is None or late:
         says = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.says
         return Decision(Entry(method=name, says=says, state="late" if late or plan.too_long else "left out"))
@@ -172,10 +172,10 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
     """
 
     def within(minutes: float) -> Planned:
-        return known.plan(Given(state.sizes, minutes, state.speed, state.left, state.cutoff, teacher))
+        return known.plan(Given(state.sizes, minutes, state.speed, state.minutes_left, state.cutoff, teacher))
 
     known, budget, tested = KNOWN_METHODS[name], state.record.budget, state.test_minutes(name)
-    plan, left = within(known.share * budget), max(0.0, state.left - tested)
+    plan, left = within(known.share * budget), max(0.0, state.minutes_left - tested)
     if plan.settings is None and left > budget / 2:
         plan = within(left / 3)
     takes = state.first_minutes(name, plan) - tested
@@ -205,7 +205,7 @@ def method_of_fewest(state: RunState) -> str | None:
 
     def fits(name: str) -> bool:
         minutes = (1 + state.refit_factor) * state.again_minutes(name) + state.test_minutes(name)
-        return name not in failed | behind and minutes < state.left
+        return name not in failed | behind and minutes < state.minutes_left
 
     open_to_more = [name for name, count in counts.items() if 0 < count < MOST_MODELS and fits(name)]
     return min(open_to_more, key=lambda name: counts[name], default=None)

@@ -17,7 +17,7 @@ from ltrscale import bundle, storage
 from ltrscale.alongside import alongside
 from ltrscale.config import Strict
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.experiments.auto.settings import TREES
+from ltrscale.experiments.auto.first_models import TREES
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.processor import Busy
 

@@ -4,7 +4,7 @@ import typing
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -15,83 +15,23 @@ from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.ranking.choices import LossConfig
-from ltrscale.ranking.loss import SquaredErrorConfig
+from ltrscale.experiments.methods.students import Student
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
-from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.settings import OptimizerConfig, Preset, TrainingConfig
-from ltrscale.trees.gbdt import TreesStudent
+from ltrscale.training.settings import Preset
 from ltrscale.tuning.searched import Searched
-
-
-class NetworkStudent(Config):
-    """How a network learns a teacher's scores; the rest is that of the method that it is trained as."""
-
-    fixed: ClassVar = {
-        "seed": 0,
-        "device": "auto",
-        "precision": "float32",
-        "compile": False,
-        "deterministic": False,
-        "checkpoint_minutes": 10.0,
-        "checkpoint_failures": 3,
-        "preflight": {"check": "footers", "max_bad": 0.0},
-        "debias": None,
-        "negatives": 0,
-        "relevant_only": False,
-        "average": 0.0,
-        "validation_metric": "ndcg@5",
-    }
-    needs: ClassVar = "a neural method"
-    """Kind of method that can be such a student, for error messages."""
-    kind: Literal["network"] = "network"
-    loss: LossConfig = SquaredErrorConfig(standardise=True)
-    """Squared error against scores standardised per group; `list_net` learns their softmax over each list instead."""
-    epochs: int = Field(20, ge=1)
-    """Maximum number of epochs; 20 as for the network that `jobs.distill` trains."""
-    patience: int = Field(5, ge=1)
-    """Stop after this many epochs without a better validation metric: that of the method, on the true labels."""
-    minutes: float | None = Field(None, gt=0)
-    """Also end after the epoch that ends later than this; empty for no limit."""
-    stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
-    """Batch size and order of the data."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
-
-    def streams(self) -> list[StreamConfig]:
-        return [self.stream]
-
-    def finetuning(self, method: FinetuneConfig) -> FinetuneConfig:
-        """The settings that train a method's network on scores: all layers at once, because there are many scores."""
-        network = {"network", "head", "context", "projector_layers", "noise"}
-        alike = {*TrainingConfig.model_fields, *network, "validation_metric"}
-        own = self.model_dump(exclude={"kind"})
-        return FinetuneConfig.model_validate({**method.model_dump(include=alike), **own, "head_epochs": 0})
-
-
-Student = Annotated[NetworkStudent | TreesStudent, Field(discriminator="kind")]
 
 MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 """Also a directory's name."""
 
 
 class AnyMethod(Config):
-    """A method of a pipeline; kinds override the defaults."""
+    """A method of a pipeline; kinds override the defaults, and a hook together with the flag before it."""
 
     can_teach: ClassVar[bool] = True
     """Whether a self-trained method may learn its scores."""
     can_be_member: ClassVar[bool] = True
     """Whether a stack may have it as a member."""
-
-    @property
-    def is_one_model(self) -> bool:
-        """Whether it makes one network, tree model or in-context ranker, as refits and means of runs need."""
-        return False
-
-    @property
-    def is_searchable(self) -> bool:
-        """Whether a search may vary its settings."""
-        return False
 
     @property
     def labels_from(self) -> str | None:
@@ -140,12 +80,22 @@ class AnyMethod(Config):
     def train(self, run: "SeedRun", name: str, out: str) -> None:
         """Train with the seed and labelled groups of a run, and commit the bundle in `out`."""
 
-    def search_job(self, run: "SeedRun", name: str) -> Searched:
-        """The job to search the settings of, if it is searchable."""
-        raise NotImplementedError
+    @property
+    def is_one_model(self) -> bool:
+        """Whether it makes one network, tree model or in-context ranker, as refits and means of runs need."""
+        return False
 
     def average(self, run: "SeedRun", bundles: Sequence[str], out: str) -> None:
         """Commit the mean of several runs, if it makes one model."""
+        raise NotImplementedError
+
+    @property
+    def is_searchable(self) -> bool:
+        """Whether a search may vary its settings."""
+        return False
+
+    def search_job(self, run: "SeedRun", name: str) -> Searched:
+        """The job to search the settings of, if it is searchable."""
         raise NotImplementedError
 
     def takes(self, student: Student) -> bool:

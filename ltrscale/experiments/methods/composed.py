@@ -13,8 +13,9 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, NetworkStudent, SeedRun, Student
+from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
+from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.blend import BlendConfig, BlendJob
@@ -218,17 +219,17 @@ class SelfTrainedMethod(AnyMethod):
         return (self.of,)
 
     def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
-        return methods[self._alike].encoder(self._alike, methods)
+        return methods[self._trained_as].encoder(self._trained_as, methods)
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         if self.of not in methods or not methods[self.of].can_teach:
             raise ValueError(f"{where}.of: {_what_is(self.of, methods)}; name another method")
         if self.runs > 1:
             methods[self.of].check_differs(f"{where}.runs")
-        alike = methods.get(self._alike)
-        if alike is None or not alike.takes(self.student):
+        trained_as = methods.get(self._trained_as)
+        if trained_as is None or not trained_as.takes(self.student):
             raise ValueError(
-                f"{where}.student of kind {self.student.kind} is trained as {self._alike!r}, which is not "
+                f"{where}.student of kind {self.student.kind} is trained as {self._trained_as!r}, which is not "
                 f"{self.student.needs}; name one as student_as, or choose another kind"
             )
 
@@ -236,17 +237,17 @@ class SelfTrainedMethod(AnyMethod):
         return self.student.streams()
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
-        teacher, student = (methods[name].about(methods).family for name in (self.of, self._alike))
+        teacher, student = (methods[name].about(methods).family for name in (self.of, self._trained_as))
         if student == "trees":
             return MethodTraits(family="trees" if teacher == "trees" else "mixed")
         return MethodTraits(family="pretrained" if "pretrained" in (teacher, student) else student)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        method = run.methods[self._alike]
+        method = run.methods[self._trained_as]
         labels = method.splits_in(run)
         scored = self._scored(run, name, labels.train)
         scores = labels.replace(train=scored.replace(leave_out=labels.train.leave_out))
-        method.train_student(self.student, run, self._alike, scores, run.place(name, "student"), out)
+        method.train_student(self.student, run, self._trained_as, scores, run.place(name, "student"), out)
 
     def _scored(self, run: SeedRun, name: str, split: Split) -> Split:
         """The groups of a training split, or a sample of them, with the mean scores of the runs as labels."""
@@ -260,7 +261,7 @@ class SelfTrainedMethod(AnyMethod):
         return scored.replace(labelled_fraction=min(1.0, share))
 
     @property
-    def _alike(self) -> str:
+    def _trained_as(self) -> str:
         """The method whose settings train the student on the labels."""
         return self.student_as or self.of
 

@@ -199,10 +199,10 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
     whole = select(sources.evaluated.splits.validation, labelled=False)
     sample = spread(whole, documents=documents)
     ruled = {i: f.name for i, f in enumerate(sample.features) if f.name in detector.rules and f.kind == "numeric"}
-    places = dict(itertools.islice(ruled.items(), _HISTOGRAMS))
-    counted = histograms(lambda: iterate(sample, docs_per_batch=_COUNTED_AT_ONCE), list(places))
+    charted = dict(itertools.islice(ruled.items(), _HISTOGRAMS))
+    counted = histograms(lambda: iterate(sample, docs_per_batch=_COUNTED_AT_ONCE), list(charted))
     shown = []
-    for column, name in places.items():
+    for column, name in charted.items():
         if (histogram := counted.get(column)) is not None:
             rule = detector.rules[name]
             spec = charts.histogram(

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ltrscale.errors import Stopped
 from ltrscale.experiments.auto import auto
 from ltrscale.experiments.auto.auto import AutoJob, _Run
+from ltrscale.experiments.auto.first_models import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
 from ltrscale.experiments.auto.plan import Decision, RunState, next_model
 from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
-from ltrscale.experiments.auto.settings import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
 from ltrscale.experiments.sizes import LogSize
 from ltrscale.signals import stop_on_signal
 
@@ -97,7 +97,7 @@ def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
         def deciding(state: RunState) -> Decision | None:
             decision = next_model(state)
             if decision is not None:
-                half_left.setdefault(decision.entry.name, state.left > budget / 2)
+                half_left.setdefault(decision.entry.name, state.minutes_left > budget / 2)
             return decision
 
         patch.setattr(auto, "next_model", deciding)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from ltrscale.experiments.auto.first_models import KNOWN_METHODS, AutoSizes, time_factor
 from ltrscale.experiments.auto.plan import (
     MOST_MODELS,
     RunState,
@@ -14,7 +15,6 @@ from ltrscale.experiments.auto.plan import (
     share_of_test,
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry
-from ltrscale.experiments.auto.settings import KNOWN_METHODS, AutoSizes, time_factor
 from ltrscale.experiments.methods.composed import Method
 from ltrscale.experiments.sizes import LogSize
 
@@ -36,15 +36,15 @@ def done(method: str, number: int = 0, minutes: float = 2.0, foretold: float = 0
 
 def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
     nothing, tested = state(), state().test_minutes("scratch")
-    assert 0 < nothing.left < 60
-    assert state(spent=7.0).left == pytest.approx(nothing.left - 7)
-    assert state(done("scratch"), done("scratch", 1)).left == pytest.approx(nothing.left - 2 * tested)
-    assert state(done("tabm")).left == pytest.approx(nothing.left - time_factor("tabm", 13) * tested)
+    assert 0 < nothing.minutes_left < 60
+    assert state(spent=7.0).minutes_left == pytest.approx(nothing.minutes_left - 7)
+    assert state(done("scratch"), done("scratch", 1)).minutes_left == pytest.approx(nothing.minutes_left - 2 * tested)
+    assert state(done("tabm")).minutes_left == pytest.approx(nothing.minutes_left - time_factor("tabm", 13) * tested)
 
 
 def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
     def needed(*entries: Entry) -> float:
-        return state(*entries).left - state(*entries, refits=True).left
+        return state(*entries).minutes_left - state(*entries, refits=True).minutes_left
 
     assert needed(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
     assert needed(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
@@ -115,7 +115,7 @@ def test_a_first_model_takes_what_is_left_of_its_share() -> None:
     assert early.settings is not None
     assert late.settings is not None
     assert late.minutes < early.minutes
-    assert state(spent=45.0).first_minutes("pretrained", late) <= state(spent=45.0).left + 0.1
+    assert state(spent=45.0).first_minutes("pretrained", late) <= state(spent=45.0).minutes_left + 0.1
     assert first_settings(state(spent=54.0), "pretrained").settings is None
 
 

@@ -78,7 +78,7 @@ class AutoSizes(NamedTuple):
     """Whether pretraining computes products in bfloat16."""
 
     @property
-    def start(self) -> float:
+    def start_minutes(self) -> float:
         """Minutes to start the training of a network."""
         return _START_MINUTES if self.workers == 1 else _RAY_START_MINUTES
 
@@ -108,7 +108,7 @@ class Given(NamedTuple):
     sizes: AutoSizes
     minutes: float
     speed: Speed = Speed()
-    left: float = math.inf
+    minutes_left: float = math.inf
     """Minutes left to all methods."""
     cutoff: int = 5
     """Cut-off of the NDCG that chooses trees and epochs."""
@@ -116,9 +116,9 @@ class Given(NamedTuple):
     """The network that a student learns from."""
 
     @property
-    def end(self) -> float:
-        """Minutes after which a late model ends with what is best by then: 1.5 times its own, or in time for `left`."""
-        return max(_START_MINUTES, min(_LATE * self.minutes, self.left / _LATE))
+    def end_minutes(self) -> float:
+        """Minutes after which a late model ends with what is best by then: 1.5 times its own, or in time for all."""
+        return max(_START_MINUTES, min(_LATE * self.minutes, self.minutes_left / _LATE))
 
     @property
     def first(self) -> FirstSizes:
@@ -138,13 +138,13 @@ class Given(NamedTuple):
         return methods
 
     @property
-    def tree(self) -> float:
+    def minutes_per_tree(self) -> float:
         """Minutes of a tree."""
         log = self.sizes.log
         return log.informative * log.features / (BOOSTED * self.sizes.cores * self.speed.trees) / 60
 
     @property
-    def epoch(self) -> float:
+    def minutes_per_epoch(self) -> float:
         """Minutes of an epoch of finetuning, with its validation."""
         log, rate = self.sizes.log, FINETUNED[self.first.docs_per_batch] * self.speed.networks
         return epoch_minutes(log.informative, rate, log.features) + self.sizes.judged / self.speed.scored / 60
@@ -156,30 +156,29 @@ def _too_long(says: str) -> Planned:
 
 def _trees(given: Given) -> Planned:
     """Trees with samples of rows and features, so that other seeds give other models."""
-    tree = given.tree
-    number = min(STUDIED["trees"], max(50, int((given.minutes - _START_MINUTES) / (tree or 1e-9))))
+    number = min(STUDIED["trees"], max(50, int((given.minutes - _START_MINUTES) / (given.minutes_per_tree or 1e-9))))
     trees = given.methods(trees=number)[TREES]
-    trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8, "minutes": given.end}
-    return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
+    trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8, "minutes": given.end_minutes}
+    return Planned(trees, number * given.minutes_per_tree + _START_MINUTES, f"{number} trees")
 
 
 def _tuned(given: Given) -> Planned:
     """Trees with the settings that a search finds."""
-    trial = STUDIED["trees"] * given.tree + _START_MINUTES
+    trial = STUDIED["trees"] * given.minutes_per_tree + _START_MINUTES
     trials = min(MOST_TRIALS, int(given.minutes / trial))
     if trials < _FEWEST_TRIALS:
         return _too_long(f"a trial takes {trial:.1f} minutes: too few for a search")
-    settings = {"kind": "tuned", "of": TREES, "trials": trials, "minutes": given.end, "space": _SPACE}
+    settings = {"kind": "tuned", "of": TREES, "trials": trials, "minutes": given.end_minutes, "space": _SPACE}
     return Planned(settings, trials * trial, f"{trials} trials")
 
 
 def _pretrained(given: Given) -> Planned:
     """A network with the epochs of pretraining that fit beside finetuning."""
-    log, start, settings = given.sizes.log, given.sizes.start, given.methods()[PRETRAINED_NETWORK]
+    log, start, settings = given.sizes.log, given.sizes.start_minutes, given.methods()[PRETRAINED_NETWORK]
     if log.documents < _PAYS_FROM * log.informative:
         known = log.informative / max(log.documents, 1)
         return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(given._replace(minutes=given.minutes / 3, left=given.left / 3), settings)
+    finetuned = _network(given._replace(minutes=given.minutes / 3, minutes_left=given.minutes_left / 3), settings)
     if finetuned.settings is None:
         return finetuned
     rate = PRETRAINED[given.first.pretraining_docs_per_batch] * given.speed.networks
@@ -187,7 +186,7 @@ def _pretrained(given: Given) -> Planned:
     epochs = min(MOST_EPOCHS, int((given.minutes - finetuned.minutes - start) / pretraining))
     if epochs < 1:
         return _too_long(f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
-    pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": given.end * 2 / 3}
+    pretrain = {**settings["pretrain"], "epochs": epochs, "minutes": given.end_minutes * 2 / 3}
     if given.sizes.bfloat16:
         pretrain["precision"] = "bf16"
     pretrained = {**finetuned.settings, "pretrain": pretrain}
@@ -217,13 +216,16 @@ def _student(given: Given) -> Planned:
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
     taught = epochs * epoch_minutes(documents, FINETUNED[1024] * given.speed.networks, sizes.log.features)
     minutes = (
-        taught + STUDIED["finetuning"] * given.epoch + TEACHERS * documents / given.speed.scored / 60 + 2 * sizes.start
+        taught
+        + STUDIED["finetuning"] * given.minutes_per_epoch
+        + TEACHERS * documents / given.speed.scored / 60
+        + 2 * sizes.start_minutes
     )
     if minutes > given.minutes:
         return _too_long(f"a student takes {minutes:.1f} minutes, which the budget has not")
     groups = _TAUGHT_LISTS if sizes.log.documents > documents else None
     stream = _dealt({"docs_per_batch": batch}, sizes)
-    student = {"epochs": epochs, "patience": epochs // 3, "minutes": given.end, "stream": stream}
+    student = {"epochs": epochs, "patience": epochs // 3, "minutes": given.end_minutes, "stream": stream}
     settings = {"kind": "self_trained", "of": given.teacher, "runs": TEACHERS, "groups": groups, "student": student}
     return Planned(settings, minutes, f"of {TEACHERS} networks {given.teacher}")
 
@@ -259,12 +261,12 @@ def time_factor(name: str, features: int) -> float:
 
 def _network(given: Given, settings: Mapping[str, Any], *, slower: float = 1.0) -> Planned:
     """A network with the epochs of finetuning that fit into its share of the budget."""
-    epoch, start = slower * given.epoch, given.sizes.start
+    epoch, start = slower * given.minutes_per_epoch, given.sizes.start_minutes
     epochs = min(STUDIED["finetuning"], int((given.minutes - start) / epoch))
     if epochs < 2:
         takes = start + 2 * epoch
         return _too_long(f"two epochs take {takes:.1f} minutes with their start, which the budget has not")
-    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": given.end}
+    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4), "minutes": given.end_minutes}
     return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")
 
 

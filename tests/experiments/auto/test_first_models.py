@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ltrscale.config import validate
-from ltrscale.experiments.auto.settings import (
+from ltrscale.experiments.auto.first_models import (
     KNOWN_METHODS,
     MOST_EPOCHS,
     MOST_TRIALS,
