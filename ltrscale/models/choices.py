@@ -8,6 +8,7 @@ from ltrscale.config import Config
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig, SetRankConfig
 from ltrscale.models.context import DLCMConfig, GSFConfig
 from ltrscale.models.cross_encoder import CrossEncoderConfig
+from ltrscale.models.encoder import Encoder
 from ltrscale.models.encoders import (
     DCNv2Config,
     DeepFMConfig,
@@ -18,7 +19,6 @@ from ltrscale.models.encoders import (
     TabMConfig,
 )
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.layers import Encoder
 from ltrscale.models.numbers import InFront, PlainConfig, PLEConfig, PLRConfig
 
 FeatureEncoderConfig = Annotated[

@@ -18,7 +18,8 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.models.bert import Bert, BertConfig
-from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
+from ltrscale.models.encoder import Encoder, EncoderSettings, TokenFields
+from ltrscale.models.layers import FeatureEmbedding, Sizes, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with the batch."""

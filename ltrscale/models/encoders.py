@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from ltrscale.models.batch_norm import MicroBatchNorm
+from ltrscale.models.encoder import Encoder, EncoderSettings
 from ltrscale.models.layers import (
     Activation,
     Dropout,
-    Encoder,
-    EncoderSettings,
     FeatureEmbedding,
     InputLayer,
     Layers,
-    MicroBatchNorm,
     Size,
     Sizes,
     activation,
