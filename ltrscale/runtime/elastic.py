@@ -38,9 +38,13 @@ from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.runtime.workers import Resized, Work, WorkerContext, WorkersConfig
 
 WATCH_S = 0.5
+"""Between two looks at the mailbox for requests."""
 _LOOK_S = 0.1
+"""Between two looks for a slot."""
 _MEET_S = 60.0
+"""How long the workers of a resized world wait for each other."""
 _AGAIN_S = 10.0
+"""Until a joiner that failed is replaced."""
 
 
 @dataclass(frozen=True)
@@ -228,17 +232,18 @@ class Joiners:
 
     def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:
         self._task, self._options, self._most = task, options, most
-        self._slots: list[float] = []
-        """Earliest time to fill each slot."""
+        self._vacant_from: list[float] = []
+        """For each joiner that there may be, by number: the earliest time to start it, or to replace it."""
         self._running: dict[Any, tuple[int, str, Any]] = {}
+        """By the result of its `run`: the joiner's number, its name at the mailbox, its actor."""
 
     def invite(self, *, beside: int) -> None:
         """Request joiners to add to this many workers of Ray Train, now that there is a world to join."""
-        self._slots = [0.0] * max(0, self._most - beside)
+        self._vacant_from = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
         """End all joiners after the workers failed: Ray Train's own workers may need their resources."""
-        self._slots = []
+        self._vacant_from = []
         for _, _, actor in self._running.values():
             ray.kill(actor)
         self._running.clear()
@@ -253,20 +258,20 @@ class Joiners:
             done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
             for result in done:
                 self._ended(result)
-        filled = {slot for slot, _, _ in self._running.values()}
-        for slot, free_at in enumerate(self._slots):
-            if slot not in filled and time.monotonic() >= free_at:
-                self._call(slot)
+        running = {number for number, _, _ in self._running.values()}
+        for number, vacant_from in enumerate(self._vacant_from):
+            if number not in running and time.monotonic() >= vacant_from:
+                self._start(number)
 
-    def _call(self, slot: int) -> None:
+    def _start(self, number: int) -> None:
         name = uuid.uuid4().hex
         actor = ray.remote(_Joiner).options(**self._options).remote()
-        self._running[actor.run.remote(self._task, name)] = slot, name, actor
+        self._running[actor.run.remote(self._task, name)] = number, name, actor
 
     def _ended(self, result: Any) -> None:
-        slot, name, _ = self._running.pop(result)
+        number, name, _ = self._running.pop(result)
         try:
-            self._slots[slot] = float("inf") if ray.get(result) else 0.0
+            self._vacant_from[number] = float("inf") if ray.get(result) else 0.0
             return
         except RayTaskError as error:
             cause = error.cause
@@ -275,7 +280,9 @@ class Joiners:
             ended = cause
         except RayError as error:
             ended = error
-        self._slots[slot] = time.monotonic() + _AGAIN_S  # so that an immediate failure does not repeat in a tight loop
+        self._vacant_from[number] = (
+            time.monotonic() + _AGAIN_S
+        )  # so that an immediate failure does not repeat in a tight loop
         ray.get(self._task.mailbox.go.remote(name))
         if not isinstance(ended, Stopped):
             log.warning(

@@ -97,10 +97,14 @@ class Mailbox:
         self._starts = self._commits = 0
         self._stop_asked = False
         self._joiners: list[str] = []
+        """Names of the joiners that have come and not gone, in the order of coming."""
         self._placed: list[str] = []
+        """Those of them that the last resize gave slots."""
         self._changed_at = 0.0
+        """When a joiner last came or went, by the monotonic clock."""
         self._resizes = 0
         self._slots: dict[int | str, Slot] = {}
+        """Dealt by the last resize, by rank of Ray Train or name of a joiner."""
 
     def post(self, post: Post) -> None:
         """Leave a message for the launching process; a beat replaces the previous beat of its rank."""
