@@ -41,7 +41,7 @@ from ltrscale.progress import log
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.hangs import Pulse, WorkerProgress
 from ltrscale.runtime.mailbox import Beat, Left, Sender, WorkerJoined, open_mailbox
-from ltrscale.runtime.under_torchrun import Group, Watchers
+from ltrscale.runtime.under_torchrun import Watchers, World
 from ltrscale.runtime.workers import WorkerContext
 from ltrscale.storage import join
 from ltrscale.training.checkpoint import list_checkpoints
@@ -275,7 +275,7 @@ def requests_of_a_beat(world: int) -> int:
 
     def work(rank: int) -> None:
         control: Any = dist.group.WORLD
-        watchers = Watchers(Group(rank, store, control, itertools.count()), hang_s=600)
+        watchers = Watchers(World(rank, store, control, itertools.count()), hang_s=600)
         dist.barrier()
         if rank == 0:
             store.requests = 0

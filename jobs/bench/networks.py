@@ -16,9 +16,9 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
 from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
+from ltrscale.models.encoder import EncoderSettings
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import ProjectorConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig

@@ -1,11 +1,13 @@
 """Reading a click log: counts of all groups by position, and the sessions of a sample of the queries in arrays.
 
-Shapes: Q groups of a row group, N documents, S sessions of the sample, P positions, D pairs of query and document.
+Shapes: Q groups of a row group, N documents, M documents of the sample, S sessions of the sample, P positions, D pairs
+of query and document.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.models import Sessions, sums
+from ltrscale.clicks.sessions import Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -97,17 +99,26 @@ class ClickLog:
     """Share of the queries in the sample."""
 
 
+class _Planned(NamedTuple):
+    """A row group to read; both are true in the last periods of a log, where no other data is `held_out`."""
+
+    row_group: RowGroup
+    in_log: bool
+    held_out: bool
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     """The sampled sessions of a row group."""
 
     codes_SP: NDArray[np.uint64]
+    """A hash of query and document: the same pair has the same code in all row groups."""
     shown_SP: Bools
     clicks_SP: Bools
     labels_SP: NDArray[np.float32]
+    """Expert labels; NaN without one."""
     queries_S: NDArray[np.uint64]
-    held_out: bool
-    in_log: bool
+    """Hashes of the queries."""
 
 
 def read_log(settings: LogSettings) -> ClickLog:
@@ -119,23 +130,28 @@ def read_log(settings: LogSettings) -> ClickLog:
         InputError: a data set or a column is missing, a position is below 1, `held_out` shares a period with `log`, or
             no group has positions, clicks and document ids.
     """
-    row_groups = _row_groups(settings.log)
-    groups = sum(row_group.groups for row_group in row_groups)
-    plan = [(row_group, False) for row_group in row_groups]
-    if settings.held_out is None:
-        later = _last_periods(row_groups)
-        plan = [(row_group, row_group.file.period in later) for row_group in row_groups]
-    else:
-        held_out = _row_groups(settings.held_out)
-        if overlap := {(r.file.url, r.index) for r in row_groups} & {(r.file.url, r.index) for r in held_out}:
-            raise InputError(f"held_out and log both read {min(overlap)[0]}; name other periods or another data set")
-        plan += [(row_group, True) for row_group in held_out]
-        groups += sum(row_group.groups for row_group in held_out)
-    reader = _Reader(settings, min(1.0, settings.sessions / max(groups, 1)), {id(r) for r in row_groups})
+    plan = _plan(settings)
+    groups = sum(planned.row_group.groups for planned in plan)
+    reader = _Reader(settings, min(1.0, settings.sessions / max(groups, 1)))
     parts = list(reader.parts(plan))
     if reader.tally is None or reader.tally.groups == reader.tally.unusable:
         raise InputError(f"log: {reader.lacking()}")
-    return reader.joined(parts)
+    return reader.joined(plan, parts)
+
+
+def _plan(settings: LogSettings) -> list[_Planned]:
+    """The row groups of the log, then those of `held_out`, if it is set."""
+    of_log = _row_groups(settings.log)
+    if settings.held_out is None:
+        later = _last_periods(of_log)
+        return [_Planned(r, in_log=True, held_out=r.file.period in later) for r in of_log]
+    held_out = _row_groups(settings.held_out)
+    if overlap := {(r.file.url, r.index) for r in of_log} & {(r.file.url, r.index) for r in held_out}:
+        raise InputError(f"held_out and log both read {min(overlap)[0]}; name other periods or another data set")
+    return [
+        *(_Planned(r, in_log=True, held_out=False) for r in of_log),
+        *(_Planned(r, in_log=False, held_out=True) for r in held_out),
+    ]
 
 
 def _row_groups(split: Split) -> tuple[RowGroup, ...]:
@@ -155,35 +171,43 @@ def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
 
 
 class _Reader:
-    def __init__(self, settings: LogSettings, share: float, of_log: set[int]) -> None:
-        self.settings, self.share, self.of_log = settings, share, of_log
+    """Reads row groups one after another, and keeps what can be told only from all of them."""
+
+    def __init__(self, settings: LogSettings, share: float) -> None:
+        self.settings = settings
+        self.share = share
+        """Share of the queries in the sample."""
         self.tally: LogTally | None = None
+        """Counts of the log; None before its first row group."""
         self.label_columns: set[str] = set()
+        """The columns that labels were read from: `relevance`, `labels` or both."""
         self.labels_are_clicks = True
+        """Whether all labels so far are above 0 exactly where there is a click: then no expert gave them."""
         self.present: set[str] = set()
+        """The needed columns that some group has."""
 
     def lacking(self) -> str:
         """Why no group can be used."""
         absent = [f"no group has {name}; {remedy}" for name, remedy in _NEEDED.items() if name not in self.present]
         return absent[0] if absent else "no group has all of positions, clicks and document ids; prepare it with them"
 
-    def parts(self, plan: list[tuple[RowGroup, bool]]) -> Iterator[_Part]:
+    def parts(self, plan: list[_Planned]) -> Iterator[_Part]:
         """The sampled sessions of each row group; counts those of the log."""
         names = [*dict.fromkeys(("query_id", self.settings.query)), *_NEEDED, "labels", "relevance"]
-        tables = read_direct([row_group for row_group, _ in plan], names)
-        with progress("clicks", sum(row_group.documents for row_group, _ in plan)) as advance:
-            for (row_group, held_out), table in zip(plan, tables, strict=True):
-                yield self._part(row_group, table, held_out)
-                advance(row_group.documents)
+        tables = read_direct([planned.row_group for planned in plan], names)
+        with progress("clicks", sum(planned.row_group.documents for planned in plan)) as advance:
+            for planned, table in zip(plan, tables, strict=True):
+                yield self._part(planned.row_group, table, in_log=planned.in_log)
+                advance(planned.row_group.documents)
 
-    def _part(self, row_group: RowGroup, table: pa.Table, held_out: bool) -> _Part:
+    def _part(self, row_group: RowGroup, table: pa.Table, *, in_log: bool) -> _Part:
         for name, remedy in {self.settings.query: "name a column that is there", **_NEEDED}.items():
             if name not in table.column_names:
                 raise InputError(f"{row_group.file.url}: no column {name!r}; {remedy}")
         valid = {name: np.asarray(table.column(name).is_valid(), np.bool_) for name in _NEEDED}
         self.present |= {name for name, valid_Q in valid.items() if valid_Q.any()}
         usable_Q = np.logical_and.reduce(list(valid.values()))
-        groups, in_log = len(table), id(row_group) in self.of_log
+        groups = len(table)
         table = table.filter(pa.array(usable_Q))
         lists = _Lists.from_table(table, row_group, self.settings.depth)
         low_N = lists.positions_N < 1
@@ -200,9 +224,9 @@ class _Reader:
         texts = table.column(self.settings.query).cast(pa.string()).combine_chunks()
         queries_Q = hash_ids(pc.replace_substring_regex(texts, _COPY, "").fill_null("").to_pylist())
         chosen_Q = ((queries_Q >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.share) & ~lists.doubled_Q
-        return lists.part(queries_Q, chosen_Q, held_out=held_out, in_log=in_log)
+        return lists.part(queries_Q, chosen_Q)
 
-    def joined(self, parts: list[_Part]) -> ClickLog:
+    def joined(self, plan: list[_Planned], parts: list[_Part]) -> ClickLog:
         """All sessions, with pairs and queries numbered; the number of a pair does not depend on the files."""
         assert self.tally is not None
         shown_SP, clicks_SP, codes_SP, labels_SP, queries_S = (
@@ -221,8 +245,8 @@ class _Reader:
         labels_D = labels_SP[shown_SP][first_D]
         return ClickLog(
             Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
-            np.repeat([part.in_log for part in parts], lengths),
-            np.repeat([part.held_out for part in parts], lengths),
+            np.repeat([planned.in_log for planned in plan], lengths),
+            np.repeat([planned.held_out for planned in plan], lengths),
             labels_D if labels else np.full(len(codes_D), np.nan, np.float32),
             labels,
             self.tally,
@@ -232,21 +256,27 @@ class _Reader:
 
 @dataclass(frozen=True, eq=False)
 class _Lists:
-    """The documents of some groups that have positions, clicks and ids, with their places, from 0."""
+    """The documents of some groups that have positions, clicks and ids."""
 
     depth: int
     groups: int
     group_N: Ints
+    """The group of each document, from 0."""
     positions_N: Doubles
+    """As the log has them, from 1; NaN for a document that was not shown."""
     clicks_N: Doubles
     ids_N: pa.Array
     labels_N: Doubles | None
     label_column: str
+    """The column of the labels: `relevance` if it is there."""
     shown_N: Bools
+    """Has a position and an id."""
     inside_N: Bools
     """Shown at a position within the depth."""
     place_N: Ints
+    """The position of a document that was shown, from 0."""
     doubled_Q: Bools
+    """Groups with two documents at one position."""
 
     @staticmethod
     def from_table(table: pa.Table, row_group: RowGroup, depth: int) -> "_Lists":
@@ -283,7 +313,8 @@ class _Lists:
             doubled_Q=np.asarray((times > 1).any(axis=1)),
         )
 
-    def part(self, queries_Q: NDArray[np.uint64], chosen_Q: Bools, *, held_out: bool, in_log: bool) -> _Part:
+    def part(self, queries_Q: NDArray[np.uint64], chosen_Q: Bools) -> _Part:
+        """The sessions of the chosen groups, down to the depth."""
         keep_N = self.inside_N & chosen_Q[self.group_N]
         row_M = (np.cumsum(chosen_Q) - 1)[self.group_N[keep_N]]
         cells = row_M, self.place_N[keep_N]
@@ -297,9 +328,10 @@ class _Lists:
         shown_SP[cells], clicks_SP[cells] = True, self.clicks_N[keep_N] > 0
         if self.labels_N is not None:
             labels_SP[cells] = self.labels_N[keep_N]
-        return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q], held_out, in_log)
+        return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q])
 
     def tally(self, *, groups: int, unusable: int) -> LogTally:
+        """Their counts; `groups` and `unusable` count those that were read, before the unusable ones were left out."""
         depth, inside_N, below_N = self.depth, self.inside_N, self.shown_N & ~self.inside_N
         clicked_N = (self.clicks_N > 0) & self.shown_N
         clicks_Q = np.bincount(self.group_N, clicked_N, self.groups).astype(np.int64)

@@ -66,7 +66,7 @@ class RelevantOnly(LabelStep):
     """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
-    regroups: ClassVar = True
+    renumbers: ClassVar = True
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """Drop these groups."""
@@ -78,7 +78,7 @@ class MinDocs(LabelStep):
     """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
 
     kind: Literal["min_docs"] = "min_docs"
-    regroups: ClassVar = True
+    renumbers: ClassVar = True
     documents: int = Field(default=10, ge=2)
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
@@ -118,7 +118,7 @@ class ImplicitFeedback(LabelStep):
     """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
-    regroups: ClassVar = True
+    renumbers: ClassVar = True
     documents: int = Field(default=16, ge=1)
     """Documents of a sampled list (N_s); shorter lists are taken whole."""
     copies: int = Field(default=10, ge=1)

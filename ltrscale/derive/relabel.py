@@ -113,7 +113,7 @@ class RelabelJob(Stage):
         with storage.Commit(self.out) as commit:
             first = ready[0].transform  # `Match.check_after` lets no step stand before it
             statistics = first.statistics.put(commit) if isinstance(first, Appending) else None
-            renumber = any(step.regroups or step.lists > 1 for step in config.steps)
+            renumber = any(step.renumbers or step.lists > 1 for step in config.steps)
             writer = GroupWriter(commit, extended, statistics=statistics, renumber=renumber)
             everywhere = frozenset(dataset.manifest.periods)
             for block in _chain(ready, _read(dataset, everywhere, names, "relabel"), tallies):

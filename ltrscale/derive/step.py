@@ -73,8 +73,8 @@ class RelabelStep(Config):
     kind: str
     columns: ClassVar[tuple[str, ...]] = ()
     """The columns of documents that it fills, whatever its settings."""
-    regroups: ClassVar[bool] = False
-    """Whether it drops or adds groups even if `lists` is 1."""
+    renumbers: ClassVar[bool] = False
+    """Whether it drops or adds groups even if `lists` is 1, so that those after them get other numbers."""
     acts_on_labels: ClassVar[bool] = False
     """Whether it changes labels, groups or their documents, and must read labels and leave some."""
 

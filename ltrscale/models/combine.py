@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.models.layers import Dropout, MicroBatchNorm
+from ltrscale.models.batch_norm import MicroBatchNorm
+from ltrscale.models.layers import Dropout
 from ltrscale.models.ranker import Architecture, Ranker, RankerScores
 
 How = Literal["mean", "concat"]

@@ -18,7 +18,8 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.models.bert import Bert, BertConfig
-from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
+from ltrscale.models.encoder import Encoder, EncoderSettings, TokenFields
+from ltrscale.models.layers import FeatureEmbedding, Sizes, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with the batch."""
@@ -108,12 +109,13 @@ def _pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     """The sequences `[CLS] query [SEP] title [SEP] body [SEP]` of all documents; an empty field keeps its [SEP]."""
     assert config.vocabulary is not None
     n, device = groups.n_documents, groups.offsets_Q1.device
+    # A sequence is a row of pieces, each a run of the pool: [CLS], [SEP], then the tokens of one field after the other.
     # The pieces are laid out on the CPU, which knows all lengths, so a GPU need not synchronise.
     group_N = np.arange(groups.n_groups).repeat(layout(groups.offsets_Q1).lengths_Q)
     zeros_N, ones_N = np.zeros(n, np.int64), np.ones(n, np.int64)
     left_N = zeros_N + config.max_tokens - 1 - len(config.query) - len(config.document)
     pool, size = [send(np.array([config.vocabulary.cls, config.vocabulary.sep]), device)], 2
-    pieces, types, text = [(zeros_N, ones_N)], [0], [0]  # the place in the pool and the length of each piece
+    pieces, types, text = [(zeros_N, ones_N)], [0], [0]  # starts in the pool and lengths of a piece, for all documents
     for of_query, name in [*((True, name) for name in config.query), *((False, name) for name in config.document)]:
         tokens = _tokens_of(groups, name, of_query=of_query)
         starts_N, lengths_N = layout(tokens.offsets_R1).offsets_Q1[:-1], layout(tokens.offsets_R1).lengths_Q
@@ -121,11 +123,12 @@ def _pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
             starts_N, lengths_N = starts_N[group_N], lengths_N[group_N]
         taken_N = np.minimum(lengths_N, left_N)
         left_N = left_N - taken_N
-        pieces += [(starts_N + size, taken_N), (ones_N, ones_N)]
+        pieces += [(starts_N + size, taken_N), (ones_N, ones_N)]  # the field and a [SEP]
         types, text = [*types, *[int(not of_query)] * 2], [*text, 1, 0]
         pool, size = [*pool, tokens.ids_T.long()], size + len(tokens.ids_T)
     starts_P, lengths_P = (np.stack(values, 1).ravel() for values in zip(*pieces, strict=True))
     bounds_P1 = np.concatenate([[0], lengths_P.cumsum()])
+    # each piece repeats its values for its tokens; a token's place in the pool is its own number plus its piece's shift
     of_pieces = np.stack([lengths_P, starts_P - bounds_P1[:-1], np.tile(types, n), np.tile(text, n)])
     lengths, *values = send(of_pieces, device)
     n_tokens = int(bounds_P1[-1])

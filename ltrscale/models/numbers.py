@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.config import Config
+from ltrscale.models.encoder import Encoder
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import Encoder, InputLayer, SeparateLinear, Size
+from ltrscale.models.layers import InputLayer, SeparateLinear, Size
 
 
 class _NumberSettings(Config):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
+from ltrscale.models.batch_norm import MicroBatchNorm, refuse_batch_norm
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NetworkConfig, NumbersConfig
 from ltrscale.models.context import Contextual
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.layers import Dropout, Layers, MicroBatchNorm, SeparateLinear, Size, refuse_batch_norm
+from ltrscale.models.layers import Dropout, Layers, SeparateLinear, Size
 from ltrscale.models.numbers import PlainConfig
 from ltrscale.models.tables import keep_on_host
 

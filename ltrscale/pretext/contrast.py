@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import length_chunks
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
-from ltrscale.models.layers import Encoder
+from ltrscale.models.encoder import Encoder
 from ltrscale.models.ranker import Projector
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import AddedModules, Pretrainer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ltrscale.models.bert import initialise
 from ltrscale.models.cross_encoder import CrossEncoder, Pairs, TokenNumbers
-from ltrscale.models.layers import Encoder
+from ltrscale.models.encoder import Encoder
 from ltrscale.pretext.augment import Draw
 from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of
+from ltrscale.models.batch_norm import refuse_batch_norm
 from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.encoder import Encoder, EncoderSettings
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import Encoder, EncoderSettings, refuse_batch_norm
 from ltrscale.models.ranker import Architecture, Projector
 from ltrscale.models.tables import keep_on_host
 from ltrscale.pretext.augment import Augmentation, Draw

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ltrscale.batch import at_least_float32, one_list, repeated
 from ltrscale.config import Config
 from ltrscale.layout import send
-from ltrscale.models.layers import Encoder, Layers, Size
+from ltrscale.models.encoder import Encoder
+from ltrscale.models.layers import Layers, Size
 from ltrscale.models.ranker import HeadConfig, Projector, ProjectorConfig, mlp_head
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank

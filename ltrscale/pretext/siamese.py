@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import one_list
-from ltrscale.models.layers import Encoder, MicroBatchNorm, Size
+from ltrscale.models.batch_norm import MicroBatchNorm
+from ltrscale.models.encoder import Encoder
+from ltrscale.models.layers import Size
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer

@@ -66,10 +66,14 @@ class Pulse:
 
 @dataclass
 class _Worker:
+    """What was last heard of a worker; times are by this process's monotonic clock."""
+
     who: object
     counts: WorkerProgress
     heard: float
+    """When it last sent its counts."""
     moved: float
+    """When these last changed."""
 
 
 class HangWatch:

@@ -33,11 +33,12 @@ def _needs_ray(workers: WorkersConfig) -> bool:
     return not under_torchrun.is_running() and (workers.most > 1 or workers.gpus > 0)
 
 
-def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool = True) -> None:
+def launch(work: Work, *, workers: WorkersConfig, report: Report, elastic: bool = True) -> None:
     """Run the work, which writes its results to storage, on the workers; a single one runs in this process.
 
     Several start Ray or use the connected cluster; under torchrun its processes are the workers. Later ones join only
-    work that `regroups`, which continues in another group after `Regrouped`. `report` receives the records of rank 0.
+    work that is `elastic`, which continues in a world of another size after `Resized`. `report` receives the records of
+    rank 0.
 
     Raises:
         InputError: a worker raised one.
@@ -49,7 +50,7 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool
         from ltrscale.runtime import under_ray  # not at the top: importing Ray takes seconds
 
         with cluster_for(workers):
-            under_ray.train(work, workers, report, regroups=regroups)
+            under_ray.train(work, workers, report, elastic=elastic)
     else:
         with stop_on_signal() as stopping:
             work(WorkerContext(report=report, stopping=stopping, late=stopping.is_late))

@@ -71,20 +71,20 @@ class Standing(NamedTuple):
     commits: int
     """Checkpoints committed since the first start."""
     stop_asked: bool
-    group: int
-    """Number of the newest group of workers; Ray Train starts group 0."""
+    resizes: int
+    """How often the world has been resized."""
     changed: bool
-    """True if joiners have come or gone since that group was formed."""
+    """True if joiners have come or gone since the last resize."""
 
 
 class Slot(NamedTuple):
-    """A worker's place in a group."""
+    """A worker's place in the world after some number of resizes."""
 
-    group: int
+    resizes: int
     rank: int
     world: int
     store: tuple[str, int]
-    """Address and port of the store where the group meets."""
+    """Address and port of the store where its workers meet."""
 
 
 class Mailbox:
@@ -97,10 +97,14 @@ class Mailbox:
         self._starts = self._commits = 0
         self._stop_asked = False
         self._joiners: list[str] = []
+        """Names of the joiners that have come and not gone, in the order of coming."""
         self._placed: list[str] = []
+        """Those of them that the last resize gave slots."""
         self._changed_at = 0.0
-        self._group = 0
+        """When a joiner last came or went, by the monotonic clock."""
+        self._resizes = 0
         self._slots: dict[int | str, Slot] = {}
+        """Dealt by the last resize, by rank of Ray Train or name of a joiner."""
 
     def post(self, post: Post) -> None:
         """Leave a message for the launching process; a beat replaces the previous beat of its rank."""
@@ -112,7 +116,7 @@ class Mailbox:
                 self._beats.pop(rank, None)  # from the previous worker of this rank
             case Running(workers):
                 self._starts += workers > 0
-                self._joiners, self._placed = [], []  # joiners end with their group
+                self._joiners, self._placed = [], []  # joiners end with the others
         self._posts.append(post)
 
     def take(self) -> list[Post]:
@@ -133,32 +137,32 @@ class Mailbox:
     def standing(self) -> Standing:
         """The counts of the run, and whether it must stop."""
         changed = self._joiners != self._placed and time.monotonic() - self._changed_at > _SETTLE_S
-        return Standing(self._starts, self._commits, self._stop_asked, self._group, changed)
+        return Standing(self._starts, self._commits, self._stop_asked, self._resizes, changed)
 
     def come(self, joiner: str) -> int:
-        """Ask for a slot in the next group; returns the number of the newest group."""
+        """Ask for a slot at the next resize; returns how many there have been."""
         self._joiners.append(joiner)
         self._changed_at = time.monotonic()
-        return self._group
+        return self._resizes
 
     def go(self, joiner: str) -> None:
-        """Ask to be left out of the next group."""
+        """Ask to be left out at the next resize."""
         if joiner in self._joiners:
             self._joiners.remove(joiner)
             self._changed_at = time.monotonic()
 
-    def form(self, of_ray_train: int, store: tuple[str, int]) -> None:
-        """Form the next group at rank 0's store: Ray Train's workers with unchanged ranks, then the joiners."""
-        self._group += 1
+    def resize(self, of_ray_train: int, store: tuple[str, int]) -> None:
+        """Deal slots at rank 0's store: to Ray Train's workers, whose ranks stay, then to the joiners."""
+        self._resizes += 1
         self._placed = list(self._joiners)
         names = [*range(of_ray_train), *self._placed]
-        self._slots = {name: Slot(self._group, rank, len(names), store) for rank, name in enumerate(names)}
+        self._slots = {name: Slot(self._resizes, rank, len(names), store) for rank, name in enumerate(names)}
         self._posts.append(ReportedMetrics({"running_workers": len(names)}))
 
     def slot(self, name: int | str, after: int) -> Slot | None:
-        """The slot of a Ray Train rank or a joiner in a group later than `after`; None if it has none yet."""
+        """The slot of a Ray Train rank or a joiner after more than `after` resizes; None if it has none yet."""
         slot = self._slots.get(name)
-        return slot if slot is not None and slot.group > after else None
+        return slot if slot is not None and slot.resizes > after else None
 
 
 def open_mailbox() -> Any:

@@ -3,7 +3,7 @@
 The work resumes from its newest checkpoint, so recovery restarts all workers: after a worker died, after a node was
 lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
 start is useless: after an error that the user must read, after too many failures in a row, and when the launching
-process was asked to stop. Workers that find capacity only later come and go without a restart, see `runtime.groups`.
+process was asked to stop. Workers that find capacity only later come and go without a restart, see `runtime.elastic`.
 
 Torch's store, where workers meet, listens only on its node's address. By default it would listen on all interfaces,
 without a token. Ray Train has no public option for this: `_OnItsNode` uses its internals, which are checked with each
@@ -33,7 +33,7 @@ from ltrscale.errors import ExpectedEnd, InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.capacity import Waiting, resources
-from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, serve, work_in_groups
+from ltrscale.runtime.elastic import WATCH_S, Assignment, Joiners, Requests, serve, work_through_resizes
 from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     Beat,
@@ -56,10 +56,10 @@ _POLL_S = 0.2
 _COLLECTIVE_S = 1800  # torch's own default for gloo
 
 
-def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool) -> None:
+def train(work: Work, workers: WorkersConfig, report: Report, *, elastic: bool) -> None:
     """Run the work of a training on workers of Ray Train, in the cluster that this process is connected to.
 
-    Work that `regroups` continues with workers that come later.
+    Work that is `elastic` continues with workers that come later.
 
     Raises:
         InputError: a worker raised one, workers died too many times in a row, or Ray Train's controller died.
@@ -70,7 +70,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
     with storage.scratch.directory() as scratch, stop_on_signal() as stopping:
         # the watch must find a worker that hangs before the others' collectives time out
         task = Assignment(work, mailbox, workers, max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)))
-        most = workers.most if regroups else 0
+        most = workers.most if elastic else 0
         trainer, joiners = _trainer(task, str(scratch)), Joiners(task, _options(workers), most)
         failures: list[BaseException] = []
 
@@ -291,11 +291,11 @@ def _worker(config: dict[str, Assignment]) -> None:
     rank, world = context.get_world_rank(), context.get_world_size()
     if rank == 0:
         ray.get(task.mailbox.post.remote(Running(world)))
-    first = ray.get(task.mailbox.standing.remote()).group
+    first = ray.get(task.mailbox.standing.remote()).resizes
     requests = Requests(first)
     watch = functools.partial(_watch, task.mailbox, rank, requests)
     with alongside(watch, until=(RayError,), waits=False):  # an error of Ray: the cluster or the launcher is gone
-        work_in_groups(task, rank, Slot(first, rank, world, ("", 0)), requests)
+        work_through_resizes(task, rank, Slot(first, rank, world, ("", 0)), requests)
 
 
 def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -> None:
@@ -308,7 +308,7 @@ def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -
             requests.stop.set()
             return
         if standing and standing.changed:
-            requests.follow(standing.group)
+            requests.resize(standing.resizes)
 
 
 class _OnItsNode(TorchConfig):  # type: ignore[misc]

@@ -39,8 +39,8 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-class Group(NamedTuple):
-    """The processes of this run."""
+class World(NamedTuple):
+    """The processes of this run, as one of them sees them."""
 
     rank: int
     store: Store
@@ -50,7 +50,7 @@ class Group(NamedTuple):
     """Numbers of the coming trainings."""
 
 
-_group: Group | None = None
+_world: World | None = None
 
 
 def is_running() -> bool:
@@ -77,74 +77,74 @@ def taking_part() -> Iterator[bool]:
         UnavailableError: likewise.
         Stopped: a process was asked to stop; every process raises it.
     """
-    group = _meet()
-    with _ending_together(group):
-        if group.rank == 0:
+    world = _meet()
+    with _ending_together(world):
+        if world.rank == 0:
             yield True
-            dist.broadcast_object_list([None], group=group.control)
+            dist.broadcast_object_list([None], group=world.control)
         else:
             # between trainings it waits in a collective, where no Python handler runs: Ctrl-C ends it like SIGTERM
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            _follow(group)
+            _follow(world)
             yield False
     dist.destroy_process_group()
 
 
 def speaks() -> bool:
     """True if this process, the first to fail, reports to the user why all of them end."""
-    return _group is None or json.loads(_group.store.get(_FAILURE))["rank"] == _group.rank
+    return _world is None or json.loads(_world.store.get(_FAILURE))["rank"] == _world.rank
 
 
 def leave() -> None:
     """Wait until rank 0 has written its log, because the agent kills all processes once one has ended."""
-    if _group is None:
+    if _world is None:
         return
-    if _group.rank == 0:
-        _group.store.set(_LEFT, "")
+    if _world.rank == 0:
+        _world.store.set(_LEFT, "")
         return
     last = time.monotonic() + _PATIENCE_S  # rank 0 may be stuck
     with suppress(dist.DistError):  # or gone
-        while not _group.store.check([_LEFT]) and time.monotonic() < last:
+        while not _world.store.check([_LEFT]) and time.monotonic() < last:
             time.sleep(_POLL_S)
 
 
 def lead(work: Work, report: Report, hang_s: float) -> None:
     """Share a training with the other processes and take part in it; only rank 0 calls this."""
-    assert _group is not None
-    watchers = Watchers(_group, hang_s)  # before the others get the work and look at the counts
-    dist.broadcast_object_list([(work, hang_s, storage.share_leases())], group=_group.control)
-    _train(_group, work, report, watchers)
+    assert _world is not None
+    watchers = Watchers(_world, hang_s)  # before the others get the work and look at the counts
+    dist.broadcast_object_list([(work, hang_s, storage.share_leases())], group=_world.control)
+    _train(_world, work, report, watchers)
 
 
-def _meet() -> Group:
-    global _group
+def _meet() -> World:
+    global _world
     own_gpus = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
     if own_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    shared, number, world = next(rendezvous("env://"))
-    start = f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{world}"
+    shared, number, size = next(rendezvous("env://"))
+    start = f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{size}"
     store = PrefixStore(start, shared)  # the agent may keep its store, with old keys, when it restarts the processes
     backend = "cpu:gloo,cuda:nccl" if own_gpus else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=world)
-    _group = Group(number, store, dist.new_group(backend="gloo", timeout=_LONG), itertools.count())
-    return _group
+    dist.init_process_group(backend, store=store, rank=number, world_size=size)
+    _world = World(number, store, dist.new_group(backend="gloo", timeout=_LONG), itertools.count())
+    return _world
 
 
-def _follow(group: Group) -> None:
+def _follow(world: World) -> None:
     """Take part in each training until rank 0 has no more."""
     while True:
         message: list[tuple[Work, float, tuple[storage.Lease, ...]] | None] = [None]
-        dist.broadcast_object_list(message, group=group.control)
+        dist.broadcast_object_list(message, group=world.control)
         if message[0] is None:
             return
         work, hang_s, leases = message[0]
         storage.join_leases(leases)
-        _train(group, work, lambda _: None, Watchers(group, hang_s))
+        _train(world, work, lambda _: None, Watchers(world, hang_s))
 
 
-def _train(group: Group, work: Work, report: Report, watchers: "Watchers") -> None:
+def _train(world: World, work: Work, report: Report, watchers: "Watchers") -> None:
     pulse = Pulse()
-    with _ending_together(group), stop_on_signal() as stopping:
+    with _ending_together(world), stop_on_signal() as stopping:
         try:
             with pulse.sent(watchers.beat):
                 work(pulse.counting(WorkerContext(report=report, stopping=stopping)))
@@ -158,14 +158,14 @@ class Watchers:
     A beat makes two requests: one reads the counts of all W processes, because single reads would be W^2 in all.
     """
 
-    def __init__(self, group: Group, hang_s: float) -> None:
-        self._rank, self._store = group.rank, PrefixStore(f"training-{next(group.trainings)}", group.store)
+    def __init__(self, world: World, hang_s: float) -> None:
+        self._rank, self._store = world.rank, PrefixStore(f"training-{next(world.trainings)}", world.store)
         ranks = range(dist.get_world_size())
         self._watch, self._beats, self._keys = HangWatch(hang_s), 0, [f"beat-{number}" for number in ranks]
         self._heard = [_SILENT for _ in ranks]
         for number in ranks:
             self._watch.joined(number)
-        if group.rank == 0:  # a request for many keys waits until all of them exist
+        if world.rank == 0:  # a request for many keys waits until all of them exist
             for key in self._keys:
                 self._store.set(key, _SILENT)
 
@@ -196,16 +196,16 @@ class Watchers:
 
 
 @contextmanager
-def _ending_together(group: Group) -> Iterator[None]:
+def _ending_together(world: World) -> Iterator[None]:
     """Make all processes raise the first failure: the others would report only a lost connection."""
     try:
         yield
     except Exception as error:
         kind = next(name for name, cls in _ERRORS.items() if isinstance(error, cls) or name == "defect")
         status = error.status if isinstance(error, Stopped) else None
-        failure = json.dumps({"rank": group.rank, "kind": kind, "message": str(error), "status": status})
-        first = json.loads(group.store.compare_set(_FAILURE, "", failure))  # atomic: the first failure stays
-        if first["rank"] == group.rank:
+        failure = json.dumps({"rank": world.rank, "kind": kind, "message": str(error), "status": status})
+        first = json.loads(world.store.compare_set(_FAILURE, "", failure))  # atomic: the first failure stays
+        if first["rank"] == world.rank:
             raise
         if first["kind"] == "stopped":
             raise Stopped(first["message"], status=first["status"]) from None

@@ -85,21 +85,21 @@ class WorkerContext:
     """True if `stopping` means the end of `ending_by`: what is best by then is the result, if there is any."""
     progressed: Callable[[], None] = lambda: None
     """Notifies the launcher that a checkpoint was committed."""
-    regrouping: Callable[[], bool] = lambda: False
-    """True if `stopping` means another group of workers, not an end; only rank 0's answer counts, once all stop."""
+    resizing: Callable[[], bool] = lambda: False
+    """True if `stopping` means a resize of the world, not an end; only rank 0's answer counts, once all stop."""
     carried: object = None
-    """The state of rank 0's `Regrouped` in the previous group; None in the first group and on other workers."""
+    """The state of rank 0's `Resized` at the last resize; None before the first resize and on other workers."""
 
 
-class Regrouped(Exception):  # noqa: N818 - no error
-    """Leaves the work of every worker between two steps; it is called again in the same process, in another group.
+class Resized(Exception):  # noqa: N818 - no error
+    """Leaves the work of every worker between two steps; it is called again in the same process, in a resized world.
 
     Args:
         state: what the work needs to continue; the launcher passes rank 0's state back as `WorkerContext.carried`.
     """
 
     def __init__(self, state: object = None) -> None:
-        super().__init__("the workers go on as another group")
+        super().__init__("the workers go on in a resized world")
         self.state = state
 
 

@@ -13,8 +13,8 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
+from ltrscale.models.batch_norm import MicroBatchNorm, moments
 from ltrscale.models.combine import AnyRanker
-from ltrscale.models.layers import MicroBatchNorm, moments
 from ltrscale.models.tables import device_of
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, metric_named

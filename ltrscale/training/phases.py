@@ -16,7 +16,7 @@ from torch import nn
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import Stopped
-from ltrscale.models.layers import Encoder
+from ltrscale.models.encoder import Encoder
 from ltrscale.models.tables import device_of
 from ltrscale.progress import Advance, log, progress
 from ltrscale.runtime.workers import WorkerContext, rank_and_world

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
+from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.runtime.workers import rank_and_world
 
 T = TypeVar("T")

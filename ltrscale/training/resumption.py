@@ -20,7 +20,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import is_made_by
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
-from ltrscale.runtime.workers import ONE, Regrouped, WorkerContext, Workers, rank_and_world
+from ltrscale.runtime.workers import ONE, Resized, WorkerContext, Workers, rank_and_world
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training.checkpoint import (
@@ -48,7 +48,7 @@ _KEPT_CHECKPOINTS = 2  # if the newest is damaged, a run resumes from the previo
 
 @dataclass(frozen=True)
 class _Carried:
-    """What rank 0 passes from one group of workers to the next."""
+    """What rank 0 keeps in memory over a resize."""
 
     snapshot: Snapshot
     good: tuple[str, ...]
@@ -71,7 +71,7 @@ class Checkpoints:
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        context: counts committed checkpoints, on rank 0 in the writing thread, and signals whether the workers regroup.
+        context: counts committed checkpoints, on rank 0 in the writing thread, and signals a stop or a resize.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Checkpoints:
         self._stale: set[str] = set()
         self._failed: list[str] = []
         self._paused_since: float | None = None
-        """On rank 0: when the previous group of workers did its last step."""
+        """On rank 0: when the workers did the last step before a resize."""
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class Checkpoints:
         self._writer.shutdown()
 
     def newest(self) -> Snapshot | None:
-        """The previous group's state in memory, else the newest undamaged checkpoint of this run, or None.
+        """The state in memory from before a resize, else the newest undamaged checkpoint of this run, or None.
 
         Only rank 0 reads it from storage, for all workers.
         """
@@ -156,7 +156,7 @@ class Checkpoints:
         """Act on the result of a step: save, save and stop, or end a run that cannot save.
 
         Raises:
-            Regrouped: the workers continue as another group, from the state of rank 0.
+            Resized: the workers continue in a resized world, from the state of rank 0.
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
         """
@@ -167,12 +167,10 @@ class Checkpoints:
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
             raise self._cannot_save()
-        if result.stopping and from_rank_0(self.context.regrouping()):
+        if result.stopping and from_rank_0(self.context.resizing()):
             self._wait()  # the write in progress uses the buffers and changes the lists below
             snapshot = take(trainer, progress, self._buffers)
-            raise Regrouped(
-                snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic())
-            )
+            raise Resized(snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic()))
         if result.checkpoint_due or result.stopping:
             self._save(trainer, progress)
         if result.stopping:

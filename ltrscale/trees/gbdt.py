@@ -116,7 +116,7 @@ class GBDTJob(LabelledStage):
         deal(train, rank=0, world=world)  # raises before any worker is started
         validation = None if refit else with_features_of(train, select(judged, labelled=True))
         work = partial(self._grow, train, validation, origin)
-        launch(work, workers=self.workers, report=report, regroups=False)
+        launch(work, workers=self.workers, report=report, elastic=False)
 
     def _choose(self, ensemble: EnsembleConfig, origin: Origin) -> None:
         """Train the candidates, and average the best."""

@@ -22,11 +22,11 @@ from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
+from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.combine import MeanRanker
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
-from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))

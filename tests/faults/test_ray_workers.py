@@ -23,8 +23,8 @@ from faulty_pretraining import (
 )
 
 from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.runtime.elastic import Assignment, Requests, await_slot, give_up
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.groups import Assignment, Requests, await_slot, give_up
 from ltrscale.runtime.mailbox import open_mailbox
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -135,10 +135,10 @@ def test_a_joiner_that_must_leave_takes_a_slot_that_it_has_and_waits_for_no_othe
     task = Assignment(FaultyPretraining(str(tmp_path)), mailbox, TWO, 60)
     requests = Requests(ray.get(mailbox.come.remote("joiner")))
     if formed == "before":
-        ray.get(mailbox.form.remote(2, ("127.0.0.1", 1)))
+        ray.get(mailbox.resize.remote(2, ("127.0.0.1", 1)))
     give_up(task, "joiner", requests)
     if formed == "after":
-        ray.get(mailbox.form.remote(2, ("127.0.0.1", 1)))
+        ray.get(mailbox.resize.remote(2, ("127.0.0.1", 1)))
     slot = await_slot(task, "joiner", requests)
     assert (slot and slot.rank) == (2 if formed == "before" else None)
     ray.kill(mailbox)

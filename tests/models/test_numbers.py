@@ -17,9 +17,10 @@ from ltrscale.config import Config, kind_of, members
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.distill import MLPStudent
+from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import NetworkConfig, NumbersConfig
+from ltrscale.models.encoder import depths
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.layers import MicroBatchNorm, depths, moments, update_running_statistics
 from ltrscale.models.numbers import PLEConfig, PLRConfig, _PiecewiseLinear
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.training.finetune import FinetuneConfig

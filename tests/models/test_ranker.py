@@ -10,10 +10,11 @@ from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig
+from ltrscale.models.batch_norm import MicroBatchNorm
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.layers import Dropout, MicroBatchNorm
+from ltrscale.models.layers import Dropout
 from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker, mlp_head
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig

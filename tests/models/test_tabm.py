@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
+from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.combine import combine_rankers
-from ltrscale.models.encoders import MLP, MLPConfig, TabM, TabMConfig, _AdaptedLinear
+from ltrscale.models.encoders import MLP, MLPConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.ranker import Architecture, HeadConfig, ProjectorConfig, Ranker, mlp_head
+from ltrscale.models.tabm import TabM, TabMConfig, _AdaptedLinear
 from ltrscale.pretext.augment import SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import ScarfConfig, SimCLRConfig, SimCLRRankConfig

@@ -18,7 +18,7 @@ from ltrscale.models.attention import (
     _InducedBlock,
     _SelfAttentionBlock,
 )
-from ltrscale.models.context import DLCM, GSF
+from ltrscale.models.contexts import DLCM, GSF
 
 
 def attend(layer: Attention, queries: Tensor, keys: Tensor) -> Tensor:

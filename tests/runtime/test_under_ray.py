@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cl
 
 def run(report: Report = lambda _: None) -> None:
     """Runs two workers that never end."""
-    train(lambda _: time.sleep(3600), WorkersConfig(number=2), report, regroups=False)
+    train(lambda _: time.sleep(3600), WorkersConfig(number=2), report, elastic=False)
 
 
 def reserved() -> set[str]:

@@ -17,8 +17,8 @@ from ltrscale.data.stream.parts import run_here
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.models.batch_norm import MicroBatchNorm
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryConfig, AuxiliaryObjective
 from ltrscale.training.finetune import FinetuneConfig

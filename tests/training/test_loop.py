@@ -19,8 +19,8 @@ from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
+from ltrscale.models.batch_norm import MicroBatchNorm
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.training import reduce

@@ -1,13 +1,13 @@
-"""Groups of workers: Ray Train's, plus joiners that join and leave between two steps without a restart.
+"""Elastic training: Ray Train's workers, plus joiners that join and leave between two steps without a restart.
 
 Ray Train starts as many workers as the cluster can hold and watches them; to change their number it ends them all and
 starts again. A worker that comes later is a joiner, a separate actor that waits for capacity. When a joiner comes, or
-its node is about to be removed, all workers leave their work after the same step, form a group of another size in their
-existing processes, and start the work again from the state that rank 0 holds in memory. No step is lost or repeated,
-and only data is read from storage.
+its node is about to be removed, the world is resized: all workers leave their work after the same step, meet those that
+stay or come in their existing processes, and start the work again from the state that rank 0 holds in memory. No step
+is lost or repeated, and only data is read from storage.
 
 In order: a joiner asks the mailbox for a slot; rank 0 sees this and asks the others, as for a stop, in the sum that
-each step makes anyway; all raise `Regrouped`; rank 0 opens a store and has the mailbox deal the slots; all meet there.
+each step makes anyway; all raise `Resized`; rank 0 opens a store and has the mailbox deal the slots; all meet there.
 After any failure the joiners end, and return once Ray Train has started its own workers.
 """
 
@@ -35,12 +35,16 @@ from ltrscale.runtime import ray_internals
 from ltrscale.runtime.hangs import Pulse
 from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.workers import Regrouped, Work, WorkerContext, WorkersConfig
+from ltrscale.runtime.workers import Resized, Work, WorkerContext, WorkersConfig
 
 WATCH_S = 0.5
+"""Between two looks at the mailbox for requests."""
 _LOOK_S = 0.1
+"""Between two looks for a slot."""
 _MEET_S = 60.0
+"""How long the workers of a resized world wait for each other."""
 _AGAIN_S = 10.0
+"""Until a joiner that failed is replaced."""
 
 
 @dataclass(frozen=True)
@@ -64,48 +68,48 @@ class Assignment:
 class Requests:
     """Requests to a worker, checked between two steps; a thread polls the mailbox and sets them."""
 
-    def __init__(self, group: int = 0) -> None:
-        self.group = group
-        """Number of the worker's group."""
+    def __init__(self, resizes: int = 0) -> None:
+        self.resizes = resizes
+        """How often the world had been resized when it got the worker's slot."""
         self.stop = threading.Event()
         self.leave = threading.Event()
-        """For a joiner: no later group has a slot for it."""
-        self._left_behind = -1
+        """For a joiner: no later world has a slot for it."""
+        self._outgrown = -1
 
-    def follow(self, group: int) -> None:
-        """Ask for another group, if the worker is still in this one."""
-        self._left_behind = group
+    def resize(self, resizes: int) -> None:
+        """Ask for the resize after this many, unless the worker has already been through it."""
+        self._outgrown = resizes
 
-    def regrouping(self) -> bool:
-        """True if another group is requested, and no stop."""
-        return self._left_behind == self.group and not self.stop.is_set()
+    def resizing(self) -> bool:
+        """True if a resize is requested, and no stop."""
+        return self._outgrown == self.resizes and not self.stop.is_set()
 
     def stopping(self) -> bool:
         """True if the worker must leave its work after this step."""
-        return self.stop.is_set() or self.regrouping()
+        return self.stop.is_set() or self.resizing()
 
 
-def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requests) -> None:
-    """Do the work in one group after another, until it is done or this worker leaves.
+def work_through_resizes(task: Assignment, name: int | str, slot: Slot, requests: Requests) -> None:
+    """Do the work in one world after another, until it is done or this worker leaves.
 
     `name` is the worker's at the mailbox: its rank under Ray Train, or a joiner's name; `slot` its place in the first
-    group, which this process has joined.
+    of these worlds, which this process has joined.
     """
-    carried, sender, of_ray_train = None, Sender(task.mailbox), slot.world  # rank 0 is in the first group
+    carried, sender, of_ray_train = None, Sender(task.mailbox), slot.world  # only rank 0 uses it: of no joiner yet
     while True:
         try:
             _work(task, slot.rank, sender, requests, carried)
             return
-        except Regrouped as regrouped:
-            carried = regrouped.state if slot.rank == 0 else None
+        except Resized as resized:
+            carried = resized.state if slot.rank == 0 else None
         gc.collect()  # the previous trainer, which its generators may keep alive in a reference cycle
         if slot.rank == 0:
-            ray.get(task.mailbox.form.remote(of_ray_train, serve()))
+            ray.get(task.mailbox.resize.remote(of_ray_train, serve()))
         next_slot = await_slot(task, name, requests)
         if next_slot is None:
             return
         meet(task, next_slot)
-        requests.group, slot = next_slot.group, next_slot
+        requests.resizes, slot = next_slot.resizes, next_slot
 
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
@@ -118,7 +122,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
         report=(lambda record: sender(ReportedMetrics(dict(record)))) if rank == 0 else lambda _: None,
         stopping=requests.stopping,
         progressed=lambda: sender.mailbox.count_commit.remote(),
-        regrouping=requests.regrouping,
+        resizing=requests.resizing,
         carried=carried,
     )
     with (
@@ -128,7 +132,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
     ):
         try:
             task.work(pulse.counting(context))
-        except (ExpectedEnd, Regrouped):
+        except (ExpectedEnd, Resized):
             raise
         except Exception as error:
             error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # pickling drops the traceback
@@ -139,23 +143,23 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
 
 
 def await_slot(task: Assignment, name: int | str, requests: Requests) -> Slot | None:
-    """Wait for this worker's slot in a later group; None for a joiner that has given up its slot."""
+    """Wait for this worker's slot in a later world; None for a joiner that has given up its slot."""
     while True:
         leaves = requests.leave.is_set()  # read before asking: a slot dealt before it was given up is still taken
-        slot = ray.get(task.mailbox.slot.remote(name, requests.group))
+        slot = ray.get(task.mailbox.slot.remote(name, requests.resizes))
         if slot is not None or leaves:
             return slot and Slot(*slot)
         time.sleep(_LOOK_S)
 
 
 def give_up(task: Assignment, name: str, requests: Requests) -> None:
-    """Give up a joiner's slot in later groups."""
+    """Give up a joiner's slot in later worlds."""
     ray.get(task.mailbox.go.remote(name))
     requests.leave.set()  # only now: the others would wait for a joiner that left with a slot
 
 
 def meet(task: Assignment, slot: Slot) -> None:
-    """Leave this process's group, if any, and join the group of the slot.
+    """Leave this process's world, if it is in one, and meet the other workers of the slot's.
 
     Raises:
         torch.distributed.DistStoreError: not all of its workers arrived within a minute.
@@ -196,7 +200,7 @@ def serve() -> tuple[str, int]:
 
 class _Joiner:
     def run(self, task: Assignment, name: str) -> bool:
-        """Join the group, work and leave; returns True if all of the work is done."""
+        """Join the world, work and leave; returns True if all of the work is done."""
         requests = Requests(ray.get(task.mailbox.come.remote(name)))
         node = ray.get_runtime_context().get_node_id()
 
@@ -209,8 +213,8 @@ class _Joiner:
         with alongside(watch, until=(RayError,), waits=False):  # an error of Ray: the cluster or the launcher is gone
             if (slot := await_slot(task, name, requests)) is not None:
                 meet(task, slot)
-                requests.group = slot.group
-                work_in_groups(task, name, slot, requests)
+                requests.resizes = slot.resizes
+                work_through_resizes(task, name, slot, requests)
         return not requests.leave.is_set()
 
 
@@ -228,17 +232,18 @@ class Joiners:
 
     def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:
         self._task, self._options, self._most = task, options, most
-        self._slots: list[float] = []
-        """Earliest time to fill each slot."""
+        self._vacant_from: list[float] = []
+        """For each joiner that there may be, by number: the earliest time to start it, or to replace it."""
         self._running: dict[Any, tuple[int, str, Any]] = {}
+        """By the result of its `run`: the joiner's number, its name at the mailbox, its actor."""
 
     def invite(self, *, beside: int) -> None:
-        """Request joiners to add to this many workers of Ray Train, now that there is a group to join."""
-        self._slots = [0.0] * max(0, self._most - beside)
+        """Request joiners to add to this many workers of Ray Train, now that there is a world to join."""
+        self._vacant_from = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
-        """End all joiners after the group failed: Ray Train's own workers may need their resources."""
-        self._slots = []
+        """End all joiners after the workers failed: Ray Train's own workers may need their resources."""
+        self._vacant_from = []
         for _, _, actor in self._running.values():
             ray.kill(actor)
         self._running.clear()
@@ -253,20 +258,20 @@ class Joiners:
             done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
             for result in done:
                 self._ended(result)
-        filled = {slot for slot, _, _ in self._running.values()}
-        for slot, free_at in enumerate(self._slots):
-            if slot not in filled and time.monotonic() >= free_at:
-                self._call(slot)
+        running = {number for number, _, _ in self._running.values()}
+        for number, vacant_from in enumerate(self._vacant_from):
+            if number not in running and time.monotonic() >= vacant_from:
+                self._start(number)
 
-    def _call(self, slot: int) -> None:
+    def _start(self, number: int) -> None:
         name = uuid.uuid4().hex
         actor = ray.remote(_Joiner).options(**self._options).remote()
-        self._running[actor.run.remote(self._task, name)] = slot, name, actor
+        self._running[actor.run.remote(self._task, name)] = number, name, actor
 
     def _ended(self, result: Any) -> None:
-        slot, name, _ = self._running.pop(result)
+        number, name, _ = self._running.pop(result)
         try:
-            self._slots[slot] = float("inf") if ray.get(result) else 0.0
+            self._vacant_from[number] = float("inf") if ray.get(result) else 0.0
             return
         except RayTaskError as error:
             cause = error.cause
@@ -275,7 +280,9 @@ class Joiners:
             ended = cause
         except RayError as error:
             ended = error
-        self._slots[slot] = time.monotonic() + _AGAIN_S  # so that an immediate failure does not repeat in a tight loop
+        self._vacant_from[number] = (
+            time.monotonic() + _AGAIN_S
+        )  # so that an immediate failure does not repeat in a tight loop
         ray.get(self._task.mailbox.go.remote(name))
         if not isinstance(ended, Stopped):
             log.warning(

@@ -1,0 +1,147 @@
+"""Batch norm whose running statistics do not depend on the number of workers.
+
+Shapes: N documents, D columns.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ltrscale.layout import send
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Refuse a model that contains torch's own BatchNorm.
+
+    Its running statistics would silently be those of a single worker's micro-batches.
+
+    Raises:
+        ValueError: a layer is torch's BatchNorm; names the layer.
+
+    Example:
+        >>> refuse_batch_norm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        Traceback (most recent call last):
+        ValueError: 1: torch's BatchNorm1d makes weights depend on the number of workers; take MicroBatchNorm
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            kind = type(module).__name__
+            raise ValueError(
+                f"{name}: torch's {kind} makes weights depend on the number of workers; take MicroBatchNorm"
+            )
+
+
+class MicroBatchNorm(nn.Module):
+    """BatchNorm that is exact under gradient accumulation and over workers.
+
+    In training it normalises by the current micro-batch and remembers its mean and variance; once a step, `moments` and
+    `update_running_statistics` move the running statistics of all norms, as if all documents had been one batch. It
+    uses the running statistics at inference, and for a micro-batch of one document, which has no variance.
+
+    Args:
+        width: features D.
+        affine: learn a scale and a shift.
+        momentum: weight of the new statistics in the running ones.
+        eps: added to the variance.
+
+    Example:
+        >>> norm = MicroBatchNorm(1, momentum=1.0)
+        >>> _ = norm(torch.tensor([[0.0], [2.0]])), norm(torch.tensor([[4.0]]))
+        >>> update_running_statistics([norm], moments([norm]))
+        >>> norm.running_mean.item(), norm.running_var.item()
+        (2.0, 4.0)
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int, *, affine: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.weight = nn.Parameter(torch.ones(width)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(width)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+        self.seen: list[tuple[int, Tensor]] = []
+        """Documents of each micro-batch since the last update, with its mean and unbiased variance [2, D]."""
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Normalise each column."""
+        if not self.training or len(x_ND) < 2:
+            if self.training and len(x_ND) == 1:
+                only_D = x_ND.detach()[0].to(self.running_mean.dtype)
+                self._remember(1, torch.stack([only_D, torch.zeros_like(only_D)]))
+            return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        # With momentum 1, the fused kernel writes the micro-batch's mean and unbiased variance to these.
+        statistics_2D = self.running_mean.new_zeros(2, len(self.running_mean))
+        mean_D, var_D = statistics_2D.unbind()
+        y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+        self._remember(len(x_ND), statistics_2D)
+        return y_ND
+
+    def _remember(self, count: int, statistics_2D: Tensor) -> None:
+        from ltrscale.models import uncompiled  # loads the compiler
+
+        # compiled code would depend on how many micro-batches were seen
+        uncompiled.call(self._keep, count, statistics_2D)
+
+    def _keep(self, count: int, statistics_2D: Tensor) -> None:
+        self.seen.append((count, statistics_2D))
+
+
+def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
+    """What the norms have seen since the last call, as sums that can be added over workers.
+
+    All norms share a few operations, because on a GPU each costs the same however short its vectors are.
+
+    Returns:
+        float64, for n norms of total width D: n numbers of documents, D sums, and D sums of squares.
+    """
+    device = norms[0].running_mean.device
+    counts = send(np.array([sum(n for n, _ in norm.seen) for norm in norms], np.float64), device)
+    of_norms = {norm: norm.seen or [(0, norm.running_mean.new_zeros(2, len(norm.running_mean)))] for norm in norms}
+    seen = [statistics for of_norm in of_norms.values() for statistics in of_norm]
+    # in float32, the sum of squares minus the squared mean would cancel
+    stacked_2D = torch.cat([statistics_2D for _, statistics_2D in seen], 1).double()
+    widths = [statistics_2D.shape[1] for _, statistics_2D in seen]
+    means, variances = (torch.split(row_D, widths) for row_D in stacked_2D)
+    sums = torch._foreach_mul(means, [float(n) for n, _ in seen])
+    squares = torch._foreach_mul(variances, [float(max(0, n - 1)) for n, _ in seen])
+    torch._foreach_addcmul_(squares, means, sums)
+    firsts = [0, *accumulate(len(of_norm) for of_norm in of_norms.values())][:-1]
+    for first, of_norm in zip(firsts, of_norms.values(), strict=True):
+        for later in range(first + 1, first + len(of_norm)):  # each further micro-batch is added to the first
+            for values in (sums, squares):
+                values[first].add_(values[later])
+    for norm in norms:
+        norm.seen = []
+    return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
+
+
+def update_running_statistics(norms: Sequence[MicroBatchNorm], sums: Tensor, *, momentum: float | None = None) -> None:
+    """Move the running statistics of norms towards the moments of a step.
+
+    The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only the
+    mean; a step without documents changes nothing.
+
+    Args:
+        norms: in the order of `sums`.
+        sums: of all documents of a step: a result of `moments`, or a sum of results.
+        momentum: used instead of the norms' own; 1 sets the statistics.
+    """
+    widths, device = [len(norm.running_mean) for norm in norms], sums.device
+    norm_D = send(np.arange(len(norms)).repeat(widths), device)
+    count_D, sums_2D = sums[: len(norms)][norm_D], sums[len(norms) :].view(2, -1)
+    mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()
+    var_D = (square_D - mean_D.square()).clamp(min=0) * count_D / (count_D - 1).clamp(min=1)
+    own = [norm.momentum if momentum is None else momentum for norm in norms]
+    weight_D = send(np.array(own, np.float64).repeat(widths), device)
+    running = [norm.running_mean for norm in norms], [norm.running_var for norm in norms]
+    for buffers, new_D, least in zip(running, (mean_D, var_D), (1, 2), strict=True):
+        old_D = torch.cat(buffers)
+        moved_D = old_D.lerp(new_D.to(old_D.dtype), (weight_D * (count_D >= least)).to(old_D.dtype))
+        torch._foreach_copy_(buffers, list(torch.split(moved_D, widths)))

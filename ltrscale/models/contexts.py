@@ -1,0 +1,253 @@
+"""List contexts without attention: DLCM reads a list in order, and GSF scores documents in windows.
+
+Shapes: N documents, Q groups, F features, D embedding, H hidden layer, R strides; M lists of a chunk, L slots of each;
+A state of the recurrent network, U units; W windows (`size` documents scored together), B block of a window's output.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise, zip_longest
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups, group_index
+from ltrscale.layout import layout, send
+from ltrscale.models.context import (
+    ContextSettings,
+    Contextual,
+    ListContext,
+    RankedSettings,
+    inverse,
+    map_lists,
+    order_within_lists,
+)
+from ltrscale.models.layers import Activation, Dropout, FeatureEmbedding, Size, Sizes, activation
+
+
+class DLCMConfig(RankedSettings):
+    """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018).
+
+    Source: Ai et al. 2018.
+    Proof: loop; order laws.
+    """
+
+    kind: Literal["dlcm"] = "dlcm"
+    state: Size = 136
+    """Size of the network's state."""
+    units: Size = 3
+    """Comparisons of a document with the list's state; the size of the document's new embedding."""
+    features: bool = True
+    """Add each document's features to the encoder's embedding; this is the paper's input, with two layers of ELU as the
+    encoder."""
+    embedding: Size = 8
+    """Dimensions of the embedding of each categorical feature among these."""
+    initial_rank: Literal["positions", "feature"] = "positions"
+    """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """A `DLCM` with fresh weights."""
+        return DLCM(self, width, numeric_F, cardinalities)
+
+
+class DLCM(ListContext):
+    """Deep listwise context model (Ai et al. 2018): units `u_ik = o_i . tanh(W_k s + b_k)`.
+
+    A GRU reads the initial ranking from the last document to the first; o are its outputs, and s is its state after the
+    first document. The input of a document is `[x_i, h_i]`, its features and the encoder's embedding. A head of one
+    linear layer V on the units is the paper's local ranking function `V (o_i . tanh(W s + b))`.
+
+    The output depends on the initial ranking, and therefore on the order of the input where documents tie.
+
+    Raises:
+        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
+    """
+
+    def __init__(self, config: DLCMConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        config.check_feature(numeric_F)
+        self.config: DLCMConfig = config
+        self.width = config.units
+        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding) if config.features else None
+        inputs = width + (self.features.width if self.features else 0)
+        self.gru = nn.GRU(inputs, config.state, batch_first=True)
+        self.compare = nn.Linear(config.state, config.state * config.units)
+
+    def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
+        """Embeddings of documents in their lists."""
+        if self.features is not None:
+            h_ND = torch.cat([self.features(x_NF), h_ND], dim=1)
+        order_N = self.config.order(groups)
+        # Reverse each list: in a list [first, end), the document at first + end - 1 - p moves to place p.
+        turn_Q = groups.offsets_Q1[:-1] + groups.offsets_Q1[1:] - 1
+        places_N = torch.arange(order_N.shape[0], device=order_N.device)
+        order_N = order_N[turn_Q[group_index(groups.offsets_Q1, h_ND.shape[0])] - places_N]
+        units_NU = map_lists(self._read, h_ND.index_select(0, order_N), groups.offsets_Q1, quadratic=False)
+        return Contextual(units_NU.index_select(0, inverse(order_N)))
+
+    def _read(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+        o_MLA = self.gru(x_MLD)[0]  # padding follows the documents of a list, so it does not change their outputs
+        last_M = mask_ML.sum(1) - 1
+        state_MA = o_MLA[torch.arange(o_MLA.shape[0], device=last_M.device), last_M]
+        keys_MAU = self.compare(state_MA).tanh().unflatten(1, (o_MLA.shape[2], -1))
+        units_MLU: Tensor = o_MLA @ keys_MAU
+        return units_MLU
+
+
+class GSFConfig(ContextSettings):
+    """GSF: a network reads several documents of a list at once and scores them together (Ai et al. 2019).
+
+    Source: Ai et al. 2019.
+    Proof: loop; all pairs for `size: 2`.
+    """
+
+    kind: Literal["gsf"] = "gsf"
+    beyond_graphs: ClassVar = "chooses windows by the length of a list and by hashes"
+    size: int = Field(2, ge=1, le=100)
+    """Documents that are scored together; 1 is a pointwise network."""
+    hidden: Sizes = (256, 128)
+    """Sizes of the hidden layers."""
+    width: Size = 64
+    """Size of the embedding that the network computes for each of its documents."""
+    activation: Activation = "relu"
+    """The non-linearity."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of hidden layers."""
+    strides: Size | None = 16
+    """Rounds of windows, the documents scored together, at inference; in a round, each document takes each place once.
+    Empty for all rounds, which are all ordered pairs if the size is 2."""
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """A `GSF` with fresh weights."""
+        return GSF(self, width, numeric_F, cardinalities)
+
+
+class GSF(ListContext):
+    """Groupwise scoring function (Ai et al. 2019): a network scores a window of `size` documents; mean over windows.
+
+    For a window (i_1, .., i_m), a group in the paper, the network maps `[h_i1, .., h_im]` to m blocks, one for the
+    document in each place; a document's embedding is the mean of its blocks over windows. With a head of one linear
+    layer, this is the paper's scoring function with its last layer in two factors.
+
+    A sample of windows stands in for all in all orders, as in the paper. In training, each list is shuffled (torch's
+    default generator), and every document starts one window with the documents that follow it, wrapping around the end
+    of the list: each document takes each place once. At inference, a hash of the raw features orders each list; windows
+    take documents at several strides (`_stride_numbers`), and documents with equal features share their mean. So scores
+    are deterministic and do not depend on the order of the input. A list shorter than `size` repeats its documents
+    within a window.
+    """
+
+    def __init__(self, config: GSFConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
+        super().__init__()
+        self.config: GSFConfig = config
+        self.width = config.width
+        # The first layer of a window is a sum over its places; each term is computed once per document and place.
+        self.places = nn.Linear(width, config.size * config.hidden[0], bias=False)
+        nn.init.kaiming_uniform_(self.places.weight, a=(5 * config.size) ** 0.5)  # fan-in is that of the whole window
+        self.bias = nn.Parameter(torch.zeros(config.hidden[0]))
+        activate, dropout = activation(config.activation), Dropout(config.dropout)
+        hidden = [layer for a, b in pairwise(config.hidden) for layer in (nn.Linear(a, b), activate, dropout)]
+        blocks = nn.Linear(config.hidden[-1], config.size * config.width)
+        self.network = nn.Sequential(activate, dropout, *hidden, blocks)
+
+    def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
+        """Embeddings of documents in their lists."""
+        offsets_Q1, config = groups.offsets_Q1, self.config
+        if self.training:
+            keys_N = torch.rand(len(h_ND), device=h_ND.device)
+            strides_QR = np.ones((groups.n_groups, 1), np.int64)
+        else:
+            keys_N = _content_keys(groups.features_NF)
+            rounds = config.strides if config.size > 1 else 1
+            strides_QR = _strides(layout(offsets_Q1).lengths_Q, config.size, rounds)
+        order_N = order_within_lists(keys_N, offsets_Q1)
+        sums_NB = self._sum_blocks(h_ND.index_select(0, order_N), offsets_Q1, strides_QR)
+        rounds_Q = send(config.size * (strides_QR > 0).sum(1), offsets_Q1.device)
+        means_NB = sums_NB / rounds_Q[group_index(offsets_Q1)][:, None]
+        if not self.training:
+            means_NB = _mean_of_equals(means_NB, keys_N[order_N], offsets_Q1)
+        return Contextual(means_NB.index_select(0, inverse(order_N)))
+
+    def _sum_blocks(self, h_ND: Tensor, offsets_Q1: Tensor, strides_QR: NDArray[np.int64]) -> Tensor:
+        """Sum of each document's blocks over strides and places, one stride at a time."""
+        config = self.config
+        places_NmH = self.places(h_ND).unflatten(1, (config.size, -1))
+        # Float32 even under autocast: a document has many blocks, and bfloat16 would round their sum.
+        dtype = torch.promote_types(h_ND.dtype, torch.float32)
+        sums_NB = torch.zeros(len(h_ND), config.width, dtype=dtype, device=h_ND.device)
+        for strides_Q in strides_QR.T:
+            windows = _Windows.from_strides(offsets_Q1, strides_Q)
+            hidden_WH = self.bias.expand(len(windows.row_W), -1)
+            for place in range(config.size):
+                hidden_WH = hidden_WH + places_NmH[:, place].index_select(0, windows.document_W(place))
+            blocks_WmB = self.network(hidden_WH).unflatten(1, (config.size, -1))
+            for place in range(config.size):
+                sums_NB = sums_NB.index_add(0, windows.document_W(place), blocks_WmB[:, place].to(sums_NB.dtype))
+        return sums_NB
+
+
+class _Windows(NamedTuple):
+    """One window for each document of the lists that have this stride; shapes [W]."""
+
+    row_W: Tensor
+    first_W: Tensor
+    length_W: Tensor
+    stride_W: Tensor
+
+    @staticmethod
+    def from_strides(offsets_Q1: Tensor, strides_Q: NDArray[np.int64]) -> "_Windows":
+        """The windows of one round; a list with stride 0 has none."""
+        has_one_N, device = (strides_Q > 0).repeat(layout(offsets_Q1).lengths_Q), offsets_Q1.device
+        row_W = send(np.flatnonzero(has_one_N), device)
+        group_W = group_index(offsets_Q1)[row_W]
+        return _Windows(row_W, offsets_Q1[group_W], offsets_Q1.diff()[group_W], send(strides_Q.copy(), device)[group_W])
+
+    def document_W(self, place: int) -> Tensor:
+        """The document at a place of each window, wrapping around the end of the list."""
+        return self.first_W + (self.row_W - self.first_W + place * self.stride_W) % self.length_W
+
+
+@lru_cache(maxsize=4096)  # testing all strides is slow, and lengths repeat from batch to batch
+def _stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...]:
+    """At most `rounds` strides s such that no window (p, p + s, p + 2 s, ..) of a list repeats a document."""
+    distinct = min(size, length)
+    valid = [s for s in range(1, length) if all(s * k % length for k in range(1, distinct))] or [1]
+    if rounds is None or len(valid) <= rounds:
+        return tuple(valid)
+    return tuple(valid[i * len(valid) // rounds] for i in range(rounds))
+
+
+# Odd multipliers of a 64-bit mixing function, as signed words: torch has no arithmetic on uint64.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX = 0xD6E8FEB86659FD93 - 2**64
+
+
+def _content_keys(features_NF: Tensor) -> Tensor:
+    """Hash of each document's features, int64 [N], the same in any batch and on any device."""
+    features_NF = features_NF.double() + 0.0  # -0 + 0 is 0
+    bits_NF = features_NF.masked_fill(features_NF.isnan(), torch.inf).view(torch.int64)
+    columns_F = torch.arange(1, bits_NF.shape[1] + 1, device=bits_NF.device) * _GOLDEN
+    words_NF = (bits_NF ^ (bits_NF >> 32)) * _MIX + columns_F
+    words_NF = (words_NF ^ (words_NF >> 32)) * _MIX
+    return (words_NF ^ (words_NF >> 32)).sum(1)
+
+
+def _strides(lengths_Q: NDArray[np.int64], size: int, rounds: int | None) -> NDArray[np.int64]:
+    """Strides of each list [Q, R]; 0 fills the rows of lists with fewer strides."""
+    lengths, place_Q = np.unique(lengths_Q, return_inverse=True)
+    numbers = [_stride_numbers(length, size, rounds) for length in lengths.tolist()]
+    return np.array(list(zip_longest(*numbers, fillvalue=0)) or [()], np.int64).T[place_Q]
+
+
+def _mean_of_equals(values_NB: Tensor, keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Replace the values of documents with equal keys, which are adjacent in their list, by their mean."""
+    begins_N = torch.ones_like(keys_N, dtype=torch.bool)
+    begins_N[1:] = (keys_N.diff() != 0) | (group_index(offsets_Q1).diff() != 0)
+    block_N = begins_N.cumsum(0) - 1
+    counts_N = torch.zeros_like(keys_N).index_add(0, block_N, torch.ones_like(keys_N))
+    sums_NB = torch.zeros_like(values_NB).index_add(0, block_N, values_NB)
+    return (sums_NB / counts_N.clamp(min=1)[:, None]).index_select(0, block_N)
