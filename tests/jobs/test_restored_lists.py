@@ -1,4 +1,4 @@
-"""The comparison of list pretraining: a hidden vector is restored from the list, cells are made once and end in a table."""
+"""The comparison of list pretraining: a hidden vector is restored from the list, and cells are made once."""
 
 import json
 from pathlib import Path
