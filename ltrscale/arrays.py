@@ -1,4 +1,4 @@
-"""Type names of numpy arrays, moments of features that merge, and groups of documents that lie end to end.
+"""Type names of numpy arrays, bounds of values, moments of features that merge, and documents that lie group by group.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, X features with missing values.
 """
@@ -13,6 +13,11 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bits = NDArray[np.uint64]
+
+N_CODES = 1 << 24
+"""Codes of categories are integers below this, which float32 represents exactly."""
+HIGHEST_LABEL = 1000
+"""The gains of larger labels, or their sum, overflow float64: NDCG would be undefined."""
 
 _VALUES = 1 << 17  # per block, so that its arithmetic stays in a core's cache
 

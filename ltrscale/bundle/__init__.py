@@ -22,9 +22,7 @@ from ltrscale.bundle.contents import (
     FeatureOrder,
     MetricValue,
     TreesArchitecture,
-    content_hash,
     facts,
-    read_bundle_manifest,
 )
 from ltrscale.bundle.files import (
     load,
@@ -40,6 +38,7 @@ from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle, RankerBund
 from ltrscale.bundle.opened import Bundle, Scorer, scorers_of
 from ltrscale.bundle.order import order_scorer
 from ltrscale.bundle.trees import TreesBundle
+from ltrscale.bundle_manifest import content_hash, read_bundle_manifest
 
 __all__ = [
     "Blend",

@@ -17,10 +17,8 @@ from ltrscale.bundle.contents import (
     CARD,
     CONFIG,
     EXAMPLES,
-    FORMAT,
     PROJECTION,
     REFERENCE,
-    VERSION,
     WEIGHTS,
     Blend,
     BundleConfig,
@@ -31,10 +29,8 @@ from ltrscale.bundle.contents import (
     InContext,
     TreesArchitecture,
     check_members,
-    hash_of,
     member_folder,
     names_of,
-    read_bundle_manifest,
 )
 from ltrscale.bundle.networks import CombinedBundle, InContextBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, fitting
@@ -42,6 +38,7 @@ from ltrscale.bundle.order import OrderBundle
 from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.trees import TreesBundle
 from ltrscale.bundle.views import Projection
+from ltrscale.bundle_manifest import FORMAT, VERSION, hash_of, read_bundle_manifest
 from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ltrscale.models.fitting import N_CODES
+from ltrscale.arrays import N_CODES
 
 _NUMBERS = re.compile(r"(?:[-+.0-9e]+|-?inf)(?: (?:[-+.0-9e]+|-?inf))*")
 _REST = re.compile(

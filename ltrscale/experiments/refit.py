@@ -11,7 +11,6 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, Operational, by_kind, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
@@ -19,6 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import AnyMethod, MethodName
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import bundle_hashes, dataset_hashes
+from ltrscale.stages.provenance import Provenance
 from ltrscale.stages.stage import Origin, Settings, with_splits
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.in_context import InContextConfig, InContextJob, weights_of

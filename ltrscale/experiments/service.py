@@ -16,8 +16,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import load
-from ltrscale.bundle.contents import hash_of
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle_manifest import hash_of
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.periods import in_few_words
@@ -27,6 +26,7 @@ from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest
 from ltrscale.progress import log
 from ltrscale.serving.register import Registry, put_alias, register_bundle
+from ltrscale.stages.provenance import Provenance
 from ltrscale.storage import join
 
 SERVICE = "service.json"

@@ -21,7 +21,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle import content_hash
+from ltrscale.bundle_manifest import content_hash
 from ltrscale.config import Config, Operational, load, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as

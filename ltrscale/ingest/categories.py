@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ltrscale.arrays import Bits, Bools, Floats
+from ltrscale.arrays import N_CODES, Bits, Bools, Floats
 from ltrscale.data.ids import hash_ids
-from ltrscale.models.fitting import N_CODES
 
 _SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22

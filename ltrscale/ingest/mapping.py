@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
+from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Relative, Texts
@@ -22,7 +23,6 @@ from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.tables import usual_delimiter
 from ltrscale.ingest.texts import TextColumn, TokenColumns
 from ltrscale.ingest.validate import Unjudged
-from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
 PeriodKind = PeriodUnit | Literal["part"]

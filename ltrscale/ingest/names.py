@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
-from ltrscale.ranking.metrics import HIGHEST_LABEL
+from ltrscale.arrays import HIGHEST_LABEL
 
 _SPELT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ł": "l", "œ": "oe", "æ": "ae", "ø": "o"})
 _ACCENTS = re.compile("[\u0300-\u036f]")

@@ -21,7 +21,6 @@ from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_unit
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
-from ltrscale.ingest.leaks import ask_of_leaks
 from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.passes import find_fills, training_texts
 from ltrscale.ingest.remarks import (
@@ -111,6 +110,8 @@ class PrepareJob(Stage):
             log_shortcuts(new, existing.manifest if existing else None)
             warn_of_places(self.out, totals.places.among(new.features))
             if manifest.counts().labelled:
+                from ltrscale.ingest.leaks import ask_of_leaks  # imports torch, which nothing before needs
+
                 ask_of_leaks(self.out)
 
     @cached_property

@@ -25,14 +25,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ltrscale.arrays import Bits, Bools, Doubles, Floats, Ints
+from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.tokens import is_of_documents, to_columns
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids
 from ltrscale.ingest.rows import Cause, Quarantine, Rejection, RowBlock, RowTexts, Rule, concat, cut, keep
 from ltrscale.ingest.texts import FULL
-from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 Unjudged = Literal[0, "unlabelled", "reject"]
 """How to treat rows without a label in a group with labels."""

@@ -12,10 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ltrscale.arrays import N_CODES
 from ltrscale.batch import standardise_groups
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.fitting import N_CODES, FeatureStatistics, Wanted, quantiles, sampled_documents
+from ltrscale.models.fitting import FeatureStatistics, Wanted, quantiles, sampled_documents
 
 FeatureKind = Literal["numeric", "categorical"]
 _PRIME, _SHIFTS = N_CODES + 43, (11_400_715, 7_046_029)

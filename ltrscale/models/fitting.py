@@ -17,11 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.arrays import Moments
+from ltrscale.arrays import N_CODES, Moments
 from ltrscale.draws import splitmix64
 
-N_CODES = 1 << 24
-"""Codes of categories are integers below this, which float32 represents exactly."""
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 

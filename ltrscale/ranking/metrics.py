@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.batch import sum_by_group
 from ltrscale.config import Strict
 from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
@@ -267,10 +268,6 @@ class SuccessConfig(Metric):
     definition: ClassVar[str] = "Success@k is 1 if a relevant document is among the first k ranks, else 0."
     k: FirstRanks = 5
     threshold: Threshold = 1.0
-
-
-HIGHEST_LABEL = 1000
-"""The gains of larger labels, or their sum, overflow float64: NDCG would be undefined."""
 
 
 def exponential_gain(labels_N: Tensor, *, waits: bool = True) -> Tensor:

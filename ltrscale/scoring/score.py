@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import content_hash
+from ltrscale.bundle_manifest import content_hash
 from ltrscale.config import Operational
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import one_view

@@ -74,7 +74,7 @@ class Plan:
     out: str
     """Absolute URL of the directory of the scores."""
     bundle_hashes: Mapping[str, str]
-    """Content hash of each bundle; see `ltrscale.bundle.content_hash`."""
+    """Content hash of each bundle; see `bundle_manifest.content_hash`."""
     bundle_hash: str
     """The hash of the only bundle, or of all together."""
     dataset: Dataset

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic.fields import FieldInfo
 
 from ltrscale import storage
-from ltrscale.bundle import read_bundle_manifest
+from ltrscale.bundle_manifest import read_bundle_manifest
 from ltrscale.config import Config, is_operational, members
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.periods import resolve_periods
@@ -51,7 +51,7 @@ def content_of(url: str) -> str:
 
 
 def _file_hashes(manifest: Mapping[str, Any]) -> str:
-    # unlike the single hash of `ltrscale.bundle.content_hash`, this form shows which file changed
+    # unlike the single hash of `bundle_manifest.content_hash`, this form shows which file changed
     return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))
 
 

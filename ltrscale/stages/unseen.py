@@ -1,7 +1,6 @@
 """Whether a bundle, or one that it was made from, has seen the groups that it is to be evaluated on."""
 
 from ltrscale import storage
-from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
@@ -9,6 +8,7 @@ from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.scores import read_periods
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.errors import InputError
+from ltrscale.stages.provenance import Provenance
 
 
 def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:

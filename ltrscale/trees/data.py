@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import HIGHEST_LABEL, Doubles
 from ltrscale.batch import QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
@@ -35,7 +35,7 @@ from ltrscale.errors import InputError
 from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress
-from ltrscale.ranking.metrics import HIGHEST_LABEL, ndcg
+from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 from ltrscale.runtime.workers import WorkerContext, rank_and_world
 

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import HIGHEST_LABEL, Doubles
 from ltrscale.batch import standardise_by_group
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Advance, log, progress
-from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.runtime.workers import WorkerContext
 from ltrscale.trees.data import HIGHEST_EXPONENTIAL, BinCodes, Labelled, all_workers
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ltrscale.arrays import N_CODES
 from ltrscale.ingest.categories import CategoryEncoder, encode
-from ltrscale.models.fitting import N_CODES
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64(), pa.string()])

@@ -61,6 +61,13 @@ def test_it_starts_without_what_jobs_compute_with() -> None:
     assert {"numpy", "pyarrow", "ray", "s3fs", "torch"}.isdisjoint(loaded)
 
 
+@pytest.mark.parametrize("name", ["prepare", "relabel", "runs", "doctor", "submit"])
+def test_what_needs_no_network_starts_without_torch(name: str) -> None:
+    code = f"from jobs.verbs import command; command({name!r}).job(); import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_a_verb_is_the_job_of_its_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert given(monkeypatch, "prepare", "--set=out=x", "--set=prepare.source.kind=letor", "--print-config") == 0
     assert "out: x\n" in capsys.readouterr().out

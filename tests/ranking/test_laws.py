@@ -7,6 +7,7 @@ from ranking.laws import LAWS, Case, Oracle, applying, assert_same, random_lists
 from reference import losses as reference
 from torch import Tensor
 
+from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import kind_of, members
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss, SigmoidConfig, SquaredErrorConfig
@@ -18,7 +19,6 @@ from ltrscale.ranking.losses import (
     ListNetConfig,
     SoftmaxConfig,
 )
-from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
 

@@ -9,7 +9,6 @@ from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -21,6 +20,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.origin import made_by
 from ltrscale.stages.inputs import bundle_hashes
+from ltrscale.stages.provenance import Provenance
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob

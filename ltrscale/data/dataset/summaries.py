@@ -1,16 +1,14 @@
 """Summaries of features and labels for the manifest, computed while rows stream past.
 
-Shapes: N rows, Q groups, Q1 = Q + 1 offsets, F features, K of them; in a chunk of M groups, L slots a group.
+Shapes: N rows, Q groups, Q1 = Q + 1 offsets, F features, K of them; M groups of L documents.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from ltrscale.arrays import Bools, Floats, Ints, Moments
-from ltrscale.batch import length_chunks
 from ltrscale.data.dataset.manifest import Feature, FeatureSummary
 
 _LABELS = 64
@@ -112,18 +110,18 @@ class UniqueInGroup:
         self._whole_F = np.ones(n_features, dtype=np.bool_)
 
     def add(self, features_NF: Floats, offsets_Q1: Ints) -> None:
-        """Add the rows of whole groups, in chunks that fit the processor's cache."""
+        """Add the rows of whole groups; those of a length together, in parts that fit the processor's cache."""
         lengths_Q = np.diff(offsets_Q1)
         self.grouped += int(lengths_Q[lengths_Q > 1].sum())
         self._whole_F &= _whole(features_NF[:_FIRST])  # most features with fractions are left out here
         columns_K = np.flatnonzero(self._whole_F)
         x_KN = np.ascontiguousarray(features_NF[:, columns_K].T)
         self._whole_F[columns_K] = _whole(x_KN.T)
-        budget = max(_VALUES // max(len(columns_K), 1), 1)
-        for chunk in length_chunks(torch.from_numpy(offsets_Q1), budget=budget, quadratic=False):
-            if (mask_ML := chunk.mask_ML.numpy()).shape[1] > 1:
-                x_KML = x_KN.take(chunk.rows_ML.numpy(), axis=1)
-                x_KML[:, ~(mask_ML & mask_ML[:, 1:2])] = np.nan  # padding, and groups of one document
+        at_once = max(_VALUES // max(len(columns_K), 1), 1)  # documents
+        for length in np.unique(lengths_Q[lengths_Q > 1]):
+            starts_M = offsets_Q1[:-1][lengths_Q == length]
+            for part_M in np.array_split(starts_M, -(-len(starts_M) * length // at_once)):
+                x_KML = x_KN.take(part_M[:, None] + np.arange(length), axis=1)
                 self._unique_F[columns_K] += _unique(x_KML)
 
     @classmethod

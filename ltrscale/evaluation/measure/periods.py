@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import read_bundle_manifest
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle_manifest import read_bundle_manifest
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
@@ -32,6 +31,7 @@ from ltrscale.evaluation.statistics.summarise import Summary
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
+from ltrscale.stages.provenance import Provenance
 
 _Z = 1.96
 _FEWEST_PERIODS = 5

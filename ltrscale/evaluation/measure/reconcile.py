@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import Operational, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.group_file import GROUPS
@@ -22,7 +23,6 @@ from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy
 from ltrscale.ranking.metric import Metric, Rules
-from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text, cell
 from ltrscale.reports.findings import Findings, ReportStage, commit_report
 from ltrscale.stages.stage import Origin

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
@@ -26,6 +25,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.loss import SigmoidConfig
 from ltrscale.ranking.metrics import Calibration
 from ltrscale.reports.document import span
+from ltrscale.stages.provenance import Provenance
 
 
 class MethodTrial(Strict):

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
-from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import read_as
@@ -23,6 +22,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.ingest.leaks import category_names, examine_features, questions
 from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import LeftOut
+from ltrscale.stages.provenance import Provenance
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 
 _MUCH_GAIN = 0.03
