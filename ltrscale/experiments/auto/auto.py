@@ -58,6 +58,7 @@ from ltrscale.signals import ending_by
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
+from ltrscale.training.settings import load_optimizers
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
@@ -208,6 +209,8 @@ class _Run:
 
     def train_all(self) -> None:
         """Train one model after the other; each decision is recorded before it is carried out."""
+        if self.config.workers.most == 1:
+            load_optimizers()  # or the first network would be taken for a slow one
         while (decision := next_model(self.state)) is not None:
             entry = decision.entry
             self.kept.note(entry, decision.settings)
