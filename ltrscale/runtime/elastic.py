@@ -280,9 +280,8 @@ class Joiners:
             ended = cause
         except RayError as error:
             ended = error
-        self._vacant_from[number] = (
-            time.monotonic() + _AGAIN_S
-        )  # so that an immediate failure does not repeat in a tight loop
+        # so that an immediate failure does not repeat in a tight loop
+        self._vacant_from[number] = time.monotonic() + _AGAIN_S
         ray.get(self._task.mailbox.go.remote(name))
         if not isinstance(ended, Stopped):
             log.warning(
