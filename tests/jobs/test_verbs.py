@@ -61,7 +61,7 @@ def test_it_starts_without_what_jobs_compute_with() -> None:
     assert {"numpy", "pyarrow", "ray", "s3fs", "torch"}.isdisjoint(loaded)
 
 
-@pytest.mark.parametrize("name", ["prepare", "relabel", "runs", "doctor", "submit"])
+@pytest.mark.parametrize("name", ["init", "prepare", "relabel", "runs", "doctor", "submit"])
 def test_what_needs_no_network_starts_without_torch(name: str) -> None:
     code = f"from jobs.verbs import command; command({name!r}).job(); import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

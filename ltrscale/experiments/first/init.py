@@ -14,19 +14,13 @@ from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
-from ltrscale.evaluation.click_log import ClicksJob
-from ltrscale.experiments.first.asked import asked_of
 from ltrscale.experiments.first.configs import FirstRuns, engine_score
 from ltrscale.experiments.first.counted import FEWEST_PERIODS, LogCounts, count_lists
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.prepare_yaml import clicks_text, prepare_lines, summary
-from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.sizes import LogSize
-from ltrscale.experiments.study import StudyJob
-from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import read_structure
@@ -37,13 +31,8 @@ from ltrscale.yaml_text import MOST_BYTES, escaped, yaml_text
 _LATER = ("study", "weekly")
 """Configs for other questions or for later."""
 
-_WRITES: dict[str, type[Config]] = {
-    "prepare": PrepareJob,
-    "clicks": ClicksJob,
-    "pipeline": PipelineJob,
-    "weekly": WeeklyJob,
-    "study": StudyJob,
-}
+_WRITES = ("prepare", "clicks", "pipeline", "weekly", "study")
+"""The jobs whose configs are written."""
 
 
 class InitJob(Config):
@@ -117,6 +106,8 @@ class InitJob(Config):
         needed = [each.name for each in in_roles if each]
         complete = sample if sample.whole else read_structure(urls, needed, dialect, rows=None)
         counted = count_lists(guessed, complete)
+        from ltrscale.experiments.first.asked import asked_of  # imports torch: only a good log waits
+
         asked = asked_of(guessed, complete, urls, dialect)
         guessed = replace(guessed, asked={**guessed.asked, **asked})
         texts = {"prepare": yaml_text(prepare_lines(self.file, out, dialect, guessed, counted))}
@@ -184,8 +175,20 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         path = storage.join(out, f"{name}.yaml")
         if len(text.encode()) > MOST_BYTES:
             raise InputError(f"{path}: the config of so many columns would be too large to read; leave some out")
-        validate(_WRITES[name], yaml.safe_load(text), path)  # never write an invalid config
+        validate(_job_named(name), yaml.safe_load(text), path)  # never write an invalid config
         storage.write_bytes(path, text.encode())
+
+
+def _job_named(name: str) -> type[Config]:
+    """The job that will read a config; imported late, because training and judging load torch."""
+    from ltrscale.evaluation.click_log import ClicksJob
+    from ltrscale.experiments.pipeline import PipelineJob
+    from ltrscale.experiments.study import StudyJob
+    from ltrscale.experiments.weekly import WeeklyJob
+    from ltrscale.ingest.prepare import PrepareJob
+
+    jobs: tuple[type[Config], ...] = (PrepareJob, ClicksJob, PipelineJob, WeeklyJob, StudyJob)
+    return dict(zip(_WRITES, jobs, strict=True))[name]
 
 
 def _why_less(guessed: Guess, counted: LogCounts, columns: Sequence[LogColumn]) -> Iterator[str]:
