@@ -163,7 +163,7 @@ def _best_of(search: Search, trial: Callable[[Any], tuple[float, Scores]]) -> Sc
     return best[0][1]
 
 
-def lightgbm(search: Search) -> Scores:
+def search_lightgbm(search: Search) -> Scores:
     """LightGBM's LambdaRank, eight settings searched, stopped early on validation."""
     import lightgbm as lgb
 
@@ -211,7 +211,7 @@ def lightgbm(search: Search) -> Scores:
     return _best_of(search, trial)
 
 
-def xgboost(search: Search) -> Scores:
+def search_xgboost(search: Search) -> Scores:
     """XGBoost's rank:ndcg, eight settings searched, stopped early on validation."""
     import xgboost as xgb
 
@@ -254,7 +254,7 @@ def xgboost(search: Search) -> Scores:
     return _best_of(search, trial)
 
 
-def catboost(search: Search) -> Scores:
+def search_catboost(search: Search) -> Scores:
     """CatBoost's YetiRank, four settings searched, stopped early on validation."""
     from catboost import CatBoost, Pool
 
@@ -291,7 +291,7 @@ def catboost(search: Search) -> Scores:
     return _best_of(search, trial)
 
 
-def flaml(search: Search) -> Scores:
+def search_flaml(search: Search) -> Scores:
     """FLAML's AutoML for ranking: LightGBM and XGBoost, settings and sizes by its own search."""
     try:
         from flaml import AutoML
@@ -320,10 +320,10 @@ def flaml(search: Search) -> Scores:
 
 
 _OTHERS: Mapping[Name, Callable[[Search], Scores]] = {
-    "lightgbm": lightgbm,
-    "xgboost": xgboost,
-    "catboost": catboost,
-    "flaml": flaml,
+    "lightgbm": search_lightgbm,
+    "xgboost": search_xgboost,
+    "catboost": search_catboost,
+    "flaml": search_flaml,
 }
 
 
@@ -429,16 +429,16 @@ def _rows(chosen: BaselineSet, k: int, found: Mapping[Name, Sequence[Mapping[str
             "minutes": round(float(np.mean([each["minutes"] for each in records])), 2),
         }
         if name != "auto" and "auto" in values:
-            less = [ours_Q - theirs_Q for ours_Q, theirs_Q in zip(values["auto"], values[name], strict=True)]
-            row["auto more by"] = difference(less, chosen.draws)
-            row["auto ahead in"] = f"{sum(np.nanmean(each_Q) > 0 for each_Q in less)} of {len(less)}"
+            leads = [ours_Q - theirs_Q for ours_Q, theirs_Q in zip(values["auto"], values[name], strict=True)]
+            row["auto more by"] = difference(leads, chosen.draws)
+            row["auto ahead in"] = f"{sum(np.nanmean(each_Q) > 0 for each_Q in leads)} of {len(leads)}"
         yield row
 
 
-def difference(less: Sequence[Doubles], draws: int) -> Figure:
+def difference(leads: Sequence[Doubles], draws: int) -> Figure:
     """The mean over lists and draws, those of each fold crossed; from differences [Q] of each fold's draws in order."""
-    starts = range(0, len(less) + 1, draws)
-    folds = [np.stack(less[start:end], axis=1) for start, end in pairwise(starts)]
+    starts = range(0, len(leads) + 1, draws)
+    folds = [np.stack(leads[start:end], axis=1) for start, end in pairwise(starts)]
     folds_Q = np.repeat(np.arange(len(folds)), [len(values_QT) for values_QT in folds])
     means = crossed_means(np.concatenate(folds)[..., None], folds_Q)
     low_M, high_M = means.interval()

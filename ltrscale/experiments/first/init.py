@@ -187,8 +187,14 @@ def _job_named(name: str) -> type[Config]:
     from ltrscale.experiments.weekly import WeeklyJob
     from ltrscale.ingest.prepare import PrepareJob
 
-    jobs: tuple[type[Config], ...] = (PrepareJob, ClicksJob, PipelineJob, WeeklyJob, StudyJob)
-    return dict(zip(_WRITES, jobs, strict=True))[name]
+    jobs: dict[str, type[Config]] = {
+        "prepare": PrepareJob,
+        "clicks": ClicksJob,
+        "pipeline": PipelineJob,
+        "weekly": WeeklyJob,
+        "study": StudyJob,
+    }
+    return jobs[name]
 
 
 def _why_less(guessed: Guess, counted: LogCounts, columns: Sequence[LogColumn]) -> Iterator[str]:

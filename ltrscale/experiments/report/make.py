@@ -40,7 +40,12 @@ class ReportJob(Stage):
     """Make one page of HTML, and the same as Markdown, from an evaluation and what is named beside it."""
 
     stage: ClassVar = "report"
-    fixed: ClassVar = {"drift": None, "agreement_groups": 500, "explained_groups": 40, "histogram_documents": 200_000}
+    fixed: ClassVar = {
+        "drift": None,
+        "agreement_groups": _AGREEMENT_GROUPS,
+        "explained_groups": _EXPLAINED_GROUPS,
+        "histogram_documents": _HISTOGRAM_DOCUMENTS,
+    }
     out: Operational[str]
     """Directory of the report; open `report.html` there."""
     evaluation: str
