@@ -78,10 +78,12 @@ class InputError(ExpectedEnd):
 
 
 class UnavailableError(ExpectedEnd):
-    """Storage could not be reached, or was overloaded, for longer than `LTRSCALE_STORAGE_PATIENCE_S` allows.
+    """Something that the work needs is gone for now, and the same command may get past that later.
 
-    Or a dashboard did not answer. All that reads or writes storage may raise it. It is no `InputError`, because it says
-    nothing about an input: work that goes on after an input error ends with an outage, and the same command resumes it.
+    Storage could not be reached, or was overloaded, for longer than `LTRSCALE_STORAGE_PATIENCE_S` allows; a dashboard
+    or cluster did not answer; or Ray's own processes died. All that reads or writes storage may raise it. It is no
+    `InputError`, because it says nothing about an input: work that goes on after an input error ends with an outage,
+    and the same command resumes it.
     """
 
 

@@ -62,7 +62,8 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, elastic: bool) 
     Work that is `elastic` continues with workers that come later.
 
     Raises:
-        InputError: a worker raised one, workers died too many times in a row, or Ray Train's controller died.
+        InputError: a worker raised one, or workers died too many times in a row.
+        UnavailableError: Ray Train's controller or the mailbox died, or a worker met an outage too many times in a row.
         Stopped: this process was asked to stop, and the workers have committed a checkpoint.
         Exception: a worker raised it too many times in a row.
     """
@@ -101,13 +102,15 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, elastic: bool) 
             ray.kill(mailbox)  # workers and a controller that are still alive end once they find it gone
 
 
-def _gone(what: str, error: Exception) -> InputError:
+def _gone(what: str, error: Exception) -> UnavailableError:
     """The error for the death of an actor that the workers need."""
     remedy = "the same command resumes from the last checkpoint"
     if isinstance(error, OutOfMemoryError):
         cause = " ".join(str(error).split())[:200]
-        return InputError(f"{what} was killed for memory ({cause}...); {remedy}, once its node has memory to spare")
-    return InputError(f"{what} has died, killed or with its node; {remedy}")
+        return UnavailableError(
+            f"{what} was killed for memory ({cause}...); {remedy}, once its node has memory to spare"
+        )
+    return UnavailableError(f"{what} has died, killed or with its node; {remedy}")
 
 
 def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
