@@ -93,6 +93,8 @@ class Checkpoints:
         self._good: list[str] = []
         self._stale: set[str] = set()
         self._failed: list[str] = []
+        self._is_outage = False
+        """Whether the last write that failed met an outage."""
         self._paused_since: float | None = None
         """On rank 0: when the workers did the last step before a resize."""
 
@@ -159,6 +161,7 @@ class Checkpoints:
             Resized: the workers continue in a resized world, from the state of rank 0.
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
+            UnavailableError: likewise, and the last one because of an outage.
         """
         step = progress.steps_before + trainer.state.step
         if self._paused_since is not None:
@@ -177,13 +180,15 @@ class Checkpoints:
             self._wait()
             raise self._stopped(step)
 
-    def _cannot_save(self) -> InputError:
-        return InputError(
-            from_rank_0(
+    def _cannot_save(self) -> InputError | UnavailableError:
+        is_outage, message = from_rank_0(
+            (
+                self._is_outage,
                 f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
-                f"({'; '.join(self._failed[-1:])}); then the same command resumes from {self._from_where()}"
+                f"({'; '.join(self._failed[-1:])}); then the same command resumes from {self._from_where()}",
             )
         )
+        return (UnavailableError if is_outage else InputError)(message)
 
     def _stopped(self, step: int) -> Stopped:
         written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
@@ -223,6 +228,7 @@ class Checkpoints:
         except (InputError, UnavailableError, OSError, SafetensorError) as error:
             lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: retrying is futile
             self._failed += [str(error)] * (FAILURES if lost else 1)
+            self._is_outage = isinstance(error, UnavailableError)
             self._stale.add(target)
             log.warning(
                 "checkpoint of step %d not written, %d in a row: %s; training continues",
