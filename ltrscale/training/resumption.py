@@ -5,8 +5,9 @@ The previous checkpoint is kept until the next is committed; a damaged one is sk
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,7 +29,6 @@ from ltrscale.training.checkpoint import (
     Progress,
     Snapshot,
     broadcast_snapshot,
-    list_checkpoints,
     read_checkpoint,
     take,
     withdraw_checkpoint,
@@ -257,10 +257,19 @@ class Checkpoints:
             log.warning("%s; old checkpoints are left in place", error)
 
 
+def _manifests(out: str) -> Iterator[dict[str, Any]]:
+    """The manifests of the checkpoints below `out`, oldest first, without damaged ones: no run resumes from those."""
+    for checkpoint in children(join(out, CHECKPOINTS)):
+        manifest = None
+        with suppress(InputError):
+            manifest = read_manifest(checkpoint)
+        if manifest is not None:
+            yield manifest
+
+
 def _is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
     """True if a run of this origin was interrupted and can resume from a checkpoint."""
-    manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
-    return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
+    return any(is_made_by(manifest, origin) for manifest in _manifests(out))
 
 
 def begin(
@@ -272,8 +281,7 @@ def begin(
         InputError: an interrupted run with the same settings has read other data; or as `checked`.
     """
     if not _is_unfinished(out, origin):
-        for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
-            made_by = (read_manifest(checkpoint) or {}).get("made_by", {})
+        for made_by in (manifest.get("made_by", {}) for manifest in _manifests(out)):
             changed = [url for url, value in _data_of(origin).items() if _data_of(made_by).get(url) != value]
             if changed and _settings_of(made_by) == _settings_of(origin):
                 change = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
