@@ -71,7 +71,7 @@ class Checkpoints:
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        context: counts committed checkpoints, on rank 0 in the writing thread, and signals a stop or a resize.
+        worker: counts committed checkpoints, on rank 0 in the writing thread, and signals a stop or a resize.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Checkpoints:
         origin: Mapping[str, Any],
         data: str,
         every_s: float,
-        context: WorkerContext = _ALONE,
+        worker: WorkerContext = _ALONE,
     ) -> None:
         self.url, self.origin, self.data = url, origin, data
-        self.every_s, self.context = every_s, context
+        self.every_s, self.worker = every_s, worker
         self._first = rank_and_world()[0] == 0
         self._due_at = time.monotonic() + min(_FIRST_S, every_s)
         self._buffers = Buffers()
@@ -109,7 +109,7 @@ class Checkpoints:
 
         Only rank 0 reads it from storage, for all workers.
         """
-        carried, snapshot = self.context.carried, None
+        carried, snapshot = self.worker.carried, None
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
             snapshot = carried.snapshot
@@ -170,7 +170,7 @@ class Checkpoints:
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
             raise self._cannot_save()
-        if result.stopping and from_rank_0(self.context.resizing()):
+        if result.stopping and from_rank_0(self.worker.resizing()):
             self._wait()  # the write in progress uses the buffers and changes the lists below
             snapshot = take(trainer, progress, self._buffers)
             raise Resized(snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic()))
@@ -237,7 +237,7 @@ class Checkpoints:
             return
         self._failed.clear()
         self._good.append(target)
-        self.context.progressed()
+        self.worker.progressed()
         took = time.monotonic() - began
         log.info(
             "checkpoint of step %d in %.1f s, for which training paused %.0f ms", snapshot.step, took, 1e3 * paused_s

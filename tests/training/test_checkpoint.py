@@ -210,8 +210,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     committed: list[int] = []
-    context = WorkerContext(progressed=lambda: committed.append(trainer.state.step))
-    with checkpoints_in(tmp_path, every_s=0.0, context=context) as saver:
+    worker = WorkerContext(progressed=lambda: committed.append(trainer.state.step))
+    with checkpoints_in(tmp_path, every_s=0.0, worker=worker) as saver:
         trainer.due = saver.due
         running = trainer.epoch()
         result = next(running)
