@@ -190,18 +190,28 @@ def _attend(
         if not alive:
             return
         joiners.tend()
-        for rank, symptom in watch.hung().items():
-            log.warning("rank %d hangs: it %s; ending it", rank, symptom)
-            ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
-            watch.left(rank, actors[rank])
+        _end_hung(watch, actors)
         if stopping() and not stop_requested:
-            if not running:  # nobody would answer, for instance while the cluster has no capacity
-                raise Stopped("no worker was running")
-            ray.get(mailbox.ask_to_stop.remote())
+            _ask_to_stop(mailbox, running)
             stop_requested = True
         if not running:
             waiting.look()
         run.join(_POLL_S)
+
+
+def _end_hung(watch: HangWatch, actors: Mapping[int, Any]) -> None:
+    """End the workers that hang; Ray Train then restarts all workers, as after any death."""
+    for rank, symptom in watch.hung().items():
+        log.warning("rank %d hangs: it %s; ending it", rank, symptom)
+        ray.kill(actors[rank])
+        watch.left(rank, actors[rank])
+
+
+def _ask_to_stop(mailbox: Any, running: bool) -> None:
+    """Forward the request to stop to the workers, which write a checkpoint first."""
+    if not running:  # nobody would answer, for instance while the cluster has no capacity
+        raise Stopped("no worker was running")
+    ray.get(mailbox.ask_to_stop.remote())
 
 
 def _taken(mailbox: Any) -> Iterator[Post]:
