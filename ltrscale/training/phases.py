@@ -85,6 +85,7 @@ class Training:
         Raises:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
             InputError: training has diverged, checkpoints cannot be written, or validation is undefined.
+            UnavailableError: an outage of the store lasted.
         """
         if self.config.compile:
             compile_encoders(self.model)
