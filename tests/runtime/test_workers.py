@@ -84,7 +84,7 @@ def test_an_address_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_what_rays_processes_die_of_is_no_error_of_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_rays_processes_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """So no trial, task or model is recorded as failed: the same command resumes it."""
     for death in (ActorDiedError(), OutOfMemoryError("the node ran low on memory")):
         assert isinstance(_gone("Ray Train's controller", death), UnavailableError)
