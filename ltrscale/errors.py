@@ -1,10 +1,77 @@
-"""How a job may end without a defect: an error for the user, a failed check, a request to stop."""
+"""How a job may end without a defect: an error for the user, an outage, a failed check, a request to stop.
+
+After them come the texts of messages: without credentials, and with the name that was probably meant.
+"""
 
 import difflib
 import os
 import re
 from collections.abc import Collection
 from typing import ClassVar, NoReturn
+
+
+class ExpectedEnd(Exception):  # noqa: N818 - not every end is an error
+    """The work ends early, and nothing is wrong with this package.
+
+    Jobs print the lines of the message, without a traceback, and exit with the status. Every other exception is a
+    defect of this package and keeps its traceback.
+    """
+
+    status: int = 2
+    word: ClassVar[str] = "error"
+    """What each line begins with."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*(without_credentials(" ".join(line.split())) for line in lines))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
+
+
+class InputError(ExpectedEnd):
+    """An input of the user cannot be used; the message names file, row or key, and the remedy."""
+
+
+class UnavailableError(ExpectedEnd):
+    """Something that the work needs is gone for now, and the same command may get past that later.
+
+    Storage could not be reached, or was overloaded, for longer than `LTRSCALE_STORAGE_PATIENCE_S` allows; a dashboard
+    or cluster did not answer; or Ray's own processes died. All that reads or writes storage may raise it. It is no
+    `InputError`, because it says nothing about an input: work that goes on after an input error ends with an outage,
+    and the same command resumes it.
+    """
+
+
+class Refused(ExpectedEnd):
+    """A check that the user asked for failed; each line of the message is a reason.
+
+    Its status lets scripts distinguish it from an error.
+    """
+
+    status = 3
+    word = "refused"
+
+
+class Stopped(ExpectedEnd):
+    """The work was asked to stop; the same command resumes it from its newest checkpoint.
+
+    Its status is that of a process that the signal ended: 143 after SIGTERM, 130 after Ctrl-C.
+    """
+
+    word = "stopped"
+
+    def __init__(self, message: str = "", *, status: int = 128 + 15) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_late = False
+        """Whether the time of `ending_by` was up, without a signal."""
+
+
+def end_at_once() -> NoReturn:
+    """End the process as Ctrl-C does, with one line, and without waiting for anything."""
+    os.write(2, b"stopped\n")  # not print, because the signal may have come in the middle of another print
+    os._exit(128 + 2)
+
 
 _USER = re.compile(r"(?<=://)[^/\s@\"']+@")
 _SECRET_NAME = r"(?:sig|signature|token|secret|passwd|password|credential|auth|key|accesskeyid|accessid)"
@@ -53,64 +120,3 @@ def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
         return f"did you mean {closest!r}?"
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
     return f"{otherwise} {', '.join([*known][:10])}{more}"
-
-
-class ExpectedEnd(Exception):  # noqa: N818 - not every end is an error
-    """The work ends early, and nothing is wrong with this package.
-
-    Jobs print the lines of the message, without a traceback, and exit with the status. Every other exception is a
-    defect of this package and keeps its traceback.
-    """
-
-    status: int = 2
-    word: ClassVar[str] = "error"
-    """What each line begins with."""
-
-    def __init__(self, *lines: str) -> None:
-        super().__init__(*(without_credentials(" ".join(line.split())) for line in lines))
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.args))
-
-
-class InputError(ExpectedEnd):
-    """An input of the user cannot be used; the message names file, row or key, and the remedy."""
-
-
-class UnavailableError(ExpectedEnd):
-    """Storage could not be reached, or was overloaded, for longer than `LTRSCALE_STORAGE_PATIENCE_S` allows.
-
-    Or a dashboard did not answer. All that reads or writes storage may raise it. It is no `InputError`, because it says
-    nothing about an input: work that goes on after an input error ends with an outage, and the same command resumes it.
-    """
-
-
-class Refused(ExpectedEnd):
-    """A check that the user asked for failed; each line of the message is a reason.
-
-    Its status lets scripts distinguish it from an error.
-    """
-
-    status = 3
-    word = "refused"
-
-
-class Stopped(ExpectedEnd):
-    """The work was asked to stop; the same command resumes it from its newest checkpoint.
-
-    Its status is that of a process that the signal ended: 143 after SIGTERM, 130 after Ctrl-C.
-    """
-
-    word = "stopped"
-
-    def __init__(self, message: str = "", *, status: int = 128 + 15) -> None:
-        super().__init__(message)
-        self.status = status
-        self.is_late = False
-        """Whether the time of `ending_by` was up, without a signal."""
-
-
-def end_at_once() -> NoReturn:
-    """End the process as Ctrl-C does, with one line, and without waiting for anything."""
-    os.write(2, b"stopped\n")  # not print, because the signal may have come in the middle of another print
-    os._exit(128 + 2)

@@ -49,7 +49,7 @@ def ray_cluster(cpus: int) -> Iterator[None]:
     may exceed the machine's.
 
     Raises:
-        InputError: no cluster answers at RAY_ADDRESS.
+        UnavailableError: no cluster answers at RAY_ADDRESS, or our own does not start or dies.
     """
     import ray  # imported late: many processes never use Ray
 
@@ -165,7 +165,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
     except (Exception, _ClusterDied) as error:
         if not is_dead():
             raise
-        raise InputError(_DIED) from error
+        raise UnavailableError(_DIED) from error
     finally:
         over.set()
         # a signal may still be pending: SIGUSR1 without a handler would kill the process
@@ -204,7 +204,7 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
-        raise InputError(
+        raise UnavailableError(
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}); start one, or unset RAY_ADDRESS"
         ) from error
 
@@ -218,7 +218,7 @@ def _connect(**options: Any) -> None:
             ray.init(log_to_driver=False, logging_level="warning", **options)
         except Exception as error:  # Ray raises a bare Exception if one of its processes does not start
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"Ray has not started ({first}); give the same command again") from error
+            raise UnavailableError(f"Ray has not started ({first}); give the same command again") from error
 
 
 @contextmanager

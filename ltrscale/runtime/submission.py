@@ -131,7 +131,12 @@ def submission(
     """The submission that a config describes; None if it names no job.
 
     The job's settings have this digest; it reads these files, and its settings name these relative places by key.
+
+    Raises:
+        InputError: something that would be sent looks like a credential.
     """
+    if config.action == "run":
+        refuse_credentials(config.environment, config.command)
     if not config.command:
         return None
     module, *arguments = config.command
@@ -145,15 +150,14 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
     """Run, show or stop a job on a cluster; returns the exit status of a job that was followed to its end, else 0.
 
     Raises:
-        InputError: the cluster does not answer, something looks like a credential, or there is no such job.
+        InputError: the cluster refuses the job, a file looks like credentials, or there is no such job.
+        UnavailableError: the cluster does not answer.
         Stopped: by Ctrl-C; the job keeps running.
     """
     name = job.name if job else config.id
     if name is None and config.action != "status":
         raise InputError("no job is named; give it after --, as in `-- pretrain --config C.yaml`, or its --id")
     address = address_of(config.address)
-    if config.action == "run":
-        refuse_credentials(config.environment, config.command)
     with connected(address) as client:
         attempts = _attempts(client, name)
         match config.action:
@@ -173,13 +177,14 @@ def job_log(config: SubmitConfig) -> str:
     """Run a job on the cluster to its end and return its log; nothing is shown meanwhile.
 
     Raises:
-        InputError: as for `submit`.
+        InputError: as for `submission` and `submit`.
+        UnavailableError: the cluster does not answer.
     """
     name = f"{config.command[0]}-{secrets.token_hex(6)}"  # each run is a new one
-    job = submission(config.replace(id=name), "", ())
-    with connected(address_of(config.address)) as client:
+    job, address = submission(config.replace(id=name), "", ()), address_of(config.address)
+    with connected(address) as client:
         text = io.StringIO()
-        show_log(client, _started(client, [], job, config, str(config.address)), text)
+        show_log(client, _started(client, [], job, config, address), text)
         return text.getvalue()
 
 

@@ -62,7 +62,8 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, elastic: bool) 
     Work that is `elastic` continues with workers that come later.
 
     Raises:
-        InputError: a worker raised one, workers died too many times in a row, or Ray Train's controller died.
+        InputError: a worker raised one, or workers died too many times in a row.
+        UnavailableError: Ray Train's controller or the mailbox died, or a worker met an outage too many times in a row.
         Stopped: this process was asked to stop, and the workers have committed a checkpoint.
         Exception: a worker raised it too many times in a row.
     """
@@ -101,13 +102,15 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, elastic: bool) 
             ray.kill(mailbox)  # workers and a controller that are still alive end once they find it gone
 
 
-def _gone(what: str, error: Exception) -> InputError:
+def _gone(what: str, error: Exception) -> UnavailableError:
     """The error for the death of an actor that the workers need."""
     remedy = "the same command resumes from the last checkpoint"
     if isinstance(error, OutOfMemoryError):
         cause = " ".join(str(error).split())[:200]
-        return InputError(f"{what} was killed for memory ({cause}...); {remedy}, once its node has memory to spare")
-    return InputError(f"{what} has died, killed or with its node; {remedy}")
+        return UnavailableError(
+            f"{what} was killed for memory ({cause}...); {remedy}, once its node has memory to spare"
+        )
+    return UnavailableError(f"{what} has died, killed or with its node; {remedy}")
 
 
 def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
@@ -187,18 +190,28 @@ def _attend(
         if not alive:
             return
         joiners.tend()
-        for rank, symptom in watch.hung().items():
-            log.warning("rank %d hangs: it %s; ending it", rank, symptom)
-            ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
-            watch.left(rank, actors[rank])
+        _end_hung(watch, actors)
         if stopping() and not stop_requested:
-            if not running:  # nobody would answer, for instance while the cluster has no capacity
-                raise Stopped("no worker was running")
-            ray.get(mailbox.ask_to_stop.remote())
+            _ask_to_stop(mailbox, running)
             stop_requested = True
         if not running:
             waiting.look()
         run.join(_POLL_S)
+
+
+def _end_hung(watch: HangWatch, actors: Mapping[int, Any]) -> None:
+    """End the workers that hang; Ray Train then restarts all workers, as after any death."""
+    for rank, symptom in watch.hung().items():
+        log.warning("rank %d hangs: it %s; ending it", rank, symptom)
+        ray.kill(actors[rank])
+        watch.left(rank, actors[rank])
+
+
+def _ask_to_stop(mailbox: Any, running: bool) -> None:
+    """Forward the request to stop to the workers, which write a checkpoint first."""
+    if not running:  # nobody would answer, for instance while the cluster has no capacity
+        raise Stopped("no worker was running")
+    ray.get(mailbox.ask_to_stop.remote())
 
 
 def _taken(mailbox: Any) -> Iterator[Post]:

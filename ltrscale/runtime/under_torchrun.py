@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ltrscale import storage
-from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.errors import ExpectedEnd, InputError, Refused, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
 from ltrscale.runtime.workers import Work, WorkerContext
@@ -31,11 +31,11 @@ from ltrscale.signals import stop_on_signal
 _LONG = timedelta(days=7)  # rank 0 may prepare data for hours while the others wait
 _PATIENCE_S, _POLL_S = 10.0, 0.05
 _FAILURE, _LEFT, _SILENT = "failure", "left", "silent"
-_ERRORS: dict[str, type[Exception]] = {
+_ENDS: dict[str, type[ExpectedEnd]] = {
     "input": InputError,
     "outage": UnavailableError,
+    "refused": Refused,
     "stopped": Stopped,
-    "defect": RuntimeError,
 }
 
 
@@ -75,6 +75,7 @@ def taking_part() -> Iterator[bool]:
     Raises:
         InputError: a process raised one; every process raises it.
         UnavailableError: likewise.
+        Refused: likewise.
         Stopped: a process was asked to stop; every process raises it.
     """
     world = _meet()
@@ -201,7 +202,7 @@ def _ending_together(world: World) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kind = next(name for name, cls in _ERRORS.items() if isinstance(error, cls) or name == "defect")
+        kind = next((name for name, cls in _ENDS.items() if isinstance(error, cls)), "defect")
         status = error.status if isinstance(error, Stopped) else None
         failure = json.dumps({"rank": world.rank, "kind": kind, "message": str(error), "status": status})
         first = json.loads(world.store.compare_set(_FAILURE, "", failure))  # atomic: the first failure stays
@@ -209,5 +210,6 @@ def _ending_together(world: World) -> Iterator[None]:
             raise
         if first["kind"] == "stopped":
             raise Stopped(first["message"], status=first["status"]) from None
-        prefix = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
-        raise _ERRORS[first["kind"]](prefix + first["message"]) from None
+        if first["kind"] == "defect":
+            raise RuntimeError(f"rank {first['rank']} failed: {first['message']}") from None
+        raise _ENDS[first["kind"]](*first["message"].splitlines()) from None

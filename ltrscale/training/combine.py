@@ -64,7 +64,7 @@ class CombineJob(LabelledStage, TrainingStage):
         work = partial(self._combine, data, origin)
         launch(work, workers=self.workers if trains else ONE, report=report)
 
-    def _combine(self, data: LabelledData, origin: Origin, context: WorkerContext) -> None:
+    def _combine(self, data: LabelledData, origin: Origin, worker: WorkerContext) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config, opened = self.combine, _opened(self.bundles)
         torch.manual_seed(config.seed)
@@ -76,7 +76,7 @@ class CombineJob(LabelledStage, TrainingStage):
         if model.learns:
             objective = RankingObjective(model, config).to(device)
             phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
-            Training(objective, config, data.train, self.out, origin, context, best).run(phase)
+            Training(objective, config, data.train, self.out, origin, worker, best).run(phase)
         else:
             best.update("mean", 0)
         best.commit(self.out, origin=origin)

@@ -205,7 +205,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         unlabelled: Unlabelled | None,
         origin: Origin,
         epochs: Mapping[str, int] | None,
-        context: WorkerContext,
+        worker: WorkerContext,
     ) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config = self.finetune
@@ -225,7 +225,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         if config.keep_head:
             best.update("start", 0)  # already a ranker: training must beat it
         head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
-        Training(objective, config, data.train, self.out, origin, context, best).run(
+        Training(objective, config, data.train, self.out, origin, worker, best).run(
             Phase(
                 "head",
                 "finetuning (head)",

@@ -71,7 +71,7 @@ class Training:
     out: str
     """Directory of the bundle and its checkpoints."""
     origin: Mapping[str, Any]
-    context: WorkerContext
+    worker: WorkerContext
     best: Best | None = None
     """Validates after each epoch; without it the training has one phase, which runs all its epochs."""
     keep: Callable[[int, float], None] = lambda _epoch, _loss: None
@@ -85,6 +85,7 @@ class Training:
         Raises:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
             InputError: training has diverged, checkpoints cannot be written, or validation is undefined.
+            UnavailableError: an outage of the store lasted.
         """
         if self.config.compile:
             compile_encoders(self.model)
@@ -97,7 +98,7 @@ class Training:
             origin=self.origin,
             data=" ".join(selection.hash for selection in read),
             every_s=60 * self.config.checkpoint_minutes,
-            context=self.context,
+            worker=self.worker,
         ) as checkpoints:
             saved = checkpoints.newest()
             steps = saved.steps_before if saved else 0
@@ -146,12 +147,12 @@ class Training:
                         advance(result.documents)
                         checkpoints.after(result, trainer, kept)
             except Stopped:
-                if self._has_result(phase) and self.context.late():
+                if self._has_result(phase) and self.worker.late():
                     return True
                 raise
             record, ended = self._judged(phase, trainer.state.epoch, meter.record(trainer.past))
             late = phase.until is None and spent.is_all()
-            self.context.report(record)
+            self.worker.report(record)
             log_epoch(record, last=ended or late)
             self.keep(trainer.state.epoch, trainer.past.mean_loss)
             if ended or late:
@@ -179,7 +180,7 @@ class Training:
         return replace(kept, place={**kept.place, "spent_s": spent.seconds})
 
     def _report(self, phase: Phase, steps_before: int, trainer: Trainer, result: StepResult) -> None:
-        self.context.report(
+        self.worker.report(
             {
                 **self._labels(phase),
                 "step": steps_before + trainer.state.step,
@@ -197,7 +198,7 @@ class Training:
         try:
             yield
         except AccountError:
-            self.context.report({**self._labels(phase), **gaps(trainer, trainer.state)})
+            self.worker.report({**self._labels(phase), **gaps(trainer, trainer.state)})
             raise
 
     def _judged(self, phase: Phase, epoch: int, record: Record) -> tuple[Record, bool]:
@@ -233,19 +234,19 @@ class Training:
         order = self.config.order(phase.name)
         if order.regroup or order.repeat:
             return None
-        return listed(self.selection, self.context.reader).times(GroupStream(self.selection, order).passes)
+        return listed(self.selection, self.worker.reader).times(GroupStream(self.selection, order).passes)
 
     def _stream(self, phase: Phase) -> GroupStream:
         """This worker's share of the data in a phase."""
         order, memory = self.config.order(phase.name), None if self.best is None else self.best.memory
         rank, world = rank_and_world()
-        return GroupStream(self.selection, order, rank=rank, world=world, reader=self.context.reader, memory=memory)
+        return GroupStream(self.selection, order, rank=rank, world=world, reader=self.worker.reader, memory=memory)
 
     def _trainer(
         self, phase: Phase, stream: GroupStream, checkpoints: Checkpoints, expected: Account | None
     ) -> Trainer:
         """A trainer of the parameters that are not frozen in the phase."""
-        config, context = self.config, self.context
+        config = self.config
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
         for parameter in self.model.parameters():  # before the trainer collects them
             parameter.requires_grad_(id(parameter) not in frozen)
@@ -261,7 +262,7 @@ class Training:
             precision=config.precision,
             expected=expected,
             due=checkpoints.due,
-            stopping=context.stopping,
+            stopping=self.worker.stopping,
             failed=checkpoints.failed,
         )
 
@@ -272,7 +273,7 @@ class Training:
         rank, world = rank_and_world()
         unlabelled = objective.unlabelled
         order = unlabelled.config.order(phase.name, self.config.seed)
-        stream = GroupStream(unlabelled.selection, order, rank=rank, world=world, reader=self.context.reader)
+        stream = GroupStream(unlabelled.selection, order, rank=rank, world=world, reader=self.worker.reader)
         return Auxiliary(objective, stream, device_of(self.model))
 
 

@@ -166,7 +166,7 @@ class PretrainJob(TrainingStage):
         fitted_state: dict[str, Tensor],
         marginals_SF: Tensor | None,
         origin: Origin,
-        context: WorkerContext,
+        worker: WorkerContext,
     ) -> None:
         """The work of one worker; rank 0 writes checkpoints and the bundle."""
         config = self.pretrain
@@ -179,8 +179,8 @@ class PretrainJob(TrainingStage):
         model = built(make, config.optimizer, device=device)
         load_initial(model.encoder, config.network.initial)
         model.to(device)
-        keep = functools.partial(self._keep, model, selection, origin, context.report)
-        training = Training(model, config, selection, self.out, origin, context, keep=keep, watch=_Watcher(model))
+        keep = functools.partial(self._keep, model, selection, origin, worker.report)
+        training = Training(model, config, selection, self.out, origin, worker, keep=keep, watch=_Watcher(model))
         loss = training.run(Phase("pretrain", "pretraining", config.epochs))
         if rank_and_world()[0] == 0:
             self._save(model, selection, self.out, loss, origin)

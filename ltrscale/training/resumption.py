@@ -5,8 +5,9 @@ The previous checkpoint is kept until the next is committed; a damaged one is sk
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,7 +29,6 @@ from ltrscale.training.checkpoint import (
     Progress,
     Snapshot,
     broadcast_snapshot,
-    list_checkpoints,
     read_checkpoint,
     take,
     withdraw_checkpoint,
@@ -71,7 +71,7 @@ class Checkpoints:
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position is valid only for them.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
-        context: counts committed checkpoints, on rank 0 in the writing thread, and signals a stop or a resize.
+        worker: counts committed checkpoints, on rank 0 in the writing thread, and signals a stop or a resize.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Checkpoints:
         origin: Mapping[str, Any],
         data: str,
         every_s: float,
-        context: WorkerContext = _ALONE,
+        worker: WorkerContext = _ALONE,
     ) -> None:
         self.url, self.origin, self.data = url, origin, data
-        self.every_s, self.context = every_s, context
+        self.every_s, self.worker = every_s, worker
         self._first = rank_and_world()[0] == 0
         self._due_at = time.monotonic() + min(_FIRST_S, every_s)
         self._buffers = Buffers()
@@ -93,6 +93,8 @@ class Checkpoints:
         self._good: list[str] = []
         self._stale: set[str] = set()
         self._failed: list[str] = []
+        self._is_outage = False
+        """Whether the last write that failed met an outage."""
         self._paused_since: float | None = None
         """On rank 0: when the workers did the last step before a resize."""
 
@@ -107,7 +109,7 @@ class Checkpoints:
 
         Only rank 0 reads it from storage, for all workers.
         """
-        carried, snapshot = self.context.carried, None
+        carried, snapshot = self.worker.carried, None
         if isinstance(carried, _Carried):
             self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
             snapshot = carried.snapshot
@@ -159,6 +161,7 @@ class Checkpoints:
             Resized: the workers continue in a resized world, from the state of rank 0.
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
+            UnavailableError: likewise, and the last one because of an outage.
         """
         step = progress.steps_before + trainer.state.step
         if self._paused_since is not None:
@@ -167,7 +170,7 @@ class Checkpoints:
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
             raise self._cannot_save()
-        if result.stopping and from_rank_0(self.context.resizing()):
+        if result.stopping and from_rank_0(self.worker.resizing()):
             self._wait()  # the write in progress uses the buffers and changes the lists below
             snapshot = take(trainer, progress, self._buffers)
             raise Resized(snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic()))
@@ -177,13 +180,15 @@ class Checkpoints:
             self._wait()
             raise self._stopped(step)
 
-    def _cannot_save(self) -> InputError:
-        return InputError(
-            from_rank_0(
+    def _cannot_save(self) -> InputError | UnavailableError:
+        is_outage, message = from_rank_0(
+            (
+                self._is_outage,
                 f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
-                f"({'; '.join(self._failed[-1:])}); then the same command resumes from {self._from_where()}"
+                f"({'; '.join(self._failed[-1:])}); then the same command resumes from {self._from_where()}",
             )
         )
+        return (UnavailableError if is_outage else InputError)(message)
 
     def _stopped(self, step: int) -> Stopped:
         written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
@@ -223,6 +228,7 @@ class Checkpoints:
         except (InputError, UnavailableError, OSError, SafetensorError) as error:
             lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: retrying is futile
             self._failed += [str(error)] * (FAILURES if lost else 1)
+            self._is_outage = isinstance(error, UnavailableError)
             self._stale.add(target)
             log.warning(
                 "checkpoint of step %d not written, %d in a row: %s; training continues",
@@ -231,7 +237,7 @@ class Checkpoints:
             return
         self._failed.clear()
         self._good.append(target)
-        self.context.progressed()
+        self.worker.progressed()
         took = time.monotonic() - began
         log.info(
             "checkpoint of step %d in %.1f s, for which training paused %.0f ms", snapshot.step, took, 1e3 * paused_s
@@ -251,10 +257,19 @@ class Checkpoints:
             log.warning("%s; old checkpoints are left in place", error)
 
 
+def _manifests(out: str) -> Iterator[dict[str, Any]]:
+    """The manifests of the checkpoints below `out`, oldest first, without damaged ones: no run resumes from those."""
+    for checkpoint in children(join(out, CHECKPOINTS)):
+        manifest = None
+        with suppress(InputError):
+            manifest = read_manifest(checkpoint)
+        if manifest is not None:
+            yield manifest
+
+
 def _is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
     """True if a run of this origin was interrupted and can resume from a checkpoint."""
-    manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
-    return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
+    return any(is_made_by(manifest, origin) for manifest in _manifests(out))
 
 
 def begin(
@@ -266,8 +281,7 @@ def begin(
         InputError: an interrupted run with the same settings has read other data; or as `checked`.
     """
     if not _is_unfinished(out, origin):
-        for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
-            made_by = (read_manifest(checkpoint) or {}).get("made_by", {})
+        for made_by in (manifest.get("made_by", {}) for manifest in _manifests(out)):
             changed = [url for url, value in _data_of(origin).items() if _data_of(made_by).get(url) != value]
             if changed and _settings_of(made_by) == _settings_of(origin):
                 change = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))

@@ -52,6 +52,15 @@ def test_machines_read_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all({"level", "what", "remedy"} < set(each) for each in found)
 
 
+def test_a_store_with_a_credential_is_not_sent_to_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "check_answers", lambda _: None)
+    for store, problem in (("s3://me:pass@b/x", "has a credential in its URL"), (None, "no dashboard answers there")):
+        doctor.doctor(DoctorConfig(address="http://127.0.0.1:1", store=store, ports=(1,)), config_of)
+        assert problem in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_cluster_that_does_not_answer_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.doctor(DoctorConfig(address="http://127.0.0.1:1", ports=(1,)), config_of) == 1
     assert "no dashboard answers there" in " ".join(capsys.readouterr().out.split())

@@ -12,7 +12,7 @@ from jobs.verbs import command
 from ltrscale import config as configs
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.runtime import dashboard
-from ltrscale.runtime.submission import SubmitConfig, _sent, _started, relative_places, submission, submit
+from ltrscale.runtime.submission import SubmitConfig, _sent, _started, job_log, relative_places, submission, submit
 from ltrscale.scoring.score import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +29,13 @@ def test_credentials_are_refused() -> None:
         send(environment={"MY_API_TOKEN": "x"})
     with pytest.raises(InputError, match=r"s3://\*\*\*@bucket/x: has a credential"):
         send(command=["pretrain", "--set=out=s3://me:pass@bucket/x"])
+
+
+def test_credentials_are_refused_in_a_job_whose_log_is_returned() -> None:
+    with pytest.raises(InputError, match=r"s3://\*\*\*@bucket/x\S+: has a credential in its URL"):
+        job_log(SubmitConfig(command=("doctor", "--set", 'store="s3://me:pass@bucket/x"'), address=NOBODY))
+    with pytest.raises(UnavailableError, match="no dashboard answers there"):
+        job_log(SubmitConfig(command=("doctor", "--set", 'store="s3://bucket/x"'), address=NOBODY))
 
 
 def test_harmless_variables_are_sent() -> None:

@@ -12,7 +12,7 @@ from ray._private.state import actors
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from waiting import wait_until
 
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import Stopped, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.runtime.under_ray import train
 from ltrscale.runtime.workers import WorkersConfig
@@ -76,7 +76,7 @@ def test_a_dead_controller_ends_the_run_with_one_line_and_keeps_no_room() -> Non
             (pid,) = controllers()
             os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(InputError, match=r"^Ray Train's controller has died, .* the same command resumes from the"):
+    with pytest.raises(UnavailableError, match=r"^Ray Train's controller has died, .* the same command resumes from"):
         run(kill)
     assert reserved() == {others.id.hex()}
     remove_placement_group(others)

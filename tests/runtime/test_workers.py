@@ -3,9 +3,11 @@
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from pydantic import ValidationError
 from ray.exceptions import ActorDiedError, OutOfMemoryError
@@ -15,8 +17,9 @@ from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.runtime import engine, ray_internals
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.under_ray import _cause
+from ltrscale.runtime.under_ray import _cause, _gone
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.signals import ending_on_signal, stop_on_signal
 from ltrscale.training.pretrain import PretrainConfig
@@ -77,8 +80,28 @@ def test_a_users_error_explains_the_errors_of_the_other_workers() -> None:
 
 def test_an_address_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(InputError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers"), ray_cluster(1):
+    with pytest.raises(UnavailableError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers"), ray_cluster(1):
         pass
+
+
+def test_the_death_of_rays_processes_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no trial, task or model is recorded as failed: the same command resumes it."""
+    for death in (ActorDiedError(), OutOfMemoryError("the node ran low on memory")):
+        assert isinstance(_gone("Ray Train's controller", death), UnavailableError)
+
+    def start(**_: object) -> None:
+        raise RuntimeError("no raylet")
+
+    monkeypatch.setattr(ray, "init", start)
+    with pytest.raises(UnavailableError, match=r"^Ray has not started \(no raylet\); give the same command again$"):
+        engine._connect()
+
+    monkeypatch.setattr(ray_internals, "needed_processes", lambda: [1])
+    monkeypatch.setattr(ray_internals, "is_alive", lambda _: False)
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(UnavailableError, match="have died"), engine._ending_with_the_cluster():
+        time.sleep(60)
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from nightly import nightly
 from small_trainers import make_trainer, run_epochs
 
 from ltrscale import storage
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.training import resumption
 from ltrscale.training.checkpoint import Progress, list_checkpoints, read_checkpoint, restore
@@ -210,8 +210,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     committed: list[int] = []
-    context = WorkerContext(progressed=lambda: committed.append(trainer.state.step))
-    with checkpoints_in(tmp_path, every_s=0.0, context=context) as saver:
+    worker = WorkerContext(progressed=lambda: committed.append(trainer.state.step))
+    with checkpoints_in(tmp_path, every_s=0.0, worker=worker) as saver:
         trainer.due = saver.due
         running = trainer.epoch()
         result = next(running)
@@ -288,6 +288,23 @@ def test_a_failure_warns_and_failures_in_a_row_end_the_run(
     (tmp_path / "aside").rename(folder)
     with checkpoints_in(tmp_path) as saver:
         assert saver.newest() is not None
+
+
+def test_a_run_that_an_outage_ends_is_resumed_and_not_recorded_as_failed(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outage(*_: Any, **__: Any) -> None:
+        raise UnavailableError("bucket: no answer")
+
+    monkeypatch.setattr(resumption, "write_checkpoint", outage)
+    monkeypatch.setattr(resumption, "FAILURES", 1)
+    trainer = make_trainer(synthetic_dataset, "simclr_rank")
+    with checkpoints_in(tmp_path) as saver:
+        trainer.failed = saver.failed
+        running = steps(trainer)
+        save(saver, trainer, next(running))
+        with pytest.raises(UnavailableError, match=r"1 checkpoints in a row .*bucket: no answer.* the same command"):
+            saver.after(next(running), trainer, Progress())
 
 
 def test_a_defect_in_writing_is_not_taken_for_a_full_disk(

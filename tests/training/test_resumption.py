@@ -320,6 +320,23 @@ def test_checkpoints_of_another_config_are_reported_and_removed_at_the_end(
     assert bundle.load(str(out)).content == bundle.load(str(alone)).content
 
 
+def test_a_run_whose_only_checkpoint_has_a_damaged_manifest_starts_anew(
+    synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    job = pretrain_job(synthetic_dataset, out)
+    stop_after(1)
+    with pytest.raises(Stopped):
+        job.run()
+    stop_after(None)
+    (checkpoint,) = map(Path, storage.children(str(out / "checkpoints")))
+    (checkpoint / "manifest.json").write_text("{")
+    assert run_job(job, caplog) == ""
+    assert "manifest.json: not JSON" in caplog.text
+    assert bundle.load(str(out)).content
+    assert not (out / "checkpoints").exists()
+
+
 def grow(data: str) -> None:
     add_period(data, "2026-W05", like="2026-W02")
 
