@@ -90,7 +90,7 @@ class ClickLog:
     held_out_S: Bools
     """Both are true for the last periods of a log."""
     labels_D: NDArray[np.float32]
-    """The expert label of each pair; NaN without one."""
+    """The expert label of each pair, from its first session that has one; NaN without one."""
     labels: str | None
     """The column that these labels are from; None if there are none."""
     tally: LogTally
@@ -232,7 +232,7 @@ class _Reader:
             np.concatenate([vars(part)[name] for part in parts])
             for name in ("shown_SP", "clicks_SP", "codes_SP", "queries_S")
         )
-        codes_D, first_D, pair_N = np.unique(codes_SP[shown_SP], return_index=True, return_inverse=True)
+        codes_D, pair_N = np.unique(codes_SP[shown_SP], return_inverse=True)
         pairs_SP = np.full(shown_SP.shape, -1, np.int64)
         pairs_SP[shown_SP] = pair_N
         _, number_S = np.unique(queries_S, return_inverse=True)
@@ -240,7 +240,11 @@ class _Reader:
         labels = self._expert_labels(parts)
         # labels of other data sets may be clicks
         labels_SP = np.concatenate([np.where(part.label_column == labels, part.labels_SP, np.nan) for part in parts])
-        labels_D = labels_SP[shown_SP][first_D]
+        labels_N = labels_SP[shown_SP]
+        known_N = ~np.isnan(labels_N)
+        known_D, first_D = np.unique(pair_N[known_N], return_index=True)
+        labels_D = np.full(len(codes_D), np.nan, np.float32)
+        labels_D[known_D] = labels_N[known_N][first_D]
         return ClickLog(
             Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
             np.repeat([planned.in_log for planned in plan], lengths),

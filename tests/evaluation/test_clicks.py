@@ -210,6 +210,14 @@ def test_clicks_of_a_data_set_without_relevance_are_no_labels(rows: list[Row], t
         assert np.isnan(read.labels_D).any()
 
 
+def test_a_pair_has_the_label_of_its_first_session_with_one(tmp_path: Path) -> None:
+    shown = {"period": "p", "meta_query": "q", "positions": [1.0, 2.0], "clicks": [1.0, 0.0], "doc_ids": ["a", "b"]}
+    labels: list[Any] = [None, [NAN, 4.0], [2.0, 3.0]]
+    given = [{**shown, "query_id": f"s{i}", "labels": of_session} for i, of_session in enumerate(labels)]
+    read = read_log(config(write_log(str(tmp_path / "d"), given)))
+    assert sorted(read.labels_D.tolist()) == [2, 4]
+
+
 def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[Row], tmp_path: Path) -> None:
     trusts = []
     for name, grade in (("whole", 1.0), ("decimal", 0.7)):
