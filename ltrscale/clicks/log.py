@@ -246,13 +246,13 @@ class _Reader:
         labels_D = np.full(len(codes_D), np.nan, np.float32)
         labels_D[known_D] = labels_N[known_N][first_D]
         return ClickLog(
-            Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
-            np.repeat([planned.in_log for planned in plan], lengths),
-            np.repeat([planned.held_out for planned in plan], lengths),
-            labels_D,
-            labels,
-            self.tally,
-            self.share,
+            sessions=Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
+            in_log_S=np.repeat([planned.in_log for planned in plan], lengths),
+            held_out_S=np.repeat([planned.held_out for planned in plan], lengths),
+            labels_D=labels_D,
+            labels=labels,
+            tally=self.tally,
+            share=self.share,
         )
 
     def _expert_labels(self, parts: list[_Part]) -> str | None:
@@ -336,7 +336,14 @@ class _Lists:
         shown_SP[cells], clicks_SP[cells] = True, self.clicks_N[keep_N] > 0
         if self.labels_N is not None:
             labels_SP[cells] = self.labels_N[keep_N]
-        return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, self.label_column, queries_Q[chosen_Q])
+        return _Part(
+            codes_SP=codes_SP,
+            shown_SP=shown_SP,
+            clicks_SP=clicks_SP,
+            labels_SP=labels_SP,
+            label_column=self.label_column,
+            queries_S=queries_Q[chosen_Q],
+        )
 
     def tally(self, *, groups: int, unusable: int) -> LogTally:
         """Their counts; `groups` and `unusable` count those that were read, before the unusable ones were left out."""

@@ -10,7 +10,7 @@ D1 = D + 1 with the one not seen, M cells (a pair at a place), K places.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class PositionRatio:
     """The share of clicks at each position, whatever is shown there: the baseline of prediction."""
 
     ratio_P: Doubles
-    relevance_D1: None = None
+    relevance_D1: ClassVar = None
 
     @staticmethod
     def fit(sessions: Sessions) -> "PositionRatio":
