@@ -21,7 +21,7 @@ class BlendBundle(Bundle):
     """The weighted mean of the scores of the bundles inside; it learns nothing itself."""
 
     kind: ClassVar[BundleKind] = "blend"
-    holds: ClassVar = "several rankers"
+    holds: ClassVar = "a blend of rankers"
     held: Blend
 
     @property

@@ -107,6 +107,8 @@ Held = Architecture | CombinedArchitecture | TreesArchitecture | FeatureOrder | 
 def names_of(held: Held) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the files of weights or trees, and of the bundles inside."""
     match held:
+        case Architecture() | CombinedArchitecture():
+            return (WEIGHTS,), ()
         case TreesArchitecture():
             return (*held.files(), *([PROJECTION] if held.projection else [])), held.members
         case Blend():
@@ -115,7 +117,6 @@ def names_of(held: Held) -> tuple[tuple[str, ...], tuple[str, ...]]:
             return (), ()
         case InContext():
             return (WEIGHTS, EXAMPLES), ()
-    return (WEIGHTS,), ()
 
 
 class BundleConfig(Strict):

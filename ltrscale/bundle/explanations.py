@@ -68,7 +68,7 @@ class Explanation(Strict):
     """They add up to the difference, the largest first."""
 
     def sentence(self, most: int = _SAID) -> str:
-        """The difference in words, with at most `most` reasons for it and the two largest against it.
+        """The difference in words, with at most `most` reasons for it and one fewer against it, the largest of each.
 
         Example:
             >>> price = FeaturePart(feature="price", value="9.99", against="24", adds=0.8)

@@ -90,7 +90,7 @@ class ClickLog:
     held_out_S: Bools
     """Both are true for the last periods of a log."""
     labels_D: NDArray[np.float32]
-    """The expert label of each pair; NaN without one."""
+    """The expert label of each pair, from its first session that has one; NaN without one."""
     labels: str | None
     """The column that these labels are from; None if there are none."""
     tally: LogTally
@@ -116,7 +116,9 @@ class _Part:
     shown_SP: Bools
     clicks_SP: Bools
     labels_SP: NDArray[np.float32]
-    """Expert labels; NaN without one."""
+    """Of the label column; NaN without one."""
+    label_column: str | None
+    """`relevance`, or `labels` where no group has that; None without labels."""
     queries_S: NDArray[np.uint64]
     """Hashes of the queries."""
 
@@ -124,7 +126,7 @@ class _Part:
 def read_log(settings: LogSettings) -> ClickLog:
     """Read a click log in one pass.
 
-    Expert labels are the column `relevance` where there is one, and otherwise `labels`, unless these are the clicks.
+    Expert labels are the column `relevance` if any data set has it, otherwise `labels`, unless these are the clicks.
 
     Raises:
         InputError: a data set or a column is missing, a position is below 1, `held_out` shares a period with `log`, or
@@ -179,8 +181,6 @@ class _Reader:
         """Share of the queries in the sample."""
         self.tally: LogTally | None = None
         """Counts of the log; None before its first row group."""
-        self.label_columns: set[str] = set()
-        """The columns that labels were read from: `relevance`, `labels` or both."""
         self.labels_are_clicks = True
         """Whether all labels so far are above 0 exactly where there is a click: then no expert gave them."""
         self.present: set[str] = set()
@@ -218,7 +218,6 @@ class _Reader:
             tally = lists.tally(groups=groups, unusable=groups - len(table))
             self.tally = tally if self.tally is None else self.tally + tally
         if lists.labels_N is not None:
-            self.label_columns.add(lists.label_column)
             judged_N = ~np.isnan(lists.labels_N)
             self.labels_are_clicks &= bool(((lists.labels_N > 0) == (lists.clicks_N > 0))[judged_N].all())
         texts = table.column(self.settings.query).cast(pa.string()).combine_chunks()
@@ -229,29 +228,39 @@ class _Reader:
     def joined(self, plan: list[_Planned], parts: list[_Part]) -> ClickLog:
         """All sessions, with pairs and queries numbered; the number of a pair does not depend on the files."""
         assert self.tally is not None
-        shown_SP, clicks_SP, codes_SP, labels_SP, queries_S = (
+        shown_SP, clicks_SP, codes_SP, queries_S = (
             np.concatenate([vars(part)[name] for part in parts])
-            for name in ("shown_SP", "clicks_SP", "codes_SP", "labels_SP", "queries_S")
+            for name in ("shown_SP", "clicks_SP", "codes_SP", "queries_S")
         )
-        codes_D, first_D, pair_N = np.unique(codes_SP[shown_SP], return_index=True, return_inverse=True)
+        codes_D, pair_N = np.unique(codes_SP[shown_SP], return_inverse=True)
         pairs_SP = np.full(shown_SP.shape, -1, np.int64)
         pairs_SP[shown_SP] = pair_N
         _, number_S = np.unique(queries_S, return_inverse=True)
         lengths = [len(part.queries_S) for part in parts]
-        labels = None
-        if self.label_columns:
-            labels = "relevance" if "relevance" in self.label_columns else "labels"
-            labels = None if labels == "labels" and self.labels_are_clicks else labels
-        labels_D = labels_SP[shown_SP][first_D]
+        labels = self._expert_labels(parts)
+        # labels of other data sets may be clicks
+        labels_SP = np.concatenate([np.where(part.label_column == labels, part.labels_SP, np.nan) for part in parts])
+        labels_N = labels_SP[shown_SP]
+        known_N = ~np.isnan(labels_N)
+        known_D, first_D = np.unique(pair_N[known_N], return_index=True)
+        labels_D = np.full(len(codes_D), np.nan, np.float32)
+        labels_D[known_D] = labels_N[known_N][first_D]
         return ClickLog(
-            Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
-            np.repeat([planned.in_log for planned in plan], lengths),
-            np.repeat([planned.held_out for planned in plan], lengths),
-            labels_D if labels else np.full(len(codes_D), np.nan, np.float32),
-            labels,
-            self.tally,
-            self.share,
+            sessions=Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
+            in_log_S=np.repeat([planned.in_log for planned in plan], lengths),
+            held_out_S=np.repeat([planned.held_out for planned in plan], lengths),
+            labels_D=labels_D,
+            labels=labels,
+            tally=self.tally,
+            share=self.share,
         )
+
+    def _expert_labels(self, parts: list[_Part]) -> str | None:
+        """The column of the expert labels; None if there is none."""
+        columns = {part.label_column for part in parts}
+        if "relevance" in columns:
+            return "relevance"
+        return "labels" if "labels" in columns and not self.labels_are_clicks else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,8 +276,8 @@ class _Lists:
     clicks_N: Doubles
     ids_N: pa.Array
     labels_N: Doubles | None
-    label_column: str
-    """The column of the labels: `relevance` if it is there."""
+    label_column: str | None
+    """The column of the labels: `relevance` if it is there; None without labels."""
     shown_N: Bools
     """Has a position and an id."""
     inside_N: Bools
@@ -283,14 +292,13 @@ class _Lists:
         lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
         columns = {}
         for name in (*_NEEDED, "labels", "relevance"):
-            if name in table.column_names and table.column(name).null_count < max(len(table), 1):
+            if name in table.column_names and table.column(name).null_count < len(table):
                 column = table.column(name).combine_chunks()
                 if not is_per_document(column, lengths_Q):
                     problem = f"row group {row_group.index}: column {name!r} does not have one value a document"
                     raise InputError(f"{row_group.file.url}: {problem}; {PREPARE_AGAIN}")
                 columns[name] = spread_over_documents(column, lengths_Q)
-        label_column = "relevance" if "relevance" in columns else "labels"
-        labels = columns.get(label_column)
+        label_column = next((name for name in ("relevance", "labels") if name in columns), None)
         positions_N, ids_N = _numbers(columns.get("positions")), columns.get("doc_ids", pa.array([], pa.string()))
         shown_N = (positions_N >= 1) & ids_N.is_valid().to_numpy(zero_copy_only=False)
         place_N = np.where(shown_N, positions_N, 0).astype(np.int64) - 1
@@ -305,7 +313,7 @@ class _Lists:
             positions_N=positions_N,
             clicks_N=_numbers(columns.get("clicks")),
             ids_N=ids_N,
-            labels_N=None if labels is None else _numbers(labels),
+            labels_N=None if label_column is None else _numbers(columns[label_column]),
             label_column=label_column,
             shown_N=shown_N,
             inside_N=inside_N,
@@ -328,7 +336,14 @@ class _Lists:
         shown_SP[cells], clicks_SP[cells] = True, self.clicks_N[keep_N] > 0
         if self.labels_N is not None:
             labels_SP[cells] = self.labels_N[keep_N]
-        return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q])
+        return _Part(
+            codes_SP=codes_SP,
+            shown_SP=shown_SP,
+            clicks_SP=clicks_SP,
+            labels_SP=labels_SP,
+            label_column=self.label_column,
+            queries_S=queries_Q[chosen_Q],
+        )
 
     def tally(self, *, groups: int, unusable: int) -> LogTally:
         """Their counts; `groups` and `unusable` count those that were read, before the unusable ones were left out."""

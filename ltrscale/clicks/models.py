@@ -10,12 +10,13 @@ D1 = D + 1 with the one not seen, M cells (a pair at a place), K places.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.sessions import Cells, Sessions, count, sums
+from ltrscale.progress import log
 
 _TINY = 1e-12
 _ROUNDS, _TOLERANCE = 1000, 1e-5
@@ -67,8 +68,10 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> _
         examined_M = clicked_M + (shown_M - clicked_M) * e_M * (1 - a_M) / np.maximum(1 - a_M * e_M, _TINY)
         attraction_D1 = _smoothed(clicked_D1, sums(pair_M, examined_M, pairs + 1), smoothing)
         before_K, examination_K = examination_K, _ratio(sums(place_M, examined_M, places), shown_K)
-        if np.abs(examination_K - before_K).max(initial=0) < _TOLERANCE * examination_K.max(initial=0):
+        if np.abs(examination_K - before_K).max(initial=0) <= _TOLERANCE * examination_K.max(initial=0):
             break
+    else:
+        log.warning("clicks: examination times attraction has not converged after %d rounds of EM", _ROUNDS)
     return _Product(attraction_D1, examination_K)
 
 
@@ -88,7 +91,7 @@ class PositionRatio:
     """The share of clicks at each position, whatever is shown there: the baseline of prediction."""
 
     ratio_P: Doubles
-    relevance_D1: None = None
+    relevance_D1: ClassVar = None
 
     @staticmethod
     def fit(sessions: Sessions) -> "PositionRatio":
@@ -225,6 +228,8 @@ class DynamicBayesian:
             ]
             if np.abs(moved).max() < _TOLERANCE:
                 break
+        else:
+            log.warning("clicks: DBN has not converged after %d rounds of EM", _ROUNDS)
         return model
 
     def expected(self, sessions: Sessions) -> tuple[Doubles, Doubles, float, float]:

@@ -28,6 +28,7 @@ from scipy.special import stdtrit
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.models import fit_product
 from ltrscale.clicks.sessions import Cells, Sessions, count, sums
+from ltrscale.progress import log
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +168,8 @@ def _all_pairs(clicked_PP: Doubles, total_PP: Doubles, linked_PP: Bools) -> Doub
     start = np.full(positions + len(one_E), -1.0)
     options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-8}
     fit = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(None, _ALMOST_ONE)] * len(start), options=options)
+    if not fit.success:
+        log.warning("clicks: harvested propensities have not converged after %d rounds: %s", fit.nit, fit.message)
     return np.asarray(np.exp(fit.x[:positions]), np.float64)
 
 

@@ -143,6 +143,7 @@ class SearchConfig(Config):
     concurrent: Operational[int] = Field(1, ge=1)
     """Trials that run at a time."""
     search: Operational[SamplerConfig] = SamplerConfig()
+    """What proposes the next trial; another one continues the search from the trials that have ended."""
     asha: Operational[AshaConfig | None] = None
     """Stops trials that lag behind; empty lets every trial finish."""
     cpus: Operational[float] = Field(1, gt=0)

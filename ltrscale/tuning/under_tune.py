@@ -20,7 +20,7 @@ from ray.tune.search import Searcher
 
 from ltrscale import storage
 from ltrscale.draws import mix
-from ltrscale.errors import Stopped, UnavailableError
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.runtime import ray_internals
 from ltrscale.tuning.attempts import TrialFunction, attempt
@@ -194,7 +194,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._before = {trial.number: trial.result.seconds for trial in past}
         self._trials = {trial.number: trial for trial in ended(past)}
         self.outage: UnavailableError | None = None
-        """The outage that a trial met, also when Ray Tune restarted it."""
+        """The outage that a trial met after Ray Tune had restarted it."""
 
     def is_ending(self) -> bool:
         """True if trials that run are to end: by a request, at the end of the time, or after an outage."""
@@ -215,8 +215,8 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._began.setdefault(trial.config["number"], time.monotonic())  # its process may have died since
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Log that the process of a trial has died, and that the trial restarts."""
-        log.warning("trial %d: %s; it starts again", trial.config["number"], _death(trial))
+        """Log why a trial restarts: its process has died, or it met an outage or an input error."""
+        log.warning("trial %d: %s; it starts again", trial.config["number"], _cause(trial) or _death(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any  # noqa: ARG002
@@ -235,13 +235,13 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
             self._end(trial, state="stopped", value=points[-1][1] if points else None)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Record the failure of a trial whose process has died too often; an outage is none, and ends the search."""
-        error = trial.get_pickled_error()
-        if isinstance(error, RayTaskError) and isinstance(error.cause, UnavailableError):
-            self.outage = error.cause
+        """Record the failure of a trial that was restarted in vain; an outage is none, and ends the search."""
+        cause = _cause(trial)
+        if isinstance(cause, UnavailableError):
+            self.outage = cause
         elif not self.is_ending():
-            reason = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
-            self._end(trial, state="failed", reason=reason)
+            died = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
+            self._end(trial, state="failed", reason=died if cause is None else str(cause))
 
     def _seconds(self, number: int) -> float:
         """Time of all attempts at a trial."""
@@ -266,6 +266,13 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
             number, outcome, how, result.seconds, so_far, len(self._trials), self._config.trials,
         )  # fmt: skip
         self._advance(1)
+
+
+def _cause(trial: Any) -> InputError | UnavailableError | None:
+    """What a trial met outside its attempt, such as a damaged record; None if its process died."""
+    error = trial.get_pickled_error()
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, InputError | UnavailableError) else None
 
 
 def _death(trial: Any) -> str:

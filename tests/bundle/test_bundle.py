@@ -19,6 +19,7 @@ from torch import nn
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.boosters import renumber
+from ltrscale.bundle.files import _CLASSES
 from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
@@ -239,6 +240,11 @@ def test_what_is_no_bundle_is_named(neural: str, tmp_path: Path) -> None:
     path.write_text(json.dumps({**manifest, "format": "ltrscale-dataset"}))
     with pytest.raises(InputError, match="not a bundle but 'ltrscale-dataset'"):
         bundle.load(neural)
+
+
+def test_messages_tell_the_kinds_apart() -> None:
+    texts = [bundle_class.holds for bundle_class, _ in _CLASSES.values()]
+    assert len({*texts}) == len(texts)
 
 
 def as_version_1(url: str) -> None:

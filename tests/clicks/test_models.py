@@ -6,6 +6,7 @@ from click_sessions import position_based
 from reference import click_models as oracle
 
 from ltrscale.arrays import Doubles
+from ltrscale.clicks import models
 from ltrscale.clicks.models import (
     ClickModel,
     DocumentRatio,
@@ -99,6 +100,20 @@ def test_em_never_lowers_the_likelihood_and_ends_at_its_maximum() -> None:
         attraction = fitted.attraction_D1 * np.exp(0.05 * rng.normal(size=9))
         examination = fitted.examination_K * np.exp(0.05 * rng.normal(size=4))
         assert oracle.product_likelihood(cells, attraction, examination) < best + 1e-3
+
+
+def test_a_fit_that_ends_before_it_converges_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = position_based(0, queries=20, impressions=10, documents=5, positions=5).sessions
+    no_clicks = Cells(np.zeros(2, np.int64), np.arange(2), np.ones(2), np.zeros(2))
+    for rounds, said in ((models._ROUNDS, []), (2, ["examination times attraction", "DBN"])):
+        monkeypatch.setattr(models, "_ROUNDS", rounds)
+        PositionBasedModel.fit(sessions, smoothing=4.0)
+        DynamicBayesian.fit(sessions, smoothing=4.0)
+        fit_product(no_clicks, 1, 2, smoothing=0.0)
+        expected = [f"clicks: {what} has not converged after 2 rounds of EM" for what in said]
+        assert [record.message for record in caplog.records] == expected
 
 
 def test_smoothing_takes_low_positions_for_less_examined_and_predicts_better_for_it() -> None:

@@ -9,6 +9,7 @@ from nightly import nightly
 from reference import click_models as oracle
 
 from ltrscale.arrays import Doubles
+from ltrscale.clicks import propensity
 from ltrscale.clicks.propensity import (
     Estimate,
     _CellCurve,
@@ -101,6 +102,16 @@ def test_harvesting_is_the_maximum_that_a_search_finds(seed: int) -> None:
     pair, place, shown_M, clicked_M = map(np.array, zip(*cells, strict=True))
     found = harvest(Cells(pair, place, shown_M.astype(float), clicked_M.astype(float)), 3)
     np.testing.assert_allclose(found, oracle.all_pairs(counts, 3), rtol=2e-3)
+
+
+def test_harvesting_that_ends_before_its_maximum_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    minimize, cells = propensity.minimize, count(position_based(0, queries=10, impressions=10).sessions)
+    monkeypatch.setattr(propensity, "minimize", lambda *of, **how: minimize(*of, **how | {"options": {"maxiter": 1}}))
+    harvest(cells, 10)
+    (record,) = caplog.records
+    assert record.message.startswith("clicks: harvested propensities have not converged after 1 rounds: ")
 
 
 def test_harvesting_does_not_depend_on_which_documents_stand_where() -> None:

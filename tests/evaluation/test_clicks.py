@@ -198,6 +198,26 @@ def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
     assert "NDCG@" not in page(found)
 
 
+def test_clicks_of_a_data_set_without_relevance_are_no_labels(rows: list[Row], tmp_path: Path) -> None:
+    clicked = [{**row, "labels": row["clicks"]} for row in rows[:400]]
+    judged = [{**row, "meta_query": f"judged {row['meta_query']}", "relevance": [3.0] * 6} for row in clicked]
+    without, beside = (write_log(str(tmp_path / str(n)), given) for n, given in enumerate((clicked, judged)))
+    held_out = {"data": without, "periods": ["c", "d"]}
+    for keys in ({"log": {"data": [without, beside]}}, {"log": {"data": beside}, "held_out": held_out}):
+        read = read_log(config(beside, **keys))
+        assert read.labels == "relevance"
+        assert np.unique(read.labels_D[~np.isnan(read.labels_D)]).tolist() == [3]
+        assert np.isnan(read.labels_D).any()
+
+
+def test_a_pair_has_the_label_of_its_first_session_with_one(tmp_path: Path) -> None:
+    shown = {"period": "p", "meta_query": "q", "positions": [1.0, 2.0], "clicks": [1.0, 0.0], "doc_ids": ["a", "b"]}
+    labels: list[Any] = [None, [NAN, 4.0], [2.0, 3.0]]
+    given = [{**shown, "query_id": f"s{i}", "labels": of_session} for i, of_session in enumerate(labels)]
+    read = read_log(config(write_log(str(tmp_path / "d"), given)))
+    assert sorted(read.labels_D.tolist()) == [2, 4]
+
+
 def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[Row], tmp_path: Path) -> None:
     trusts = []
     for name, grade in (("whole", 1.0), ("decimal", 0.7)):

@@ -163,6 +163,6 @@ def test_it_is_blended_and_onnx_refuses_it(made: str, splits: Splits, tmp_path: 
     alike = (standardise_by_group(scores_N.double(), lists.offsets_Q1) for scores_N in (one, mean))
     torch.testing.assert_close(*alike, atol=1e-5, rtol=0)
     student = "onnx takes finetuned networks only; export a student that jobs.distill trains from it"
-    for url, holds in ((made, "examples and the network that reads them"), (out, "several rankers")):
+    for url, holds in ((made, "examples and the network that reads them"), (out, "a blend of rankers")):
         with pytest.raises(InputError, match=f"holds {holds}, and {student}"):
             ExportJob(out=str(tmp_path / "x"), bundle=url, to="onnx", data=splits.validation.data[0]).run()

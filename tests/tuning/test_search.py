@@ -18,6 +18,7 @@ import tuning_trials
 from hypothesis import strategies as st
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
+from ray.exceptions import RayActorError, RayTaskError
 from waiting import wait_until
 
 from ltrscale.draws import mix
@@ -29,7 +30,7 @@ from ltrscale.tuning.attempts import TrialFunction, _Curve, attempt
 from ltrscale.tuning.history import LATE, History, Result, Trial, ended, keep_unfinished
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
 from ltrscale.tuning.tune import Search
-from ltrscale.tuning.under_tune import Asha, Proposals
+from ltrscale.tuning.under_tune import Asha, Proposals, Scribe
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
 LEVELS = {"x": {"choices": [0, 1, 2, 3, 4, 5]}}
@@ -299,6 +300,36 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     assert decision(past, 7, 2.0) == "CONTINUE"
     assert decision([], 7, 1.0) == "CONTINUE"
     assert decision(past, 0, 1.0) == "CONTINUE"
+
+
+def test_what_a_process_of_a_trial_raises_is_told_from_its_death(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history, config = History(str(tmp_path)), search_of()
+
+    def errors_of(number: int, error: Exception) -> Scribe:
+        history.begin(Trial(number=number, params={}))
+        trial = SimpleNamespace(config={"number": number, "params": {}}, num_failures=2)
+        trial.get_pickled_error = lambda: error
+        scribe = Scribe(
+            history, config, [], report=lambda _: None, advance=lambda _: None, stopping=lambda: False, left_s=60
+        )
+        scribe.on_trial_recover(1, [], trial)
+        scribe.on_trial_error(1, [], trial)
+        return scribe
+
+    damaged, outage = InputError("interrupted.json: not JSON"), UnavailableError("bucket: no answer")
+    errors_of(0, RayTaskError("train", "traceback", damaged).as_instanceof_cause())
+    ended_by = errors_of(1, RayTaskError("train", "traceback", outage).as_instanceof_cause()).outage
+    errors_of(2, RayActorError())
+    results = [trial.result for trial in history.trials()]
+    assert [result.state for result in results] == ["failed", "running", "failed"]
+    assert results[0].reason == str(damaged)
+    assert ended_by == outage
+    assert str(results[2].reason).startswith("its process died (RayActorError: ")
+    starts = [record.message for record in caplog.records if record.message.endswith("; it starts again")]
+    assert starts[:2] == [f"trial 0: {damaged}; it starts again", f"trial 1: {outage}; it starts again"]
+    assert starts[2].startswith("trial 2: its process died (RayActorError: ")
 
 
 def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path) -> None:
