@@ -56,10 +56,14 @@ def test_a_store_that_fails_after_a_training_does_not_hide_why_it_ended(
     def no_answer(url: str, *_: Any) -> None:
         raise UnavailableError(f"{url}: no answer")
 
-    with pytest.raises(RuntimeError, match="the loss is NaN"), timed(str(tmp_path / "spent"), of="any"):
-        write(tmp_path / "model")
-        monkeypatch.setattr(storage, "write_bytes", no_answer)
-        raise RuntimeError("the loss is NaN")
+    def train() -> None:
+        with timed(str(tmp_path / "spent"), of="any"):
+            write(tmp_path / "model")
+            monkeypatch.setattr(storage, "write_bytes", no_answer)
+            raise RuntimeError("the loss is NaN")
+
+    with pytest.raises(RuntimeError, match="the loss is NaN"):
+        train()
 
 
 def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_store_of_iceberg_that_does_not_answer_is_no_bad_table(monkeypatch: py
         monkeypatch.setenv(name, "any")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv(storage.PATIENCE, "0")
-    with pytest.raises(UnavailableError, match="1-a.metadata.json: cannot read: the store does not answer"):
+    with pytest.raises(UnavailableError, match=r"1-a\.metadata\.json: cannot read: the store does not answer"):
         fingerprints(config("s3://shop/logs/1-a.metadata.json", table="iceberg"))
 
 
