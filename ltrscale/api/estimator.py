@@ -194,10 +194,11 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             columns: uses of columns; those of `pretrain` are remembered.
 
         Raises:
-            InputError: as `jobs.prepare` and the jobs that train.
+            InputError: as `jobs.prepare` and the jobs that train; `pretrain` was called for another pretext objective.
         """
         arguments, state = self._arguments(), vars(self)
         method = None if arguments.method == AUTO and not arguments.settings else arguments.as_method()
+        encoders = None if method is None else self._encoders_for(method)
         table, columns = frames.rows_as_table(
             X, y, group, {**state.get("_pretrained_on", {}), **columns}, labels_needed=True
         )
@@ -220,7 +221,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             place = storage.join(out, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
             made = AutoJob(out=place, data=data, splits=splits, **of).train()
         else:
-            made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
+            made = _run(arguments, method, splits, out, encoders).model(self.method)
         names = frames.in_order_of(table, columns, bundles.load(made).features)
         self._open(made, columns, raw_tables.width(X), names)
         self.splits_ = splits
@@ -379,6 +380,16 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _arguments(self) -> Arguments:
         return validate(Arguments, self.get_params(deep=False), "Ranker")
+
+    def _encoders_for(self, method: AnyMethod) -> SeedRun | None:
+        """The run of `pretrain`; None without one, and for a method that does not pretrain."""
+        encoders: SeedRun | None = vars(self).get("_encoders")
+        if encoders is None or method.encoder(self.method, {}) is None:
+            return None
+        if self.method not in encoders.methods:
+            before = ", ".join(encoders.methods)
+            raise InputError(f"Ranker({self.method!r}): pretrain was called for {before!r}; call it again before fit")
+        return encoders
 
     def _fitted(self) -> bundles.Bundle:
         """The bundle in memory; another ranker in the same directory may replace the files of `bundle_`."""

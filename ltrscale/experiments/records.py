@@ -3,12 +3,12 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from ltrscale import storage
 from ltrscale.config import Strict, StrictT, validate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.origin import digest
 from ltrscale.stages.runs import heard_by
 from ltrscale.storage import join
@@ -81,7 +81,8 @@ def timed(folder: str, of: object) -> Iterator[None]:
             yield
     except BaseException:
         if trains and not before.done:
-            write(done=False)
+            with suppress(InputError, UnavailableError):  # the store may fail here too: report the first error
+                write(done=False)
         raise
     if trains and not before.done:
         write(done=True)

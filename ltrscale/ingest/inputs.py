@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
@@ -300,10 +301,15 @@ def _static_table(metadata: str) -> Any:
     from pyiceberg.serializers import FromInputFile
     from pyiceberg.table import StaticTable
 
+    class StoredFile(PyArrowFile):  # type: ignore[misc]
+        def open(self, seekable: bool = True) -> pa.BufferReader:  # noqa: ARG002
+            # at once, because pyiceberg reads whole files, and an outage is then told from a bad table
+            return pa.BufferReader(storage.read_bytes(self.location))
+
     class Stored(PyArrowFileIO):  # type: ignore[misc]
-        def new_input(self, location: str) -> PyArrowFile:
+        def new_input(self, location: str) -> StoredFile:
             filesystem, path = storage.arrow_filesystem(location)
-            return PyArrowFile(location, path, filesystem)
+            return StoredFile(location, path, filesystem)
 
     files, catalog = Stored(), NoopCatalog("static")
     return StaticTable(

@@ -4,7 +4,7 @@ Shapes: N rows of a block, F features.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -58,6 +58,15 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
                     yield replace(rows, share=done / n)
 
 
+@contextmanager
+def _on_disk(scratch: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Turn an error of the disk, which is one of these classes, into one line with the remedy."""
+    try:
+        yield
+    except errors as error:
+        raise InputError(f"{scratch}: cannot sort there: {error}; make room on the disk or set TMPDIR") from error
+
+
 class _Spill:
     """The file of the rows; its columns are widened when a block needs it, such as text after null."""
 
@@ -68,17 +77,19 @@ class _Spill:
 
     def add(self, table: pa.Table, file: str) -> None:
         """Write rows of a file; raises InputError if a column's type does not fit that of earlier files."""
-        if self._writer is None:
-            self._first, self.schema = file, table.schema
-            self._writer = self._open()
-        schema = _wider(self.schema, table.schema, file, self._first)
-        if schema != self.schema:
-            self._widen(schema)
-        self._writer.write_table(_in_schema(table, schema, file))
+        with _on_disk(self.path.parent):
+            if self._writer is None:
+                self._first, self.schema = file, table.schema
+                self._writer = self._open()
+            schema = _wider(self.schema, table.schema, file, self._first)
+            if schema != self.schema:
+                self._widen(schema)
+            self._writer.write_table(_in_schema(table, schema, file))
 
     def finish(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with _on_disk(self.path.parent):
+                self._writer.close()
 
     def close(self) -> None:
         try:
@@ -146,15 +157,13 @@ def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.Rec
     config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": 2}
     # the query sorts anyway, so keeping the insertion order would only cost memory; no downloads either
     config |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
-    with duckdb.connect(config=config) as connection:
+    with duckdb.connect(config=config) as connection, _on_disk(scratch, (duckdb.Error, pa.ArrowException, OSError)):
         try:
             connection.read_parquet(str(spill)).create_view("rows")
             # directly from the relation, since `execute` would load the whole result into memory
             yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
         except duckdb.OutOfMemoryException as error:
             raise InputError(f"sort: not possible in {memory_limit} of memory; raise sort_memory ({error})") from error
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise InputError(f"{scratch}: cannot sort there: {error}; make room on the disk or set TMPDIR") from error
 
 
 def _to_blocks(batch: pa.RecordBatch, files: Sequence[str], schema: pa.Schema) -> Iterator[RowBlock]:

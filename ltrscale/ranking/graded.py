@@ -12,7 +12,15 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
-from ltrscale.ranking.metrics import NDCGConfig, exponential_gain, gain_ndcg, ideal_dcg, ndcg, rank_discounts
+from ltrscale.ranking.metrics import (
+    NDCGConfig,
+    UnfitLabelsError,
+    exponential_gain,
+    gain_ndcg,
+    ideal_dcg,
+    ndcg,
+    rank_discounts,
+)
 from ltrscale.ranking.ranked import rankings, survival, undefined
 
 Gains = Literal["column"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
@@ -208,15 +216,17 @@ class GainNDCGConfig(Metric):
         """The value of each group, shape [Q]; in the column of gains, a missing gain counts as 0.
 
         Raises:
-            ValueError: the groups have no gains, one is negative, or a label is not in the table.
+            UnfitLabelsError: the groups have no gains, one is negative, or a label is not in the table.
         """
         if self.gains != "column":
             return super().values_on(scores_N, groups)
         if groups.gains_N is None:
-            raise ValueError("gains: column needs the column `gains` of the data set; prepare it with columns.gain")
+            raise UnfitLabelsError(
+                "gains: column needs the column `gains` of the data set; prepare it with columns.gain"
+            )
         gains_N = groups.gains_N.nan_to_num(0.0)
         if bool((gains_N < 0).any()):
-            raise ValueError(
+            raise UnfitLabelsError(
                 "gains: column has a gain below 0; prepare the data set with columns.gain, which checks it"
             )
         return gain_ndcg(scores_N, gains_N, groups.offsets_Q1, k=self.k)
@@ -251,5 +261,5 @@ def _table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
     in_table_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N < len(gains))
     if not bool(in_table_N.all()):
         first = labels_N[~in_table_N][0].item()
-        raise ValueError(f"gains has no gain for label {first:g}; it has those of labels 0 to {len(gains) - 1}")
+        raise UnfitLabelsError(f"gains has no gain for label {first:g}; it has those of labels 0 to {len(gains) - 1}")
     return torch.tensor(gains, dtype=torch.float64, device=labels_N.device)[labels_N.long()]

@@ -270,6 +270,10 @@ class SuccessConfig(Metric):
     threshold: Threshold = 1.0
 
 
+class UnfitLabelsError(ValueError):
+    """A metric has no gain for some labels, or not for these groups."""
+
+
 def exponential_gain(labels_N: Tensor, *, waits: bool = True) -> Tensor:
     """The gain `2^y - 1` of labels, float64 (Burges et al. 2005).
 
@@ -279,18 +283,18 @@ def exponential_gain(labels_N: Tensor, *, waits: bool = True) -> Tensor:
             checked the labels of the data set.
 
     Raises:
-        ValueError: a label is above 1,000.
+        UnfitLabelsError: a label is above 1,000.
 
     Example:
         >>> exponential_gain(torch.tensor([0.0, 3.0]))
         tensor([0., 7.], dtype=torch.float64)
-        >>> exponential_gain(torch.tensor([1024.0]))
+        >>> exponential_gain(torch.tensor([1024.0]))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: label 1024 is above 1000, and its gain 2^y - 1 beyond float64; give grades, or gains of their own
+        ltrscale.ranking.metrics.UnfitLabelsError: label 1024 is above 1000, and its gain 2^y - 1 beyond float64; ...
     """
     if (waits or labels_N.is_cpu) and labels_N.numel() and (highest := labels_N.amax().item()) > HIGHEST_LABEL:
         what = f"label {highest:g} is above {HIGHEST_LABEL}, and its gain 2^y - 1 beyond float64"
-        raise ValueError(f"{what}; give grades, or gains of their own")
+        raise UnfitLabelsError(f"{what}; give grades, or gains of their own")
     return torch.exp2(labels_N.double()).sub_(1)
 
 

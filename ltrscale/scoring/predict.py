@@ -99,10 +99,12 @@ class PredictJob(ScorerConfig):
         """The settings of `prepare` that find the features of all bundles in the rows.
 
         Raises:
-            InputError: a bundle cannot score, or it is not known how its training data were read.
+            InputError: a bundle cannot score, it is not known how its training data were read, or another one read them
+                differently.
         """
         for each in opened:
             each.scorer()  # raises for a bundle that cannot score, before any row is read
+            _check_read_alike(opened[0], each)
         as_trained, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
         if self.source is None and not as_trained:
             raise InputError(
@@ -166,6 +168,23 @@ class PredictJob(ScorerConfig):
                 for period in stale:
                     storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
             log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(stale), ", ".join(stale))
+
+
+def _check_read_alike(first: Bundle, other: Bundle) -> None:
+    """Refuse a bundle that would get other feature values when rows are read as for the first one."""
+    if not first.read_as or not other.read_as:
+        return
+    infinite_1, infinite_2 = (each.read_as.get("infinite", "reject") for each in (first, other))
+    apart = [] if infinite_1 == infinite_2 else ["infinite"]
+    fills_1, fills_2 = fills_of(first.read_as), fills_of(other.read_as)
+    if fills_1 is not None and fills_2 is not None:
+        names = [feature.name for feature in other.features]
+        apart += [f"fill of {name}" for name in names if fills_1.get(name) != fills_2.get(name)]
+    if apart:
+        raise InputError(
+            f"{other.url}: its training data were read otherwise than those of {first.url} ({', '.join(apart)}), and "
+            "all rows are read as for the latter; rank with each alone, or train both on data that are prepared alike"
+        )
 
 
 def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:

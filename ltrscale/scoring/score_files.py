@@ -18,7 +18,15 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, write_file
+from ltrscale.data.dataset.scores import (
+    Layout,
+    ScoredGroups,
+    ScoreFile,
+    WrongIdsError,
+    file_name,
+    period_url,
+    write_file,
+)
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.split import Texts
 from ltrscale.data.stream.batches import iterate
@@ -128,7 +136,7 @@ class FileScorer:
                 scored, layout = self._scored(url, advance), self._plan.layout
                 try:
                     counts = write_file(path, file.row_groups, scored, names, layout=layout)
-                except ValueError as error:
+                except WrongIdsError as error:
                     raise InputError(f"{url}: {error}; prepare the data set again") from error
             (placed,) = commit.leave()
         of_file = ScoreFile(**vars(placed), data=file.path, data_sha256=file.sha256)

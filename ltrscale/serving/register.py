@@ -1,6 +1,7 @@
 """Registers a bundle in MLflow's model registry, as a `python_function` model without a pickle."""
 
 import os
+from contextlib import ExitStack
 from typing import Any
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
 from ltrscale.serving.columns import ROW, uses_in_scoring, uses_of
-from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, patient, plain_key
+from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, named_errors, patient, plain_key
 from ltrscale.stages.trackers import numbers
 
 _LOADER = "ltrscale.api.in_mlflow"
@@ -42,7 +43,8 @@ def register_bundle(url: str, registry: Registry) -> str:
     """Register a bundle as a new version of a model, with its metrics and settings; returns the version.
 
     Raises:
-        InputError: the bundle is missing or cannot score, no store is named, or MLflow is not installed.
+        InputError: the bundle is missing or cannot score, no store is named, MLflow is not installed, or it refuses.
+        UnavailableError: MLflow does not answer.
     """
     store = registry.uri
     bundle = bundles.load(url)
@@ -52,9 +54,13 @@ def register_bundle(url: str, registry: Registry) -> str:
 
     mlflow.set_tracking_uri(store)
     mlflow.set_registry_uri(store)
-    mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
     manifest = bundles.read_bundle_manifest(url)
-    with patient(), mlflow.start_run(run_name=registry.name), storage.scratch.directory() as folder:
+    with ExitStack() as stack:
+        stack.enter_context(named_errors(f"{registry.name}: {url} cannot be registered"))
+        stack.enter_context(patient())
+        mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
+        stack.enter_context(mlflow.start_run(run_name=registry.name))
+        folder = stack.enter_context(storage.scratch.directory())
         for path in [file["path"] for file in manifest["files"]]:
             local = folder / "bundle" / path
             local.parent.mkdir(parents=True, exist_ok=True)
@@ -81,15 +87,11 @@ def put_alias(registry: Registry, version: str) -> None:
 
     Raises:
         InputError: no store is named, or the registry refuses.
+        UnavailableError: MLflow does not answer.
     """
     store = client(registry.uri)
-    from mlflow.exceptions import MlflowException
-
-    try:
+    with named_errors(f"{registry.name}: its alias {ALIAS} cannot name version {version}"):
         store.set_registered_model_alias(registry.name, ALIAS, version)
-    except MlflowException as error:
-        line = without_credentials(str(error).partition("\n")[0])
-        raise InputError(f"{registry.name}: its alias {ALIAS} cannot name version {version} ({line})") from error
 
 
 def _signature(bundle: bundles.Bundle) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ltrscale import storage
-from ltrscale.errors import InputError, without_credentials
+from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.origin import digest, settings_of
 from ltrscale.stages.trackers import Figures, RefusedError, Tracked, flat, run_name
 
@@ -26,6 +26,7 @@ _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_S
 _LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 """Limits of a request with figures: MLflow itself would retry for twenty minutes, and the sending thread retries."""
 _REFUSED = (400, 404, 409)
+_TOO_MANY = 429
 _KNOWN_S = 10.0
 
 
@@ -191,6 +192,26 @@ def patient() -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.setdefault(name, _LIMITS[name])
+
+
+@contextmanager
+def named_errors(failed: str) -> Iterator[None]:
+    """Turn an error of MLflow in the block into one line that begins with what failed.
+
+    Raises:
+        UnavailableError: MLflow does not answer, or fails.
+        InputError: it refuses.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        line = str(error).partition("\n")[0]
+        status = error.get_http_status_code()  # 500 without an answer too
+        if status >= 500 or status == _TOO_MANY:
+            raise UnavailableError(f"{failed}: MLflow does not answer ({line}); check the network and store") from error
+        raise InputError(f"{failed} ({line})") from error
 
 
 def plain_key(key: str) -> str:

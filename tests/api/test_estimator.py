@@ -145,6 +145,18 @@ def test_pretraining_on_other_rows_is_that_of_the_jobs(jobs: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_an_encoder_serves_only_its_own_pretext_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ltrscale.api.estimator.pretrained", lambda *_: None)
+    unlabelled = {use: column for use, column in COLUMNS.items() if use != "label"}
+    ranker = Ranker("simclr_rank", settings=NETWORK).pretrain(NEW.drop(columns="bought"), **unlabelled)
+    ranker.set_params(method="simsiam")
+    with pytest.raises(InputError, match=r"Ranker\('simsiam'\): pretrain was called for 'simclr_rank'; call it again"):
+        ranker.fit(TRAIN, validation=VALIDATION, label="bought")
+    ranker.set_params(method="neural", settings={"finetune": {**FINETUNE, "network": SMALL}})
+    assert ranker.fit(TRAIN, validation=VALIDATION, label="bought").predict(NEW).shape == (len(NEW),)
+
+
+@pytest.mark.slow
 def test_the_score_and_the_comparison_are_the_figures_of_the_evaluation(
     fitted: Ranker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

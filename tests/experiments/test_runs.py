@@ -10,7 +10,8 @@ from rich.console import Console
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
+from ltrscale.experiments.records import timed
 from ltrscale.experiments.runs import RunsJob, comparison, listing, read_run, runs_below
 from ltrscale.stages.runs import recorded
 
@@ -47,6 +48,22 @@ def text(table: Any) -> list[list[str]]:
     console = Console(width=300, file=io.StringIO(), record=True)
     console.print(table)
     return [line.split() for line in console.export_text().splitlines()]
+
+
+def test_a_store_that_fails_after_a_training_does_not_hide_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(url: str, *_: Any) -> None:
+        raise UnavailableError(f"{url}: no answer")
+
+    def train() -> None:
+        with timed(str(tmp_path / "spent"), of="any"):
+            write(tmp_path / "model")
+            monkeypatch.setattr(storage, "write_bytes", no_answer)
+            raise RuntimeError("the loss is NaN")
+
+    with pytest.raises(RuntimeError, match="the loss is NaN"):
+        train()
 
 
 def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) -> None:

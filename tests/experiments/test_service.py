@@ -20,6 +20,7 @@ from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.service import InService, Week, copied, forget, put_into_service, take_back
+from ltrscale.serving.register import Registry, put_alias
 from ltrscale.stages.runs import holding
 
 LOOKS = 4_000
@@ -194,6 +195,34 @@ def test_an_outage_is_no_damage_of_an_earlier_model(tmp_path: Path, monkeypatch:
                 look()
     assert InService.read(out) == before
     assert take_back(out, None).bundle == before.earlier[0].bundle
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
+def test_a_model_is_taken_back_though_the_registry_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    out = str(tmp_path / "out")
+    for number in range(2):
+        with holding(out):
+            put_into_service(out, copied(ranker(tmp_path / f"passed-{number}", number), out), "2026-W12")
+
+    def no_answer(_: str) -> None:
+        raise mlflow.MlflowException("no answer")
+
+    for name in ("set_tracking_uri", "set_registry_uri"):
+        monkeypatch.setattr(mlflow, name, lambda _: None)
+    monkeypatch.setattr(mlflow, "set_experiment", no_answer)
+    registry = Registry(name="shop", store="http://127.0.0.1:1")
+    with (
+        holding(out),
+        pytest.raises(InputError, match=r"is in service again, .*: shop: .* cannot be registered: MLflow does not"),
+    ):
+        take_back(out, registry)
+    assert look(tmp_path / "out") == bundle.content_hash(str(tmp_path / "passed-0"))
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UnavailableError, match="shop: its alias in_service cannot name version 1: MLflow does not"):
+        put_alias(registry, "1")
 
 
 def test_a_copy_that_was_changed_is_found_by_whoever_opens_it(tmp_path: Path) -> None:

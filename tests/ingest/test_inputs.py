@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from preparing import prepare
 
+from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
 
@@ -121,6 +122,16 @@ def test_a_renamed_column_of_iceberg_is_refused(tmp_path: Path) -> None:
         update.rename_column("f", "g")
     with pytest.raises(InputError, match="column 'g' was renamed or replaced; rewrite the table"):
         fingerprints(config(table.path, table="iceberg"))
+
+
+def test_a_store_of_iceberg_that_does_not_answer_is_no_bad_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv(storage.PATIENCE, "0")
+    with pytest.raises(UnavailableError, match=r"1-a\.metadata\.json: cannot read: the store does not answer"):
+        fingerprints(config("s3://shop/logs/1-a.metadata.json", table="iceberg"))
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

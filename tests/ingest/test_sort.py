@@ -1,3 +1,4 @@
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -224,3 +226,12 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
 
     small, large = peak(400_000), peak(2_000_000)  # 160 MB and 800 MB of features
     assert large < 1.2 * small
+
+
+def test_a_disk_that_is_full_of_rows_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fill)
+    with pytest.raises(InputError, match=f"{tmp_path}: cannot sort there: .*No space left.*; make room .* set TMPDIR"):
+        list(sort_rows(make_blocks(["a", "b"], [1], 1), scratch=tmp_path))

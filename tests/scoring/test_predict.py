@@ -431,6 +431,19 @@ def test_a_bundle_that_does_not_record_the_columns_needs_them(trees: str, week: 
         predict(tmp_path / "out2", odd, path)
 
 
+def test_bundles_that_read_rows_differently_are_not_averaged(trees: str, week: Rows, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "week.parquet", week, WITHOUT_LABELS)
+    filled = edited(
+        trees, tmp_path / "filled", lambda values: values["read_as"]["source"]["columns"].update(fill={"f_age": 1.0})
+    )
+    with pytest.raises(InputError, match=r"/filled: .* otherwise than those of \S+/trees \(fill of f_age\), and all"):
+        predict(tmp_path / "out", [trees, filled], path)
+    lenient = edited(trees, tmp_path / "lenient", lambda values: values["read_as"].update(infinite="missing"))
+    with pytest.raises(InputError, match=r"/lenient: .* otherwise than those of \S+/trees \(infinite\), and all"):
+        predict(tmp_path / "out", [trees, lenient], path)
+    assert not (tmp_path / "out-data").exists()
+
+
 def test_other_columns_may_be_named(trees: str, week: Rows, tmp_path: Path) -> None:
     names = {"search": "request", "product": "sku"}
     rows = [{names.get(key, key): value for key, value in row.items()} for row in week]

@@ -1,7 +1,7 @@
 """Scores as tables: what other programs read from the directory, as it lies, is what the bundle gives."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from ltrscale import bundle, storage
 from ltrscale.arrays import place_in_group
 from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import Dataset, Feature
-from ltrscale.data.dataset.scores import find_scores
+from ltrscale.data.dataset.scores import ScoredGroups, find_scores
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.scoring.score_files import FileScorer
 
 FEATURES = (Feature(name="f_a"), Feature(name="f_b"))
 Row = tuple[str, str, str | None, float, int, int]
@@ -204,3 +205,15 @@ def test_ids_that_do_not_fit_the_documents_are_named(data: Dataset, ranker: str,
         match=r"data/period=0/part-.*\.parquet: doc_ids has not one id for each document of a query group; prepare",
     ):
         score_into(tmp_path / "out", Dataset(str(tmp_path / "data"), data.manifest), ranker)
+
+
+def test_a_defect_of_a_model_is_not_blamed_on_the_data_set(
+    data: Dataset, ranker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object) -> Iterator[ScoredGroups]:
+        raise ValueError("a defect")
+        yield
+
+    monkeypatch.setattr(FileScorer, "_scored", defect)
+    with pytest.raises(ValueError, match=r"^a defect$"):
+        score_into(tmp_path, data, ranker)

@@ -87,6 +87,10 @@ class ScoredGroups(NamedTuple):
     scores_N: Doubles
 
 
+class WrongIdsError(ValueError):
+    """The document ids of a data file do not fit its documents."""
+
+
 class Found(NamedTuple):
     """The committed scores of a data file: their URL and content hash."""
 
@@ -193,7 +197,7 @@ def write_file(
         The groups and documents written, all counted as labelled, to compare with the manifest.
 
     Raises:
-        ValueError: a group's number of document ids differs from its number of documents.
+        WrongIdsError: a group's number of document ids differs from its number of documents.
     """
     waiting: list[pa.Table] = []
     groups = documents = 0
@@ -251,5 +255,5 @@ def _item_ids(of_data: pa.Table, lengths_Q: Ints) -> pa.StringArray:
         return pa.nulls(int(lengths_Q.sum()), pa.string())
     lists = of_data["doc_ids"].combine_chunks()
     if not is_per_document(lists, lengths_Q):
-        raise ValueError("doc_ids has not one id for each document of a query group")
+        raise WrongIdsError("doc_ids has not one id for each document of a query group")
     return spread_over_documents(lists, lengths_Q)

@@ -23,6 +23,7 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.ranking.metric import Metric
+from ltrscale.ranking.metrics import UnfitLabelsError
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +137,7 @@ def values_of(
         if judged is not None:
             return judged.values(list(metrics.values()), scores_N, groups)
         values_MQ = torch.stack([metric.values_on(scores_N, groups) for metric in metrics.values()]).double()
-    except ValueError as error:  # the gains that the user chose do not fit these groups
+    except UnfitLabelsError as error:  # the gains that the user chose do not fit these groups
         raise InputError(f"evaluate.{error}") from error
     if not settings.leave_out_constant:
         return values_MQ

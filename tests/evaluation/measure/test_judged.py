@@ -313,3 +313,17 @@ def test_bm25_has_its_known_quality_on_nfcorpus(
     summary = found.methods[0].slices["all"].summaries["ndcg@10"]
     assert (found.test.groups, found.test.unlisted) == (325, 26)
     assert summary.mean == pytest.approx(0.307, abs=5e-4)
+
+
+def test_only_what_the_user_chose_is_blamed_on_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = QueryGroups(torch.zeros(2, 1), torch.tensor([0, 2]), labels_N=torch.tensor([0.0, 3.0]))
+    metrics, settings = {"gain_ndcg@3": GainNDCGConfig(k=3, gains=(0, 1))}, EvaluateSettings()
+    with pytest.raises(InputError, match=r"^evaluate\.gains has no gain for label 3"):
+        values_of(torch.zeros(2), groups, metrics, settings)
+
+    def defect(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(GainNDCGConfig, "values_on", defect)
+    with pytest.raises(ValueError, match=r"^a defect$"):
+        values_of(torch.zeros(2), groups, metrics, settings)
