@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from ltrscale.derive.relabel import RelabelStepConfig
-from ltrscale.experiments.methods.composed import Method
+from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.ingest.inputs import SourceConfig
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NumbersConfig
 from ltrscale.pretext.augment import AugmentConfig
@@ -47,7 +47,7 @@ UNIONS = {
     "schedule": (ScheduleConfig, METHODS),
     "gbdt": (GBDTConfig, METHODS),
     "step": (RelabelStepConfig, SIMULATORS),
-    "pipeline": (Method, GUIDE),
+    "pipeline": (AnyMethod, GUIDE),
     "source": (SourceConfig, DATA),
     "export": (AnyFormat, SERVING),
 }

@@ -46,7 +46,7 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.experiments.auto.auto import AutoJob
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.base import Method, SeedRun
 from ltrscale.experiments.methods.neural import pretrained
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
@@ -381,7 +381,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def _arguments(self) -> Arguments:
         return validate(Arguments, self.get_params(deep=False), "Ranker")
 
-    def _encoders_for(self, method: AnyMethod) -> SeedRun | None:
+    def _encoders_for(self, method: Method) -> SeedRun | None:
         """The run of `pretrain`; None without one, and for a method that does not pretrain."""
         encoders: SeedRun | None = vars(self).get("_encoders")
         if encoders is None or method.encoder(self.method, {}) is None:
@@ -455,5 +455,5 @@ def _remove(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(arguments: Arguments, method: AnyMethod, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:
+def _run(arguments: Arguments, method: Method, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:
     return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

@@ -28,7 +28,7 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
-from ltrscale.experiments.methods.composed import Method, with_preset
+from ltrscale.experiments.methods.composed import AnyMethod, with_preset
 from ltrscale.experiments.next_commands import after_pipeline, best_on_validation
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
@@ -90,7 +90,7 @@ class PipelineJob(Config):
     """Pretrain with the first seed alone, for all: much faster, but intervals leave out the chance in pretraining."""
     preset: Preset | None = None
     """The preset of every method that names none: the same features for trees and networks, pretrained or not."""
-    methods: dict[MethodName, Method] = Field(min_length=1)
+    methods: dict[MethodName, AnyMethod] = Field(min_length=1)
     """Methods to compare, by their name in the table."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers."""

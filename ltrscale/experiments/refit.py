@@ -15,7 +15,7 @@ from ltrscale.config import Config, Operational, by_kind, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods.base import AnyMethod, MethodName
+from ltrscale.experiments.methods.base import Method, MethodName
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import bundle_hashes, dataset_hashes
 from ltrscale.stages.provenance import Provenance
@@ -35,7 +35,7 @@ class RefitSettings(Config):
     test: bool = False
     """Learn from the test periods too: a model for use, with nothing left to test it on."""
 
-    def check(self, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, methods: Mapping[str, Method]) -> None:
         """Raise a ValueError unless the methods exist, and their bundles can be refitted."""
         for name in self.methods:
             if name not in methods:

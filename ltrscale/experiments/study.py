@@ -32,14 +32,14 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.base import (
-    AnyMethod,
+    Method,
     MethodName,
     SeedRun,
     check_methods,
     is_pretrained,
     with_foundations,
 )
-from ltrscale.experiments.methods.composed import Method
+from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell, GridConfig
@@ -64,7 +64,7 @@ class StudyJob(Config):
     """A data set directory that jobs.prepare made, for the splits that name none."""
     splits: SplitsWithTest
     """Training, validation and test. Pretraining reads all groups of the training split."""
-    methods: dict[MethodName, Method] = Field(min_length=1)
+    methods: dict[MethodName, AnyMethod] = Field(min_length=1)
     """Methods to compare, by their name in the report."""
     grid: tuple[GridConfig, ...] = Field(min_length=1)
     """The models to train: those of all parts, each once."""
@@ -222,7 +222,7 @@ class StudyJob(Config):
             )
 
     @cached_property
-    def shared(self) -> dict[str, AnyMethod]:
+    def shared(self) -> dict[str, Method]:
         """The methods; those with the same pretraining share an encoder."""
         return sharing_encoders(self.methods)
 

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.methods.base import SeedRun, check_methods
-from ltrscale.experiments.methods.composed import EnsembleMethod, Method, TunedMethod
+from ltrscale.experiments.methods.composed import AnyMethod, EnsembleMethod, TunedMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.ranking.choices import metric_named
@@ -43,7 +43,7 @@ METHODS: dict[str, Any] = {
 
 def seed_run(data: str, out: Path, of: str) -> SeedRun:
     splits = {name: {"data": data, "periods": periods} for name, periods in WEEKS.items()}
-    methods: dict[str, Method] = {**METHODS, "mean": EnsembleMethod(of=of, runs=3)}
+    methods: dict[str, AnyMethod] = {**METHODS, "mean": EnsembleMethod(of=of, runs=3)}
     check_methods(methods, ONE)
     return SeedRun(methods, validate(Splits, splits, "test"), 3, ONE, str(out))
 
@@ -122,7 +122,10 @@ def test_a_mean_is_up_to_date_until_a_run_changes(synthetic_dataset: str, tmp_pa
     before = (url / "manifest.json").stat().st_mtime_ns
     made.model("mean")
     assert (url / "manifest.json").stat().st_mtime_ns == before
-    other: dict[str, Method] = {**made.methods, "gbdt": GBDTMethod.model_validate({"gbdt": {**TREES, "num_trees": 5}})}
+    other: dict[str, AnyMethod] = {
+        **made.methods,
+        "gbdt": GBDTMethod.model_validate({"gbdt": {**TREES, "num_trees": 5}}),
+    }
     SeedRun(other, made.splits, 3, ONE, str(tmp_path)).model("mean")
     runs = [bundle.load(str(tmp_path / folder / "gbdt" / "model")) for folder in (".", "runs/1", "runs/2")]
     assert [len(run.content) for run in runs] != sizes
@@ -133,7 +136,7 @@ def test_trees_that_draw_nothing_are_refused_or_named(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     still = GBDTMethod.model_validate({"gbdt": {**TREES, "feature_fraction": 1}})
-    methods: dict[str, Method] = {"gbdt": still, "mean": EnsembleMethod(of="gbdt")}
+    methods: dict[str, AnyMethod] = {"gbdt": still, "mean": EnsembleMethod(of="gbdt")}
     with pytest.raises(ValueError, match=r"methods.mean.runs: these trees draw nothing at random"):
         check_methods(methods, ONE)
     several = GBDTMethod.model_validate({"gbdt": TREES, "ensemble": {"candidates": 2}})

@@ -10,8 +10,8 @@ from ltrscale.config import by_kind
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun, check_methods
-from ltrscale.experiments.methods.composed import Method
+from ltrscale.experiments.methods.base import Method, SeedRun, check_methods
+from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.runtime.workers import ONE
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "stack": {"members": ["gbdt"], "stack": {"folds": 2, "gbdt": {"num_trees": 10}}},
 }
 """Settings that train in a moment; the kinds that are not here train as they are by default."""
-KINDS = by_kind(Method)
+KINDS = by_kind(AnyMethod)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def run(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> See
     splits = Splits.model_validate(values)
     feature = select(splits.train, labelled=True).features[0].name
     settings = {**SMALL, "feature": {"feature": feature}}
-    methods: dict[str, AnyMethod] = {kind: of.model_validate(settings.get(kind, {})) for kind, of in KINDS.items()}
+    methods: dict[str, Method] = {kind: of.model_validate(settings.get(kind, {})) for kind, of in KINDS.items()}
     methods["other"] = methods["neural"]
     check_methods(methods, ONE)
     return SeedRun(methods, splits, 1, ONE, str(tmp_path_factory.mktemp("methods")))

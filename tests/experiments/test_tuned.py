@@ -9,7 +9,7 @@ from ltrscale import bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.experiments.methods.base import SeedRun, check_methods
-from ltrscale.experiments.methods.composed import Method, TunedMethod
+from ltrscale.experiments.methods.composed import AnyMethod, TunedMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.runtime.workers import ONE
@@ -34,7 +34,7 @@ def splits(data: str, *, draw: int = 0) -> Splits:
 
 
 def seed_run(data: str, out: Path, *, trials: int = 6, draw: int = 0, space: dict[str, Any] | None = None) -> SeedRun:
-    methods: dict[str, Method] = {
+    methods: dict[str, AnyMethod] = {
         "gbdt": GBDTMethod.model_validate({"gbdt": TREES}),
         "tuned": TunedMethod.model_validate({"of": "gbdt", "space": space or SPACE, "trials": trials}),
     }
@@ -65,7 +65,7 @@ def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic
 @pytest.mark.parametrize("of", ["one", "three"])
 def test_validation_chooses_between_a_linear_and_a_deep_head(synthetic_dataset: str, tmp_path: Path, of: str) -> None:
     """Whichever the method itself has, which is trial 0, the model is that of the better head, byte by byte."""
-    methods: dict[str, Method] = {
+    methods: dict[str, AnyMethod] = {
         name: NeuralMethod.model_validate({"finetune": {**NETWORK, "head": {"layers": layers, "width": 16}}})
         for name, layers in (("one", 1), ("three", 3))
     }
@@ -117,7 +117,7 @@ def test_another_draw_of_labels_or_another_space_is_another_search(synthetic_dat
     [("gbdt", True), ("network", True), ("second", False), ("ensemble", False), ("tuned", False), ("nothing", False)],
 )
 def test_a_tuned_method_is_of_a_single_model_that_starts_from_no_other(of: str, is_right: bool) -> None:
-    methods: dict[str, Method] = {
+    methods: dict[str, AnyMethod] = {
         "gbdt": GBDTMethod(),
         "network": NeuralMethod(),
         "second": NeuralMethod(starts_from="network"),

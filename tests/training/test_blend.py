@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.draws import random_bits
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun, check_methods
+from ltrscale.experiments.methods.base import Method, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import BlendMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod
@@ -122,7 +122,7 @@ def test_a_member_that_knows_more_than_all_others_has_most_of_the_weight() -> No
     assert own > 2.5 * largest_coin
 
 
-METHODS: dict[str, AnyMethod] = {
+METHODS: dict[str, Method] = {
     "trees": GBDTMethod.model_validate({"leave_out": ["c_*"], "gbdt": {"num_trees": 8, "num_leaves": 4}}),
     "network": NeuralMethod.model_validate(
         {"finetune": {"network": {"encoder": {"kind": "mlp", "hidden": [8]}}, "head_epochs": 0, "epochs": 2}}
@@ -152,7 +152,7 @@ def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
         torch.testing.assert_close(found_N, expected_N)
         values.append(metric_named("ndcg@5").values_on(found_N, groups))
     assert made.metrics["validation_ndcg@5"] == pytest.approx(torch.cat(values).double().nanmean().item())
-    other: dict[str, AnyMethod] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
+    other: dict[str, Method] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
     with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is of kind blend; name another method"):
         check_methods(other, ONE)
 
@@ -163,7 +163,7 @@ def test_a_group_that_does_not_define_the_metric_has_no_say(write_dataset: Calla
     groups = [*[(x_LF, [0.0, 1.0])] * 5, (x_LF, [0.0, 0.5])]
     data = write_dataset({"t": groups, "v": groups}, [Feature(name="right"), Feature(name="wrong")])
     splits = {name: {"data": data, "periods": name[0]} for name in ("train", "validation")}
-    methods: dict[str, AnyMethod] = {name: FeatureMethod(feature=name) for name in ("wrong", "right")}
+    methods: dict[str, Method] = {name: FeatureMethod(feature=name) for name in ("wrong", "right")}
     methods["blend"] = BlendMethod.model_validate({"members": ["wrong", "right"], "blend": {"metric": "mrr"}})
     made = bundle.load(SeedRun(methods, validate(Splits, splits, "test"), 3, ONE, str(tmp_path)).model("blend"))
     assert made.blended == {"right": 1.0}

@@ -42,8 +42,8 @@ from ltrscale.experiments.auto.leaderboard import Board, document, final_board
 from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
 from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper, validation_metric
 from ltrscale.experiments.first.configs import divided
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.methods.composed import Method
+from ltrscale.experiments.methods.base import Method, SeedRun
+from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.sizes import LogSize
@@ -280,8 +280,8 @@ class _Run:
 
     def model(self, entry: Entry) -> str:
         """Train a model with the recorded settings of its method; returns its bundle."""
-        adapter: TypeAdapter[Method] = TypeAdapter(Method)
-        methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
+        adapter: TypeAdapter[AnyMethod] = TypeAdapter(AnyMethod)
+        methods: dict[str, Method] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
         run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
         with timed(self.place(entry), self.record.methods[entry.trained_as]):
             if entry.method == HALF:

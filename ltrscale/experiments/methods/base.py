@@ -25,7 +25,7 @@ MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 """Also a directory's name."""
 
 
-class AnyMethod(Config):
+class Method(Config):
     """A method of a pipeline; kinds override the defaults, and a hook together with the flag before it."""
 
     can_teach: ClassVar[bool] = True
@@ -42,7 +42,7 @@ class AnyMethod(Config):
         """The methods of the same run that must be trained first."""
         return ()
 
-    def check(self, where: str, name: str, methods: Mapping[str, "AnyMethod"]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, "Method"]) -> None:
         """Raise a ValueError, starting with `where`, unless it builds on existing methods of the right kind."""
 
     def check_differs(self, where: str) -> None:
@@ -59,7 +59,7 @@ class AnyMethod(Config):
         """The splits that it learns from."""
         return run.splits
 
-    def encoder(self, name: str, methods: Mapping[str, "AnyMethod"]) -> str | None:
+    def encoder(self, name: str, methods: Mapping[str, "Method"]) -> str | None:
         """The method whose pretrained encoder it starts from, which may be itself; None without one."""
         return None
 
@@ -73,7 +73,7 @@ class AnyMethod(Config):
         return given
 
     @abstractmethod
-    def about(self, methods: Mapping[str, "AnyMethod"]) -> MethodTraits:
+    def about(self, methods: Mapping[str, "Method"]) -> MethodTraits:
         """The traits by which a study sorts its tables."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class AnyMethod(Config):
         raise NotImplementedError
 
 
-class ReadingMethod(AnyMethod):
+class ReadingMethod(Method):
     """A method that reads features, not only scores of other methods."""
 
     preset: Preset | None = None
@@ -154,7 +154,7 @@ class ReadingMethod(AnyMethod):
 class SeedRun:
     """All methods trained with one seed, each once, after the methods that it builds on."""
 
-    methods: Mapping[str, AnyMethod]
+    methods: Mapping[str, Method]
     splits: Splits
     """With the seed's sample of labelled groups."""
     seed: int
@@ -208,9 +208,7 @@ class SeedRun:
         return [run.model(name) for run in runs]
 
 
-def check_methods(
-    methods: Mapping[str, AnyMethod], workers: WorkersConfig, *, learn_from: Collection[str] = ()
-) -> None:
+def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, learn_from: Collection[str] = ()) -> None:
     """Raise a ValueError unless each method builds on methods of the right kind, and has labels and enough streams.
 
     `learn_from` has the names of labels besides those of the splits.
@@ -232,13 +230,13 @@ def check_methods(
                 )
 
 
-def is_pretrained(name: str, methods: Mapping[str, AnyMethod]) -> bool:
+def is_pretrained(name: str, methods: Mapping[str, Method]) -> bool:
     """Whether a method, or one that it is built on, starts from a pretrained encoder."""
     method = methods[name]
     return method.encoder(name, methods) is not None or any(is_pretrained(of, methods) for of in method.built_on())
 
 
-def with_foundations(names: tuple[str, ...], methods: Mapping[str, AnyMethod]) -> tuple[str, ...]:
+def with_foundations(names: tuple[str, ...], methods: Mapping[str, Method]) -> tuple[str, ...]:
     """The methods, each after those that it is built on."""
     ordered: dict[str, None] = {}
 

@@ -13,7 +13,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun
+from ltrscale.experiments.methods.base import Method, MethodName, SeedRun
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
 from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
@@ -27,7 +27,7 @@ from ltrscale.tuning.space import SamplerConfig, Space
 from ltrscale.tuning.tune import TuneJob
 
 
-class TunedMethod(AnyMethod):
+class TunedMethod(Method):
     """Another method with the settings that a search finds best on the validation groups.
 
     Each sample of labelled groups has its own search: the trials of a seed learn from its labels alone.
@@ -48,16 +48,16 @@ class TunedMethod(AnyMethod):
     def is_one_model(self) -> bool:
         return True
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if self.of not in methods or not methods[self.of].is_searchable:
             raise ValueError(
                 f"{where}.of: {self.of!r} is not a neural method without starts_from, nor one of a single gbdt"
             )
 
-    def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
+    def encoder(self, name: str, methods: Mapping[str, Method]) -> str | None:
         return methods[self.of].encoder(self.of, methods)
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         return methods[self.of].about(methods).replace(tuned=True)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
@@ -86,7 +86,7 @@ class TunedMethod(AnyMethod):
         return TuneJob(out=run.place(name, "search"), job=job, **settings).best_here(number)
 
 
-class EnsembleMethod(AnyMethod):
+class EnsembleMethod(Method):
     """The mean score of several models of one method: of other seeds, without a fold each, or a search's best trials.
 
     With another seed networks have other initial weights and another order of the data, trees other samples of rows and
@@ -106,7 +106,7 @@ class EnsembleMethod(AnyMethod):
     def built_on(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if self.of not in methods or not methods[self.of].is_one_model:
             raise ValueError(f"{where}.of: {self.of!r} is not a neural method, nor another of one model")
         if self.over == "seeds":
@@ -114,7 +114,7 @@ class EnsembleMethod(AnyMethod):
         if self.over == "trials" and not isinstance(methods[self.of], TunedMethod):
             raise ValueError(f"{where}.over: trials are those of a search, and {self.of!r} is not of kind tuned")
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         traits = methods[self.of].about(methods)
         return MethodTraits(family=traits.family, tuned=traits.tuned)
 
@@ -135,7 +135,7 @@ class EnsembleMethod(AnyMethod):
         return [fold_of(dealt, k, self.runs, held_out=False, seed=run.seed) for k in range(self.runs)]
 
 
-class BlendMethod(AnyMethod):
+class BlendMethod(Method):
     """The mean of other methods' scores, with weights that are equal by half, and by half chosen by validation.
 
     Trees and networks err differently, so that their mean is often better than each.
@@ -152,12 +152,12 @@ class BlendMethod(AnyMethod):
     def built_on(self) -> tuple[str, ...]:
         return self.members
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         for member in self.members:
             if member not in methods or isinstance(methods[member], BlendMethod):
                 raise ValueError(f"{where}.members: {_what_is(member, methods)}; name another method")
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         families = {methods[member].about(methods).family for member in self.members}
         return MethodTraits(family=families.pop() if len(families) == 1 else "mixed")
 
@@ -166,7 +166,7 @@ class BlendMethod(AnyMethod):
         BlendJob(out=out, splits=run.splits, bundles=bundles, blend=settings).run()
 
 
-class CombinedMethod(AnyMethod):
+class CombinedMethod(Method):
     """One ranker that combines the rankers of several neural methods with the same seed."""
 
     kind: Literal["combined"] = "combined"
@@ -177,7 +177,7 @@ class CombinedMethod(AnyMethod):
     def built_on(self) -> tuple[str, ...]:
         return self.parts
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         networks = [network(f"{where}.parts", part, methods) for part in self.parts]
         if len({each.left_out(methods) for each in networks}) > 1:
             raise ValueError(f"{where}.parts leave out different features; combine rankers of the same ones")
@@ -185,7 +185,7 @@ class CombinedMethod(AnyMethod):
     def streams(self) -> Sequence[StreamConfig]:
         return [self.combine.stream] if self.combine.how == "concat" else []
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         families = {methods[part].about(methods).family for part in self.parts}
         return MethodTraits(family="pretrained" if "pretrained" in families else "not pretrained")
 
@@ -194,7 +194,7 @@ class CombinedMethod(AnyMethod):
         CombineJob(out=out, bundles=bundles, splits=run.splits, combine=settings, workers=run.workers).run()
 
 
-class SelfTrainedMethod(AnyMethod):
+class SelfTrainedMethod(Method):
     """A student that learns the mean score of several runs of a method on all training groups, then the labels.
 
     The groups whose labels are in use teach the runs, and the student in the end; no other label is read.
@@ -218,10 +218,10 @@ class SelfTrainedMethod(AnyMethod):
     def built_on(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
+    def encoder(self, name: str, methods: Mapping[str, Method]) -> str | None:
         return methods[self._trained_as].encoder(self._trained_as, methods)
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if self.of not in methods or not methods[self.of].can_teach:
             raise ValueError(f"{where}.of: {_what_is(self.of, methods)}; name another method")
         if self.runs > 1:
@@ -236,7 +236,7 @@ class SelfTrainedMethod(AnyMethod):
     def streams(self) -> Sequence[StreamConfig]:
         return self.student.streams()
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         teacher, student = (methods[name].about(methods).family for name in (self.of, self._trained_as))
         if student == "trees":
             return MethodTraits(family="trees" if teacher == "trees" else "mixed")
@@ -266,7 +266,7 @@ class SelfTrainedMethod(AnyMethod):
         return self.student_as or self.of
 
 
-class StackMethod(AnyMethod):
+class StackMethod(Method):
     """Trees over the scores of other methods of the same seed, of bundles, and over raw features."""
 
     kind: Literal["stack"] = "stack"
@@ -282,7 +282,7 @@ class StackMethod(AnyMethod):
     def built_on(self) -> tuple[str, ...]:
         return self.members
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if not self.members and not self.bundles:
             raise ValueError(f"{where}: members and bundles are both empty; name at least one")
         if shared := self.bundles.keys() & {*self.members}:
@@ -301,7 +301,7 @@ class StackMethod(AnyMethod):
     def with_threads(self, threads: int) -> Self:
         return self.replace(stack=self.stack.replace(gbdt=limited(self.stack.gbdt, threads)))
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         return MethodTraits(family="mixed")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
@@ -318,12 +318,12 @@ class StackMethod(AnyMethod):
         StackedJob(out=out, splits=run.splits, stack=settings, members=members).run()
 
 
-def _what_is(name: str, methods: Mapping[str, AnyMethod]) -> str:
+def _what_is(name: str, methods: Mapping[str, Method]) -> str:
     """The name of a method that cannot be built on, and its kind."""
     return f"{name!r} is {f'of kind {kind_of(type(methods[name]))}' if name in methods else 'unknown'}"
 
 
-Method = Annotated[
+AnyMethod = Annotated[
     GBDTMethod
     | SemiMethod
     | NeuralMethod
@@ -341,7 +341,7 @@ Method = Annotated[
 
 def with_preset(preset: Preset, methods: Mapping[str, Any]) -> dict[str, Any]:
     """The methods, as in a config, with this preset for those that name none and have presets."""
-    kinds = by_kind(Method)
+    kinds = by_kind(AnyMethod)
 
     def filled(settings: Any) -> Any:
         kind = kinds.get(str(settings.get("kind"))) if isinstance(settings, Mapping) else None

@@ -9,7 +9,7 @@ from ltrscale.config import overlay
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, ReadingMethod, SeedRun
+from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
 from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.origin import digest, settings_of
 from ltrscale.pretext.contrast import SimCLRRankConfig
@@ -81,7 +81,7 @@ class NeuralMethod(ReadingMethod):
     def built_on(self) -> tuple[str, ...]:
         return () if self.starts_from is None else (self.starts_from,)
 
-    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if self.starts_from is not None:
             self._check_start(where, name, methods)
             return
@@ -94,7 +94,7 @@ class NeuralMethod(ReadingMethod):
         except ValueError as error:
             raise ValueError(f"{where}.{error}") from error
 
-    def _check_start(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+    def _check_start(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         """Check that the rankers that it starts from are networks, without a cycle."""
         passed, foundations = [name], self.built_on()
         while foundations:
@@ -108,15 +108,15 @@ class NeuralMethod(ReadingMethod):
     def streams(self) -> Sequence[StreamConfig]:
         return [self.finetune.stream, *([self.pretrain.stream] if self.pretrain else [])]
 
-    def left_out(self, methods: Mapping[str, AnyMethod]) -> frozenset[str]:
+    def left_out(self, methods: Mapping[str, Method]) -> frozenset[str]:
         """The features left out by it or by the method that it starts from."""
         other = methods.get(self.pretrained_as or self.starts_from or "")
         return other.left_out(methods) if isinstance(other, NeuralMethod) else frozenset(self.leave_out)
 
-    def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
+    def encoder(self, name: str, methods: Mapping[str, Method]) -> str | None:
         return self.pretrained_as if self.pretrain is None else name
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         if self.starts_from is not None:
             first = methods[self.starts_from].about(methods)
             return MethodTraits(family=first.family, tuned=first.tuned)
@@ -163,7 +163,7 @@ class NeuralMethod(ReadingMethod):
         _finetune(last, start, out, self.splits_in(run), run)
 
 
-def network(where: str, name: str, methods: Mapping[str, AnyMethod]) -> NeuralMethod:
+def network(where: str, name: str, methods: Mapping[str, Method]) -> NeuralMethod:
     """The neural method of this name; a ValueError that starts with `where` if it is none."""
     method = methods.get(name)
     if not isinstance(method, NeuralMethod):
@@ -186,7 +186,7 @@ def pretrained(run: SeedRun, name: str) -> str | None:
     return out
 
 
-def sharing_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
+def sharing_encoders(methods: Mapping[str, Method]) -> dict[str, Method]:
     """The methods, where those with the same pretraining start from the encoder of the first one."""
     owners: dict[str, str] = {}
     shared = dict(methods)
@@ -223,7 +223,7 @@ class InContextMethod(ReadingMethod):
     def is_one_model(self) -> bool:
         return True
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         return MethodTraits(family="in context")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:

@@ -9,7 +9,7 @@ from ltrscale.bundle import FeatureOrder
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, ReadingMethod, SeedRun
+from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
 from ltrscale.experiments.methods.students import Student
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.settings import Preset
@@ -54,7 +54,7 @@ class GBDTMethod(ReadingMethod):
     def with_threads(self, threads: int) -> Self:
         return self.replace(gbdt=limited(self.gbdt, threads))
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         return MethodTraits(family="trees", unlabelled="none")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
@@ -123,7 +123,7 @@ class SemiMethod(ReadingMethod):
         first = None if self.semi.first is None else limited(self.semi.first, threads)
         return self.replace(semi=self.semi.replace(gbdt=limited(self.semi.gbdt, threads), first=first))
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         used = [("PCA", self.semi.pca), ("pseudo-labels", self.semi.pseudo_labels)]
         return MethodTraits(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
 
@@ -131,7 +131,7 @@ class SemiMethod(ReadingMethod):
         SemiJob(out=out, splits=self.splits_in(run), semi=self.semi.with_seed(run.seed)).run()
 
 
-class FeatureMethod(FeatureOrder, AnyMethod):
+class FeatureMethod(FeatureOrder, Method):
     """The order of one feature, such as BM25: a baseline that learns nothing."""
 
     kind: Literal["feature"] = "feature"
@@ -142,7 +142,7 @@ class FeatureMethod(FeatureOrder, AnyMethod):
     def check_inputs(self, splits: Splits) -> None:
         self.among(select(splits.train, labelled=True).features)
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+    def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         return MethodTraits(family="feature")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:

@@ -15,7 +15,7 @@ from ltrscale.experiments.auto.plan import (
     share_of_test,
 )
 from ltrscale.experiments.auto.record import AutoRecord, Entry
-from ltrscale.experiments.methods.composed import Method
+from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.sizes import LogSize
 
 LOG = LogSize(550_000, 195_000, 13)
@@ -121,7 +121,7 @@ def test_a_first_model_takes_what_is_left_of_its_share() -> None:
 
 def test_ndcg_at_the_cutoff_chooses_in_every_method_and_in_a_student() -> None:
     planned = {name: first_settings(replace(state(), cutoff=10), name).settings for name in KNOWN_METHODS}
-    known: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Method])
+    known: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, AnyMethod])
     methods = known.validate_python({name: settings for name, settings in planned.items() if settings})
     scratch, student = methods["scratch"].finetune, methods["student"].student
     assert scratch.validation_metric == student.finetuning(scratch).validation_metric == "ndcg@10"
