@@ -13,7 +13,7 @@ from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
 from ltrscale.serving.columns import ROW, uses_in_scoring, uses_of
-from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, named_errors, patient, plain_key
+from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, mlflow_errors, patient, plain_key
 from ltrscale.stages.trackers import numbers
 
 _LOADER = "ltrscale.api.in_mlflow"
@@ -56,7 +56,7 @@ def register_bundle(url: str, registry: Registry) -> str:
     mlflow.set_registry_uri(store)
     manifest = bundles.read_bundle_manifest(url)
     with ExitStack() as stack:
-        stack.enter_context(named_errors(f"{registry.name}: {url} cannot be registered"))
+        stack.enter_context(mlflow_errors(f"{registry.name}: {url} cannot be registered"))
         stack.enter_context(patient())
         mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
         stack.enter_context(mlflow.start_run(run_name=registry.name))
@@ -90,7 +90,7 @@ def put_alias(registry: Registry, version: str) -> None:
         UnavailableError: MLflow does not answer.
     """
     store = client(registry.uri)
-    with named_errors(f"{registry.name}: its alias {ALIAS} cannot name version {version}"):
+    with mlflow_errors(f"{registry.name}: its alias {ALIAS} cannot name version {version}"):
         store.set_registered_model_alias(registry.name, ALIAS, version)
 
 

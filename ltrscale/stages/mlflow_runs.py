@@ -195,7 +195,7 @@ def patient() -> Iterator[None]:
 
 
 @contextmanager
-def named_errors(failed: str) -> Iterator[None]:
+def mlflow_errors(failed: str) -> Iterator[None]:
     """Turn an error of MLflow in the block into one line that begins with what failed.
 
     Raises:
