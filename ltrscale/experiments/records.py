@@ -41,6 +41,8 @@ class Spent(Strict):
     of: str
     """Digest of what was trained."""
     seconds: float = 0.0
+    start_s: float = 0.0
+    """Those before the first step, in which features are fitted and libraries loaded."""
     documents: int = 0
     done: bool = False
 
@@ -61,16 +63,20 @@ def timed(folder: str, of: object) -> Iterator[None]:
     if before is None or before.of != digested:
         before = Spent(of=digested)
     start, documents, written, trains = time.monotonic(), 0, time.monotonic(), False
+    start_s = before.start_s
 
     def write(*, done: bool) -> None:
         seconds = before.seconds + time.monotonic() - start
-        spent = Spent(of=digested, seconds=round(seconds, 3), documents=before.documents + documents, done=done)
+        total = before.documents + documents
+        spent = Spent(of=digested, seconds=round(seconds, 3), start_s=round(start_s, 3), documents=total, done=done)
         storage.write_bytes(join(folder, "spent.json"), record_bytes(spent))
 
     def hear(record: Mapping[str, object]) -> None:
-        nonlocal documents, written, trains
+        nonlocal documents, start_s, written, trains
         trains = True
         if "step" in record and isinstance(read := record.get("documents"), int):
+            if not documents:
+                start_s += time.monotonic() - start
             documents += read
         if time.monotonic() - written >= _WRITE_S and not before.done:
             written = time.monotonic()

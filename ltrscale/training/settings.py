@@ -142,11 +142,6 @@ def build_optimizer(
             return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=config.momentum, fused=True)
 
 
-def load_optimizers() -> None:
-    """Load now what torch loads with the first optimizer of a process, its compiler, which takes seconds."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
-
-
 def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float:
     """The learning rate after `done` of `epochs` epochs."""
     return config.learning_rate * config.schedule.share(done, epochs)

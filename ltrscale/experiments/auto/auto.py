@@ -58,7 +58,6 @@ from ltrscale.signals import ending_by
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
-from ltrscale.training.settings import load_optimizers
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
@@ -209,8 +208,6 @@ class _Run:
 
     def train_all(self) -> None:
         """Train one model after the other; each decision is recorded before it is carried out."""
-        if self.config.workers.most == 1:
-            load_optimizers()  # or the first network would be taken for a slow one
         while (decision := next_model(self.state)) is not None:
             entry = decision.entry
             self.kept.note(entry, decision.settings)
@@ -271,7 +268,9 @@ class _Run:
             value = validation_metric(url, self.config.evaluate.primary)
             outcome = {"state": "done", "url": url, "scores": self.scored(entry, url), "validation": value}
         spent, used = Spent.read(self.place(entry)), (Busy.now().own - busy.own) / 60
-        took = {"minutes": spent.seconds / 60, "documents": spent.documents} if spent else {}
+        took: dict[str, float] = {}
+        if spent:
+            took = {"minutes": spent.seconds / 60, "start": spent.start_s / 60, "documents": spent.documents}
         ended = entry.replace(**took, processor=entry.processor + used, **outcome)
         self.kept.note(ended)
         if ended.state == "done":

@@ -81,8 +81,9 @@ class RunState:
 
         def relative(*names: str) -> float:
             for entry in (first[name] for name in names if name in first):
-                if entry.foretold:
-                    return self.share_read(entry) * entry.foretold / max(entry.minutes, 1e-9)
+                if entry.foretold:  # the first network of a process starts slowly, and that says nothing of its epochs
+                    planned = entry.foretold - (self.sizes.start_minutes if entry.start else 0.0)
+                    return self.share_read(entry) * planned / max(entry.minutes - entry.start, 1e-9)
             return 1.0
 
         networks = relative(SCRATCH, LINEAR)

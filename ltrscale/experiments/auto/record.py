@@ -39,6 +39,8 @@ class Entry(Strict):
     """Planned minutes; 0 for a model with another seed."""
     minutes: float = 0.0
     """Minutes spent, over all processes."""
+    start: float = 0.0
+    """Those of them before a network's first step; 0 for trees."""
     processor: float = 0.0
     """Minutes of processors for it, of this process and the children that have ended."""
     documents: int = 0

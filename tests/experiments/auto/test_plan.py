@@ -84,6 +84,8 @@ def test_the_first_network_shows_how_fast_the_machine_trains_whenever_it_stopped
     assert state(done("linear", minutes=4, foretold=1)).speed[:2] == (1.0, 0.25), "the first network says it already"
     assert state(done("scratch", minutes=1, foretold=4)).speed[:2] == (1.0, 4.0), "a GPU is faster than foretold"
     assert state(done("trees", minutes=1, foretold=4)).speed[:2] == (1.0, 1.0), "trees may have stopped early"
+    started = state(done("linear", minutes=4, foretold=1).replace(start=3.0)).speed
+    assert started.networks == pytest.approx(1.0, abs=0.05), "what it fitted before its first step says nothing"
     slow, fast = state(done("scratch", minutes=4, foretold=1)), state(done("scratch", minutes=4, foretold=4))
     assert slow.test_minutes("scratch") == pytest.approx(4 * fast.test_minutes("scratch"))
     early = state(done("scratch", minutes=1, foretold=4).replace(documents=5 * LOG.informative))
