@@ -103,7 +103,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
 @pytest.mark.parametrize(
     ("context", "reason"),
     [
-        ({"kind": "gsf"}, "its list context gsf chooses groups"),
+        ({"kind": "gsf"}, "its list context gsf chooses windows"),
         ({"kind": "dlcm"}, "ranks documents by the positions at which they were shown"),
     ],
 )
