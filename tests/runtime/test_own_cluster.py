@@ -165,7 +165,7 @@ import os, signal, sys, threading, time
 import ray
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.ray_internals import needed_processes
-from ltrscale.errors import InputError
+from ltrscale.errors import UnavailableError
 
 @ray.remote
 def endless():
@@ -179,7 +179,7 @@ try:
         while pending:  # as Ray Tune waits, for a node that never comes
             _, pending = ray.wait(pending, timeout=0.1)
             pending = pending or [endless.remote()]
-except InputError as error:
+except UnavailableError as error:
     print(error)
 """
 
@@ -215,7 +215,7 @@ _NODE_DIES_IN_A_SEARCH = """
 import os, signal, sys, threading, time
 import ray
 from ltrscale.origin import digest
-from ltrscale.errors import InputError
+from ltrscale.errors import UnavailableError
 from ltrscale.tuning.history import History
 from ltrscale.tuning.space import SearchConfig
 from ltrscale.tuning.tune import Search
@@ -235,7 +235,7 @@ if sys.argv[2] == "killed":
     threading.Thread(target=kill, daemon=True).start()
 try:
     Search(config, slow, history, {"x": 1}, digest).run(lambda _: None)
-except InputError as error:
+except UnavailableError as error:
     print(error)
 """
 
@@ -255,7 +255,7 @@ import os, sys, time
 if sys.argv[1] != "killed":  # the node's memory is never low enough
     os.environ |= {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "500"}
     os.environ["RAY_task_oom_retries"] = "1"
-from ltrscale.errors import InputError
+from ltrscale.errors import ExpectedEnd
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.on_ray import run_with_ray
@@ -272,7 +272,7 @@ try:
             launch(work, workers=WorkersConfig(number=2), report=print)
         else:
             list(run_with_ray(work, [sys.argv[1]]))
-except InputError as error:
+except ExpectedEnd as error:
     print(error)
 """
 
