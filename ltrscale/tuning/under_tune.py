@@ -6,13 +6,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
-from ray import tune
+from ray import cloudpickle, tune
 from ray.exceptions import RayTaskError
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
@@ -268,16 +269,22 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._advance(1)
 
 
+def _error(trial: Any) -> Exception | None:
+    """What the trial met last; None if its process died without an error of Ray."""
+    path = trial.pickled_error_file  # written at once; `get_pickled_error` reads a copy, which comes later
+    return cloudpickle.loads(Path(path).read_bytes()) if path and Path(path).exists() else None
+
+
 def _cause(trial: Any) -> InputError | UnavailableError | None:
     """What a trial met outside its attempt, such as a damaged record; None if its process died."""
-    error = trial.get_pickled_error()
+    error = _error(trial)
     cause = error.cause if isinstance(error, RayTaskError) else None
     return cause if isinstance(cause, InputError | UnavailableError) else None
 
 
 def _death(trial: Any) -> str:
     """Ray's error for a process that died, in a few words."""
-    error = trial.get_pickled_error()
+    error = _error(trial)
     text = " ".join(str(error).split())
     return f"its process died ({type(error).__name__}: {text[:160]})" if error is not None else "its process died"
 
