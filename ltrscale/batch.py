@@ -31,15 +31,19 @@ def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
     return group_N
 
 
-def one_list(offsets_Q1: Tensor) -> Tensor:
-    """Offsets of the same documents as a single group.
+def joined(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
+    """Offsets of neighbouring groups joined into lists of similar size.
+
+    Args:
+        offsets_Q1: offsets of the groups.
+        documents: the lists have at most this many on average; a longer group is a list. None joins all groups.
 
     Example:
-        >>> one_list(torch.tensor([0, 2, 5])).tolist()
-        [0, 5]
+        >>> joined(torch.tensor([0, 2, 5, 7, 9])).tolist(), joined(torch.tensor([0, 2, 5, 7, 9]), 5).tolist()
+        ([0, 9], [0, 5, 9])
     """
-    offsets_2: Tensor = layout(offsets_Q1).get("one_list")
-    return offsets_2
+    offsets: Tensor = layout(offsets_Q1).get("joined", documents)
+    return offsets
 
 
 def repeated(offsets_Q1: Tensor, times: int) -> Tensor:

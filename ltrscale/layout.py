@@ -184,9 +184,12 @@ class ListLayout:
         """The group of each document, shape [N]."""
         return self._send(np.repeat(np.arange(len(self.offsets_Q1) - 1), self.lengths_Q))
 
-    def one_list(self) -> Tensor:
-        """Offsets of all documents as one group, shape [2]."""
-        return self._registered(self.offsets_Q1[[0, -1]])
+    def joined(self, documents: int | None) -> Tensor:
+        """Offsets of neighbouring groups joined into lists of about this many documents; None joins all."""
+        n = self.offsets_Q1[-1]
+        lists = max(1, -(-n // documents)) if documents else 1
+        borders = np.unique(self.offsets_Q1[self.offsets_Q1.searchsorted(np.arange(1, lists) * n / lists)])
+        return self._registered(np.concatenate([[0], borders[borders < n], [n]]))
 
     def repeated(self, times: int) -> Tensor:
         """Offsets of this many copies of the batch, one after the other."""

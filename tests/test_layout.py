@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.bench.pretend import counting, pretending
 from ltrscale import layout as layouts
-from ltrscale.batch import QueryGroups, group_index, length_chunks, one_list, repeated, to_offsets
+from ltrscale.batch import QueryGroups, group_index, joined, length_chunks, repeated, to_offsets
 from ltrscale.layout import layout
 
 lengths = st.lists(st.integers(0, 9), max_size=12)
@@ -78,7 +78,7 @@ def test_a_batch_that_was_moved_is_known_and_what_was_asked_is_made_ahead() -> N
     groups = QueryGroups(torch.zeros(5, 1), torch.tensor([0, 2, 2, 5]))
 
     def use(offsets_Q1: torch.Tensor) -> list[torch.Tensor]:
-        single = group_index(one_list(offsets_Q1))
+        single = group_index(joined(offsets_Q1))
         return [group_index(offsets_Q1), single, repeated(offsets_Q1, 2), length_chunks(offsets_Q1, budget=9).slots_N]
 
     with pretending() as device:
@@ -108,10 +108,24 @@ def test_offsets_on_a_cpu_may_change_in_place() -> None:
 def test_a_layout_lives_no_longer_than_its_offsets() -> None:
     before = len(layouts._LAYOUTS)
     offsets_Q1 = torch.tensor([0, 2, 3])
-    group_index(one_list(offsets_Q1))
+    group_index(joined(offsets_Q1))
     assert len(layouts._LAYOUTS) == before + 2
     del offsets_Q1
     assert len(layouts._LAYOUTS) == before
+
+
+@given(lengths, st.integers(1, 30))
+def test_groups_are_joined_at_their_borders_into_lists_of_similar_size(lengths_Q: list[int], documents: int) -> None:
+    offsets_Q1 = to_offsets(torch.tensor(lengths_Q, dtype=torch.int64))
+    n, longest = sum(lengths_Q), max(lengths_Q, default=0)
+    found = joined(offsets_Q1, documents).tolist()
+    assert (found[0], found[-1]) == (0, n)
+    assert set(found) <= set(offsets_Q1.tolist())
+    sizes = [b - a for a, b in pairwise(found)]
+    assert all(sizes) or n == 0
+    assert len(sizes) <= max(1, -(-n // documents))
+    assert all(size < documents + max(longest, 1) for size in sizes)
+    assert joined(offsets_Q1).tolist() == [0, n]
 
 
 @pytest.mark.parametrize("device", ["meta"])

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +81,16 @@ class Counts:
     """Of matrix products."""
     by_name: Counter[str] = field(default_factory=Counter)
     """Launches by operation."""
+
+    def mean(self, number: int) -> "Counts":
+        """What one of so many equal pieces asked, rounded."""
+
+        def part(value: Any) -> Any:
+            if isinstance(value, Counter):
+                return Counter({name: part(count) for name, count in value.items()})
+            return round(value / number)
+
+        return Counts(**{each.name: part(getattr(self, each.name)) for each in fields(self)})
 
 
 class PretendTensor(Tensor):

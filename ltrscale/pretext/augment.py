@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, group_index, one_list
+from ltrscale.batch import QueryGroups, group_index, joined
 from ltrscale.config import Config
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.features import FeatureKind
@@ -143,7 +143,7 @@ class SwapInBatchConfig(Augmentation):
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """The documents with values of others from the micro-batch."""
-        return swap_in_group(x_NF, one_list(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
+        return swap_in_group(x_NF, joined(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
 
 
 def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, generator: torch.Generator) -> Tensor:

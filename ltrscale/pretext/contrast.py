@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import length_chunks
+from ltrscale.batch import joined, length_chunks
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
 from ltrscale.models.encoder import Encoder
 from ltrscale.models.ranker import Projector
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
-from ltrscale.pretext.objective import AddedModules, Pretrainer
+from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Pretrainer
 from ltrscale.pretext.siamese import Siamese
 from ltrscale.pretext.watch import unit_vectors
 
@@ -42,11 +42,9 @@ class Contrastive(Siamese):
         """A projector."""
         return AddedModules(projector=Projector(encoder.member_width, self.projector))
 
-    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """The InfoNCE loss of each document."""
-        return simclr_rank(
-            z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature, with_positive=self.with_positive
-        )
+        return simclr_rank(z0_NP, z1_NP, among_Q1, temperature=self.temperature, with_positive=self.with_positive)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`2 log(2L - 1)` for L documents, `2 log(2L - 2)` without the positive; 0 for a document alone."""
@@ -59,6 +57,18 @@ class _TwoViews(Contrastive):
     with_positive: bool = True  # type: ignore[misc]
     """Whether the sum over other views includes the document's own second view: HOU24's formula 3 and both public
     codes include it, HOU23's section D.1 leaves it out."""
+
+
+class _AcrossGroups(Contrastive):
+    """The base of the objectives that contrast documents of different query groups too."""
+
+    contrasts_batch: ClassVar[bool] = True
+    contrast_documents: ContrastDocuments = CONTRAST_DOCUMENTS
+    """Documents are contrasted in lists of neighbouring groups of about this size; null takes the whole micro-batch."""
+
+    def among(self, offsets_Q1: Tensor) -> Tensor:
+        """Offsets of the lists of neighbouring groups."""
+        return joined(offsets_Q1, self.contrast_documents)
 
 
 class SimCLRRankConfig(_TwoViews):
@@ -124,20 +134,19 @@ def simclr_rank(
         return loss_N if with_positive else loss_N.masked_fill(total_N2[:, 0] == -torch.inf, 0.0)
 
 
-class SimCLRConfig(_TwoViews):
-    """SimCLR: distinguish a document's two views from all other documents of the micro-batch.
+class SimCLRConfig(_AcrossGroups, _TwoViews):
+    """SimCLR: distinguish a document's two views from other documents of the micro-batch, of any query group.
 
-    It is SimCLR-Rank with all documents in one group: time is O(N^2), memory O(N D).
+    It is SimCLR-Rank with query groups joined into lists; see `contrast_documents`.
 
     Source: Chen et al. 2020, equation 1, both views summed.
     Proof: loops; chunks; gradients; memory.
     """
 
     kind: Literal["simclr"] = "simclr"
-    contrasts_batch: ClassVar[bool] = True
 
 
-class ScarfConfig(Contrastive):
+class ScarfConfig(_AcrossGroups):
     """SCARF: SimCLR between documents and copies with values drawn from the features' training marginals.
 
     Source: Bahri et al. 2022; HOU24.
@@ -145,7 +154,6 @@ class ScarfConfig(Contrastive):
     """
 
     kind: Literal["scarf"] = "scarf"
-    contrasts_batch: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Divides the cosine similarities."""
     rate: float = Field(0.6, ge=0, le=1)
@@ -162,43 +170,49 @@ class ScarfConfig(Contrastive):
         corruption = MarginalConfig(probability=self.rate, fixed_count=self.fixed_count)
         return x_NF, draw.masked(corruption.view(x_NF, draw))
 
-    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """The SCARF loss of each document."""
-        return scarf(z0_NP, z1_NP, temperature=self.temperature)
+        return scarf(z0_NP, z1_NP, among_Q1, temperature=self.temperature)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`log N`: one of N corrupted views is the document's own."""
         return torch.log1p(negatives_N)
 
 
-def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
-    """SCARF: find a document's corrupted view among the corrupted views of the micro-batch, shape [N].
+def scarf(z_ND: Tensor, corrupted_ND: Tensor, offsets_Q1: Tensor, *, temperature: float) -> Tensor:
+    """SCARF: find a document's corrupted view among the corrupted views of its list, shape [N].
 
     `-cos(z_i, c_i) / tau + log sum over k of exp(cos(z_i, c_k) / tau)`, with z of the original documents and c of
-    their corrupted views (Bahri et al. 2022, Algorithm 1). The sum runs over the N corrupted views only, including the
+    their corrupted views (Bahri et al. 2022, Algorithm 1). The sum runs over the L corrupted views only, including the
     document's own, and in one direction only: this is neither SimCLR nor the mean of both directions. The algorithm
-    takes the mean over k, which only subtracts log N; with the sum, a single document has loss 0.
+    takes the mean over k, which only subtracts log L; with the sum, a single document has loss 0.
 
-    Time is O(N^2), memory O(N D): similarities are computed in tiles, and recomputed for the gradient. They are float32
-    (or float64) even for half precision input and under autocast.
+    Time is O(sum of L^2), memory O(N D): similarities are computed in tiles, and recomputed for the gradient. They are
+    float32 (or float64) even for half precision input and under autocast.
+
+    Args:
+        z_ND: projections of the documents as they are, not normalised.
+        corrupted_ND: projections of their corrupted views.
+        offsets_Q1: the lists to contrast a document in: `[0, N]`, the whole micro-batch, is SCARF.
+        temperature: tau > 0.
 
     Raises:
         ValueError: the temperature is not positive.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> scarf(z, z, temperature=1.0)  # log(1 + 1 / e)
+        >>> scarf(z, z, torch.tensor([0, 2]), temperature=1.0)  # log(1 + 1 / e)
         tensor([0.3133, 0.3133])
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
     with torch.autocast(z_ND.device.type, enabled=False):
         unit_ND, others_ND = unit_vectors(z_ND), unit_vectors(corrupted_ND)
-        total_N: Tensor = _CrossLogSumExp.apply(unit_ND, others_ND, temperature)  # type: ignore[no-untyped-call]
+        total_N: Tensor = _CrossLogSumExp.apply(unit_ND, others_ND, offsets_Q1, temperature)  # type: ignore[no-untyped-call]
         return total_N - (unit_ND * others_ND).sum(-1) / temperature
 
 
-class DaclConfig(Contrastive):
+class DaclConfig(_AcrossGroups):
     """DACL+: SimCLR between two mixtures of a document with other documents.
 
     Source: Verma et al. 2021; HOU24.
@@ -206,7 +220,6 @@ class DaclConfig(Contrastive):
     """
 
     kind: Literal["dacl"] = "dacl"
-    contrasts_batch: ClassVar[bool] = True
     draws_views: ClassVar[bool] = False
     with_positive: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
@@ -300,6 +313,8 @@ class _Similarities(NamedTuple):
         """Gradient of the views of a chunk; `total_MU` is infinite in padding, and `grad_MU` 0."""
         grad_MUD = torch.zeros_like(views_MUD)
         share_MU = grad_MU * (self.shift - total_MU).exp() if self.bounded else grad_MU
+        if self.bounded and views_MUD.device.type != "cpu" and views_MUD.shape[1] > 8 * views_MUD.shape[2]:
+            return self._gradient_of_long(views_MUD, barred_MU, share_MU)
         for r, c in _tiles(views_MUD):
             logits_MRC = self.logits(views_MUD, barred_MU, r, c)
             if self.bounded:
@@ -310,6 +325,18 @@ class _Similarities(NamedTuple):
             if r != c:
                 grad_MUD[:, c].baddbmm_(weight_MRC.mT, views_MUD[:, r])
             grad_MUD[:, r].baddbmm_(weight_MRC, views_MUD[:, c])
+        return grad_MUD
+
+    def _gradient_of_long(self, views_MUD: Tensor, barred_MU: Tensor, share_MU: Tensor) -> Tensor:
+        """`E (s v) + s (E v)` of exponentials E and shares s: two products move fewer bytes than a weight a pair."""
+        grad_MUD, shares_MU1 = torch.zeros_like(views_MUD), share_MU[..., None]
+        both_MUE = torch.cat([shares_MU1 * views_MUD, views_MUD], -1)
+        for r, c in _tiles(views_MUD):
+            exponentials_MRC = self.logits(views_MUD, barred_MU, r, c).exp_()
+            sides = [(r, c, exponentials_MRC)] if r == c else [(r, c, exponentials_MRC), (c, r, exponentials_MRC.mT)]
+            for side, other, of_side in sides:
+                scaled_MRD, plain_MRD = (of_side @ both_MUE[:, other]).chunk(2, -1)
+                grad_MUD[:, side] += scaled_MRD.addcmul(shares_MU1[:, side], plain_MRD)
         return grad_MUD
 
     @property
@@ -334,37 +361,57 @@ def _left_out(tile_MRC: Tensor, r: slice, c: slice, *, with_positive: bool) -> I
 
 
 class _CrossLogSumExp(torch.autograd.Function):
-    """`log sum over k of exp(<u, w_k> / tau)` of each row u over all rows w of another matrix, shape [N]."""
+    """`log sum over k of exp(<u, w_k> / tau)` of each row u over rows w of its list in another matrix, shape [N]."""
 
     @staticmethod
-    def forward(ctx: Any, rows_ND: Tensor, others_ND: Tensor, temperature: float) -> Tensor:
-        total_N = rows_ND.new_full((len(rows_ND),), -torch.inf)
-        for r, c in product(*(_slices(len(side_ND), rows_ND.device) for side_ND in (rows_ND, others_ND))):
-            logits_RC = rows_ND[r] @ others_ND[c].mT / temperature
-            total_N[r] = torch.logaddexp(total_N[r], logits_RC.logsumexp(1))
+    def forward(ctx: Any, rows_ND: Tensor, others_ND: Tensor, offsets_Q1: Tensor, temperature: float) -> Tensor:
+        chunks, totals = length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK), []
+        for mask_ML, rows_MLD, others_MLD in _padded(chunks, rows_ND, others_ND):
+            totals.append(total_ML := rows_MLD.new_full(mask_ML.shape, -torch.inf))
+            for r, c in _tiles(rows_MLD, symmetric=False):
+                logits_MRC = _cross_logits(rows_MLD[:, r], others_MLD[:, c], mask_ML[:, c], temperature)
+                total_ML[:, r] = torch.logaddexp(total_ML[:, r], logits_MRC.logsumexp(2))
+        total_N = chunks.ragged(totals)
         ctx.save_for_backward(rows_ND, others_ND, total_N)
-        ctx.temperature = temperature
+        ctx.chunks, ctx.temperature = chunks, temperature
         return total_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows_ND, others_ND, total_N = ctx.saved_tensors
-        grad_rows_ND, grad_others_ND = torch.zeros_like(rows_ND), torch.zeros_like(others_ND)
+        grads = []
         with torch.autocast(rows_ND.device.type, enabled=False):
-            for r, c in product(*(_slices(len(side_ND), rows_ND.device) for side_ND in (rows_ND, others_ND))):
-                logits_RC = rows_ND[r] @ others_ND[c].mT / ctx.temperature
-                softmax_RC = logits_RC.sub_(total_N[r, None]).exp_().mul_(grad_N[r, None] / ctx.temperature)
-                grad_rows_ND[r].addmm_(softmax_RC, others_ND[c])
-                grad_others_ND[c].addmm_(softmax_RC.mT, rows_ND[r])
-        return grad_rows_ND, grad_others_ND, None
+            for mask_ML, rows_MLD, others_MLD, total_ML, grad_ML in _padded(
+                ctx.chunks, rows_ND, others_ND, total_N, grad_N / ctx.temperature
+            ):
+                grad_rows_MLD, grad_others_MLD = torch.zeros_like(rows_MLD), torch.zeros_like(others_MLD)
+                for r, c in _tiles(rows_MLD, symmetric=False):
+                    logits_MRC = _cross_logits(rows_MLD[:, r], others_MLD[:, c], mask_ML[:, c], ctx.temperature)
+                    softmax_MRC = logits_MRC.sub_(total_ML[:, r, None]).exp_().mul_(grad_ML[:, r, None])
+                    grad_rows_MLD[:, r].baddbmm_(softmax_MRC, others_MLD[:, c])
+                    grad_others_MLD[:, c].baddbmm_(softmax_MRC.mT, rows_MLD[:, r])
+                grads.append((grad_rows_MLD, grad_others_MLD))
+        grad_rows_ND, grad_others_ND = (ctx.chunks.ragged(parts) for parts in zip(*grads, strict=True))
+        return grad_rows_ND, grad_others_ND, None, None
 
 
-def _tiles(views_MUD: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of the square tiles on and above the diagonal; by symmetry they also serve those below it."""
-    slices = _slices(views_MUD.shape[1], views_MUD.device)
-    assert len(slices) == 1 or len(views_MUD) == 1  # only a chunk of one group, which has no padding, has several tiles
-    return combinations_with_replacement(slices, 2)
+def _padded(chunks: Chunks, *values: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The mask of each chunk, [M, L], and values of documents in its slots, 0 in padding."""
+    return zip(chunks.split(chunks.mask_S), *(chunks.split(chunks.pad(values_N)) for values_N in values), strict=True)
+
+
+def _cross_logits(rows_MRD: Tensor, others_MCD: Tensor, mask_MC: Tensor, temperature: float) -> Tensor:
+    """Similarities of a tile, -inf for others in padding."""
+    logits_MRC = (rows_MRD @ others_MCD.mT).div_(temperature)
+    return logits_MRC.masked_fill_(~mask_MC[:, None], -torch.inf) if len(mask_MC) > 1 else logits_MRC
+
+
+def _tiles(values_MUD: Tensor, *, symmetric: bool = True) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of square tiles; where they are symmetric, those on and above the diagonal serve all."""
+    slices = _slices(values_MUD.shape[1], values_MUD.device)
+    assert len(slices) == 1 or len(values_MUD) == 1  # only a chunk of one group, without padding, has several tiles
+    return combinations_with_replacement(slices, 2) if symmetric else product(slices, slices)
 
 
 def _slices(length: int, device: torch.device) -> list[slice]:

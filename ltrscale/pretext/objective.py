@@ -6,9 +6,10 @@ Shapes: N documents, F features, D embedding, P projection, S sampled documents.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
@@ -21,6 +22,10 @@ from ltrscale.models.ranker import Architecture, Projector
 from ltrscale.models.tables import keep_on_host
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import CollapseWatch
+
+ContrastDocuments = Annotated[int | None, Field(ge=2)]
+CONTRAST_DOCUMENTS = 2048
+"""Documents that a contrast across query groups compares at once; HOU24's public settings have batches of 2,000."""
 
 
 class AddedModules(NamedTuple):
@@ -38,7 +43,7 @@ class Objective(Config):
     regroups: ClassVar[bool] = False
     """Whether documents are regrouped at random inside each shuffle window."""
     contrasts_batch: ClassVar[bool] = False
-    """Whether it contrasts a document with the whole batch; published settings use small batches for that."""
+    """Whether it contrasts a document across query groups; published settings use small batches for that."""
     reads_tokens: ClassVar[bool] = False
     """Whether it learns from token fields instead of views of features."""
     if_solved: ClassVar[str] = ""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.batch import at_least_float32, one_list, repeated
+from ltrscale.batch import at_least_float32, joined, repeated
 from ltrscale.config import Config
 from ltrscale.layout import send
 from ltrscale.models.encoder import Encoder
@@ -26,7 +26,7 @@ from ltrscale.models.layers import Layers, Size
 from ltrscale.models.ranker import HeadConfig, Projector, ProjectorConfig, mlp_head
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
-from ltrscale.pretext.objective import AddedModules, Objective, Pretrainer
+from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Objective, Pretrainer
 from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 
 MAX_CLASSES = 256
@@ -217,8 +217,8 @@ def subtab(
         decoded_KNO: reconstruction from each subset, see `feature_errors`.
         z_KNP: projections of each subset's embedding, not normalised.
         x_NF: the documents, whole and without noise.
-        offsets_Q1: the groups to contrast a document with: `[0, N]`, the whole micro-batch, is SubTab; the offsets of
-            the query groups make it cheaper.
+        offsets_Q1: the lists to contrast a document in: `[0, N]`, the whole micro-batch, is SubTab; shorter lists, as
+            query groups, make it cheaper.
         numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
         temperature: tau > 0 of the contrast; the authors have .1.
@@ -275,7 +275,9 @@ class SubTabConfig(Objective):
     contrast: float = Field(1.0, ge=0)
     """Weight of the contrast between subsets."""
     within_groups: bool = False
-    """Contrast a document with its query group, which is cheaper, instead of the whole micro-batch."""
+    """Contrast a document with its query group, which is cheaper."""
+    contrast_documents: ContrastDocuments = CONTRAST_DOCUMENTS
+    """Otherwise contrast it in lists of neighbouring groups of about this size; null takes the whole micro-batch."""
     distance: float = Field(1.0, ge=0)
     """Weight of the distance between subsets."""
     decoder: DecoderConfig = DecoderConfig(layers=2)
@@ -319,7 +321,7 @@ class SubTabConfig(Objective):
         """The SubTab loss of each document."""
         h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(self.views(x_NF, draw))]
         z_KNP = torch.stack([net.projected(h_ND) for h_ND in h_KND])
-        among_Q1 = draw.offsets_Q1 if self.within_groups else one_list(draw.offsets_Q1)
+        among_Q1 = draw.offsets_Q1 if self.within_groups else joined(draw.offsets_Q1, self.contrast_documents)
         losses_N = subtab(
             torch.stack([net.decoder(h_ND) for h_ND in h_KND]),
             z_KNP,
@@ -331,7 +333,7 @@ class SubTabConfig(Objective):
             contrast=self.contrast,
             distance=self.distance,
         )
-        if net.training and self.contrast > 0:
+        if net.training and self.contrast > 0 and net.watch.is_due():
             for a_NP, b_NP in combinations(z_KNP, 2):
                 of_views = collapse_measures(
                     a_NP, b_NP, among_Q1, negatives=NEGATIVES if self.within_groups else len(x_NF)

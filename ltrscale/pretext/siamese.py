@@ -1,15 +1,15 @@
 """Objectives that compare two views of each document: their base, and SimSiam, which needs no negatives.
 
-Shapes: N documents, F features, D and P projection, Q1 = Q + 1 offsets.
+Shapes: N documents, F features, D and P projection, Q1 = Q + 1 offsets; R = M * N documents of M members.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ltrscale.batch import one_list
+from ltrscale.batch import repeated
 from ltrscale.models.batch_norm import MicroBatchNorm
 from ltrscale.models.encoder import Encoder
 from ltrscale.models.layers import Size
@@ -45,13 +45,13 @@ class Siamese(Objective):
         first_NF = draw.masked(net.augmentation.view(x_NF, draw))
         return first_NF, draw.masked(net.augmentation.view(x_NF, draw))
 
-    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The loss of each document, shape [N], from the projections of its views."""
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
+        """The loss of each document, shape [N], from the projections of its views, contrasted within these lists."""
         raise NotImplementedError
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
-        """Offsets of the groups to contrast documents within: query groups, or the micro-batch as one group."""
-        return one_list(offsets_Q1) if self.contrasts_batch else offsets_Q1
+        """Offsets of the lists to contrast documents within: by default, the query groups."""
+        return offsets_Q1
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
         """The loss of a document, shape [N], if all similarities are equal; 0 if the objective has no contrast.
@@ -62,26 +62,22 @@ class Siamese(Objective):
         return torch.zeros_like(negatives_N, dtype=torch.float32)
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Draw the views and compare their projections, member by member; in training, `net.watch` records them."""
+        """Draw the views and compare their projections within each member; `net.watch` measures the first member."""
+        n, among_Q1 = len(x_NF), self.among(draw.offsets_Q1)
         first_NF, second_NF = self.views(net, x_NF, draw)
-        z0_NP, z1_NP = net.project(first_NF, draw), net.project(second_NF, draw)
-        losses = []
-        for of_member in each_member(net, z0_NP, z1_NP):
-            losses_N = self.compare(net, *of_member, draw.offsets_Q1)
-            if net.training:
-                among_Q1 = self.among(draw.offsets_Q1)
-                of_views = collapse_measures(
-                    *of_member, among_Q1, negatives=len(x_NF) if self.contrasts_batch else NEGATIVES
-                )
-                net.watch.add(of_views, losses_N, self.uninformed(negatives(among_Q1, len(x_NF))))
-            losses.append(losses_N)
-        return torch.stack(losses).mean(0)
+        z0_RP, z1_RP = (_by_member(net, net.project(view_NF, draw)) for view_NF in (first_NF, second_NF))
+        losses_R = self.compare(net, z0_RP, z1_RP, repeated(among_Q1, net.encoder.members))
+        losses_MN = losses_R.view(net.encoder.members, n)
+        if net.training and net.watch.is_due():
+            others = n if self.contrasts_batch else NEGATIVES
+            of_views = collapse_measures(z0_RP[:n], z1_RP[:n], among_Q1, negatives=others)
+            net.watch.add(of_views, losses_MN[0], self.uninformed(negatives(among_Q1, n)))
+        return losses_MN.mean(0)
 
 
-def each_member(net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The projections of both views, member by member: each member of the encoder has its own contrast."""
-    n = net.encoder.members
-    return zip(z0_NP.chunk(n, 1), z1_NP.chunk(n, 1), strict=True)
+def _by_member(net: Pretrainer, z_NP: Tensor) -> Tensor:
+    """Projections of one member after the other, [R, P']: each member of the encoder has its own contrast."""
+    return z_NP if net.encoder.members == 1 else torch.cat(z_NP.chunk(net.encoder.members, 1))
 
 
 def negatives(offsets_Q1: Tensor, n: int) -> Tensor:
@@ -144,6 +140,6 @@ class SimSiamConfig(Siamese):
             projector=projector, predictor=_Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
         )
 
-    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """The SimSiam loss of each document."""
         return simsiam(net.predictor(z0_NP), net.predictor(z1_NP), z0_NP, z1_NP)

@@ -15,6 +15,8 @@ from ltrscale.batch import at_least_float32
 
 ANCHORS = 64
 """Documents of a micro-batch that are measured; all of them would cost as much as the loss."""
+EVERY = 8
+"""Micro-batches of which one is measured: its operations cost a GPU's host a tenth of a step."""
 NEGATIVES = 256
 """Documents of a micro-batch that anchors are compared with, if the contrast is within groups."""
 
@@ -144,10 +146,16 @@ def collapse_measures(
 
 
 class CollapseWatch:
-    """Sums over the micro-batches of an epoch, or since a resume; they stay on the device until taken."""
+    """Sums over every eighth micro-batch of an epoch, or since a resume; they stay on the device until taken."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
+        self._seen = 0
+
+    def is_due(self) -> bool:
+        """Whether to measure this micro-batch: the first after `take`, and every eighth after it."""
+        self._seen += 1
+        return self._seen % EVERY == 1
 
     def add(self, of_views: Tensor, losses_N: Tensor, uninformed_N: Tensor) -> None:
         """Add a micro-batch: its `collapse_measures` and the losses of its documents."""
@@ -157,5 +165,5 @@ class CollapseWatch:
 
     def take(self) -> Tensor:
         """The sums so far on the CPU, shape [8], zeros before the first micro-batch; resets them."""
-        sums, self._sums = self._sums, None
+        sums, self._sums, self._seen = self._sums, None, 0
         return torch.zeros(len(Sums._fields), dtype=torch.float64) if sums is None else sums.cpu()

@@ -59,7 +59,7 @@ def test_from_a_log_to_a_ranker(site: Path, tmp_path: Path) -> None:
     (prepare,) = re.findall(r"next: ltrscale (prepare .*)", said)
     assert "kept" in run(site, tmp_path, *prepare.split())
 
-    (tmp_path / "mine.yaml").write_text(run(site, tmp_path, "config", "demo"))
+    (tmp_path / "mine.yaml").write_text(run(site, tmp_path, "init", "--example", "demo"))
     trees = "methods={trees: {kind: gbdt, gbdt: {num_trees: 10}}, other: {kind: gbdt, gbdt: {num_trees: 5}}}"
     few = ("--set=evaluate.baseline=trees", f"--set={trees}")
     said = run(site, tmp_path, "pipeline", "--config", "mine.yaml", *QUICK, *few)

@@ -12,6 +12,7 @@ from ranking.laws import LargestTensor
 from reference import pretext as reference
 from torch import Tensor
 
+from jobs.bench.pretend import pretending
 from ltrscale.batch import to_offsets
 from ltrscale.pretext import contrast
 from ltrscale.pretext.contrast import scarf, simclr_rank
@@ -46,6 +47,10 @@ def value_and_gradient(
 
 def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
     return simclr_rank(z0_ND, z1_ND, torch.tensor([0, len(z0_ND)]), temperature=temperature)
+
+
+def scarf_of_all(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
+    return scarf(z_ND, corrupted_ND, torch.tensor([0, len(z_ND)]), temperature=temperature)
 
 
 def document_weights(n: int) -> Tensor:
@@ -181,8 +186,8 @@ def test_a_zero_vector_has_gradient_zero(dtype: torch.dtype) -> None:
     losses: list[Callable[[Tensor], Tensor]] = [
         lambda d: simclr_rank(d, z_ND, torch.tensor([0, 3, 6]), temperature=0.1),
         lambda d: simclr_rank(z_ND, d, torch.tensor([0, 3, 6]), temperature=0.1),
-        lambda d: scarf(d, z_ND, temperature=0.1),
-        lambda d: scarf(z_ND, d, temperature=0.1),
+        lambda d: scarf(d, z_ND, torch.tensor([0, 4, 6]), temperature=0.1),
+        lambda d: scarf(z_ND, d, torch.tensor([0, 4, 6]), temperature=0.1),
         lambda d: simsiam(d, z_ND, z_ND, z_ND),
     ]
     for loss in losses:
@@ -222,7 +227,7 @@ def test_simclr_distinguishes_documents_from_the_whole_batch() -> None:
     assert (loss_N[:3] > simclr(z0_ND[:3], z1_ND[:3], temperature=0.2)).all()  # more documents to contrast with
 
 
-@pytest.mark.parametrize("loss", [simclr, scarf])
+@pytest.mark.parametrize("loss", [simclr, scarf_of_all])
 @pytest.mark.parametrize("n", [0, 1])
 def test_simclr_and_scarf_of_no_or_one_document_are_zero(loss: Callable[..., Tensor], n: int) -> None:
     z0_ND, z1_ND, _ = random_views(11, [n])
@@ -233,24 +238,55 @@ def test_simclr_and_scarf_of_no_or_one_document_are_zero(loss: Callable[..., Ten
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 9), st.sampled_from([0.05, 1.0]), st.integers(0, 99))
-def test_scarf_is_the_algorithm_and_its_gradient_that_of_the_loop(n: int, temperature: float, seed: int) -> None:
-    z_ND, corrupted_ND, _ = random_views(seed, [n])
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.sampled_from([0.05, 1.0]), st.integers(0, 99))
+def test_scarf_is_the_algorithm_in_each_list_and_its_gradient_that_of_the_loop(
+    lengths: list[int], temperature: float, seed: int
+) -> None:
+    z_ND, corrupted_ND, offsets_Q1 = random_views(seed, lengths)
     inputs = [z_ND.requires_grad_(), corrupted_ND.detach().requires_grad_()]
-    losses = [scarf(*inputs, temperature=temperature), reference.scarf(*inputs, temperature)]
+    lists = zip(*(values.split(lengths) for values in inputs), strict=True)
+    expected = [reference.scarf(*of_list, temperature) for of_list in lists if len(of_list[0])]
+    losses = [
+        scarf(*inputs, offsets_Q1, temperature=temperature),
+        torch.cat([(inputs[0] * inputs[1]).sum(1)[:0], *expected]),
+    ]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-10, atol=1e-10)
-    grads = [torch.autograd.grad((document_weights(n) * loss_N).sum(), inputs) for loss_N in losses]
+    grads = [torch.autograd.grad((document_weights(len(loss_N)) * loss_N).sum(), inputs) for loss_N in losses]
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", [simclr_rank, scarf])
+@pytest.mark.parametrize("lengths", [[5, 1, 0, 9, 7], [40]])
+@pytest.mark.parametrize("temperature", [0.001, 0.1])
+def test_a_gpu_has_the_values_and_gradients_of_a_cpu_in_tiles_of_any_size(
+    loss: Callable[..., Tensor], lengths: list[int], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(17, lengths, width=2)
+
+    def value_and_gradients(place: torch.device) -> list[Tensor]:
+        inputs = [values_ND.detach().to(place).requires_grad_() for values_ND in (z0_ND, z1_ND)]
+        loss_N = loss(*inputs, offsets_Q1.to(place), temperature=temperature)
+        grads = torch.autograd.grad((document_weights(len(z0_ND)).to(place) * loss_N).sum(), inputs)
+        return [values.detach().cpu() for values in (loss_N, *grads)]
+
+    expected = value_and_gradients(torch.device("cpu"))
+    with pretending() as device:
+        found = [value_and_gradients(device)]
+        if len(lengths) == 1:
+            monkeypatch.setattr(contrast, "block_entries", lambda _: 25)
+            found.append(value_and_gradients(device))
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_scarf_gradcheck() -> None:
     z_ND, corrupted_ND, _ = random_views(12, [5], width=3)
     inputs = (z_ND.requires_grad_(), corrupted_ND.detach().requires_grad_())
-    assert torch.autograd.gradcheck(lambda a, b: scarf(a, b, temperature=0.3), inputs)
+    assert torch.autograd.gradcheck(lambda a, b: scarf(a, b, torch.tensor([0, 3, 3, 4, 5]), temperature=0.3), inputs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [simclr, scarf])
+@pytest.mark.parametrize("loss", [simclr, scarf_of_all])
 def test_a_batch_in_any_order_and_in_tiles_of_any_size(
     loss: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +306,7 @@ def test_a_batch_in_any_order_and_in_tiles_of_any_size(
         torch.testing.assert_close(value_and_gradients(), whole, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("loss", [simclr, scarf])
+@pytest.mark.parametrize("loss", [simclr, scarf_of_all])
 def test_no_tensor_of_a_batch_loss_grows_with_the_square_of_the_batch(loss: Callable[..., Tensor]) -> None:
     def largest(n: int) -> int:
         z0_ND, z1_ND, _ = random_views(14, [n], width=2)
@@ -288,17 +324,17 @@ def test_scarf_is_finite_at_a_small_temperature(dtype: torch.dtype, autocast: bo
     z_ND[:2] = 0
     inputs = [z_ND.requires_grad_(), (-z_ND).detach().requires_grad_()]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        loss_N = scarf(*inputs, temperature=0.01)
+        loss_N = scarf_of_all(*inputs, temperature=0.01)
         grads = torch.autograd.grad(loss_N.sum(), inputs)
     assert loss_N.dtype == torch.float32
     assert loss_N.isfinite().all()
     assert all(grad_ND.dtype == dtype and grad_ND.isfinite().all() and grad_ND.any() for grad_ND in grads)
-    plain_N = scarf(z_ND.detach().float(), -z_ND.detach().float(), temperature=0.01)
+    plain_N = scarf_of_all(z_ND.detach().float(), -z_ND.detach().float(), temperature=0.01)
     torch.testing.assert_close(loss_N, plain_N, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-@pytest.mark.parametrize("loss", [simclr, scarf])
+@pytest.mark.parametrize("loss", [simclr, scarf_of_all])
 def test_batch_losses_refuse_a_temperature_that_is_not_positive(
     loss: Callable[..., Tensor], temperature: float
 ) -> None:

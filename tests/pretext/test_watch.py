@@ -71,8 +71,8 @@ def test_the_loss_of_an_uninformed_encoder_is_the_loss_at_equal_similarities(
     config = cls.model_validate({"temperature": temperature})
     offsets_Q1 = torch.tensor([0, 1, 4, 12])
     zeros_NP = torch.zeros(12, 4)  # a zero vector has cosine 0 to everything
-    losses_N = config.compare(None, zeros_NP, zeros_NP, offsets_Q1)  # type: ignore[arg-type]
     among_Q1 = config.among(offsets_Q1)
+    losses_N = config.compare(None, zeros_NP, zeros_NP, among_Q1)  # type: ignore[arg-type]
     torch.testing.assert_close(config.uninformed(negatives(among_Q1, 12)), losses_N)
     assert len(among_Q1) == (2 if cls.contrasts_batch else 4)
 
@@ -101,6 +101,13 @@ def test_solved_and_collapsed_contrasts_are_warned_of_and_others_are_not() -> No
     collapsed = warning_of(geometry(point_ND, point_ND + 0.001 * vectors(200, 32, seed=1), offsets_Q1), "")
     assert collapsed is not None
     assert "collapsed" in collapsed
+
+
+def test_every_eighth_micro_batch_is_measured_and_the_first_of_each_epoch() -> None:
+    watch = CollapseWatch()
+    for epoch in (20, 3):
+        assert [step for step in range(epoch) if watch.is_due()] == [*range(0, epoch, 8)]
+        watch.take()
 
 
 def test_what_cannot_be_measured_is_none() -> None:

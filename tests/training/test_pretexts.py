@@ -10,7 +10,7 @@ from config_variations import keys_without_effect
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, joined
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
@@ -125,7 +125,19 @@ CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     "simsiam": (method("simsiam", bottleneck=3), simsiam_of),
     "scarf": (
         method("scarf", temperature=0.3, rate=0.9, fixed_count=False),
-        lambda parts: scarf(parts.z(parts.x_NF), parts.corrupted(), temperature=0.3),
+        lambda parts: scarf(parts.z(parts.x_NF), parts.corrupted(), OFFSETS[[0, -1]], temperature=0.3),
+    ),
+    "simclr in lists of some documents": (
+        method("simclr", temperature=0.3, contrast_documents=7),
+        lambda parts: simclr_rank(parts.augmented(), parts.augmented(), joined(OFFSETS, 7), temperature=0.3),
+    ),
+    "scarf in lists of some documents": (
+        method("scarf", temperature=0.3, rate=0.9, fixed_count=False, contrast_documents=7),
+        lambda parts: scarf(parts.z(parts.x_NF), parts.corrupted(), joined(OFFSETS, 7), temperature=0.3),
+    ),
+    "dacl in lists of some documents": (
+        method("dacl", temperature=0.3, amount=0.8, contrast_documents=7),
+        lambda parts: simclr_rank(parts.mixed(), parts.mixed(), joined(OFFSETS, 7), temperature=0.3),
     ),
     "dacl": (
         method("dacl", temperature=0.3, amount=0.8),
@@ -133,6 +145,10 @@ CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     ),
     "vime": (method("vime", rate=0.8, alpha=3.0), vime_of),
     "subtab": (method("subtab", **SUBTAB), lambda parts: subtab_of(parts, OFFSETS[[0, -1]])),
+    "subtab in lists of some documents": (
+        method("subtab", contrast_documents=7, **SUBTAB),
+        lambda parts: subtab_of(parts, joined(OFFSETS, 7)),
+    ),
     "subtab in groups": (
         method("subtab", within_groups=True, **SUBTAB),
         lambda parts: subtab_of(parts, OFFSETS),

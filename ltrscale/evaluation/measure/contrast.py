@@ -26,7 +26,7 @@ from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese, each_member, negatives
+from ltrscale.pretext.siamese import Siamese, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import progress
 from ltrscale.reports.document import Document, Points, Section, Table, TableRow, Text, cell
@@ -159,17 +159,19 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
                 if row:
                     view_NF[:, row - 1] = second_NF[order_N, row - 1]
                 z1_NP = net.project(view_NF, draw)
-                sums = [_batch_sums(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
+                members = net.encoder.members
+                of_members = zip(z0_NP.chunk(members, 1), z1_NP.chunk(members, 1), strict=True)
+                sums = [_batch_sums(net, method, *each, among_Q1) for each in of_members]
                 sums_4 += torch.stack(sums).mean(0)
                 advance(len(x_NF))
     return sums_V4
 
 
-def _batch_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
+def _batch_sums(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
     """The four sums of a micro-batch; for SimSiam the loss is SimCLR-Rank's, because its bundle holds no predictor."""
-    among_Q1, n = method.among(offsets_Q1), len(z0_NP)
+    n = len(z0_NP)
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
-    losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
+    losses_N = judge.compare(net, z0_NP, z1_NP, among_Q1)
     uninformed_N = judge.uninformed(negatives(among_Q1, n))
     *_, contrasted, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_AT_ONCE, negatives=n)
     return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, contrasted])
