@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.cache import cached
 from ltrscale.data.stream.plan import canonical_streams
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.processor import Timings
@@ -38,7 +40,8 @@ def bench_stream() -> list[Row]:
     for compression in ("none", "zstd"):
         with storage.scratch.directory() as folder:
             write_dataset(str(folder), compression, groups=_GROUPS)
-            rows.append(_compare(select(Split(data=(str(folder),)), labelled=True), compression))
+            selection = select(Split(data=(str(folder),)), labelled=True)
+            rows += [_compare(selection, compression), *_cached(selection, compression)]
     return rows + bench_remote()
 
 
@@ -49,17 +52,15 @@ def _compare(selection: Selection, compression: str) -> Row:
     scanned = arrow_dataset.dataset(files, format="parquet", filesystem=filesystem)
     checked = arrow_dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
 
-    def ours() -> int:
-        steps = stream.epoch(0)
-        return sum(groups.n_documents for step in steps for groups in step.micro_batches.values() if groups is not None)
-
     def peer() -> int:
         columns = ["gid", "features", "labels"]
         batches = scanned.to_batches(columns=columns, use_threads=False, fragment_scan_options=checked)
         return sum(len(batch.column("labels").values) for batch in batches)
 
     # the first round warms the file cache
-    rates = [(_documents_per_second(ours), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)][1:]
+    rates = [
+        (_documents_per_second(partial(_passes, stream)), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)
+    ][1:]
     our_rate, scan_rate = map(Timings, zip(*rates, strict=True))
     return Row(
         name=f"ragged batches / pyarrow scan ({compression})",
@@ -69,6 +70,44 @@ def _compare(selection: Selection, compression: str) -> Row:
         peer=f"{scan_rate / 1e6:.2f} M docs/CPU-s",
         note=f"{N_FEATURES} features, lists of {selection.n_documents / selection.n_groups:.0f}, one thread",
     )
+
+
+def _passes(stream: GroupStream) -> int:
+    """Stream an epoch; returns its documents."""
+    steps = stream.epoch(0)
+    return sum(groups.n_documents for step in steps for groups in step.micro_batches.values() if groups is not None)
+
+
+def _cached(selection: Selection, compression: str) -> list[Row]:
+    """Epochs that fill the cache of decoded row groups, check it, and read it, relative to epochs from Parquet."""
+    plain, rates = GroupStream(selection, StreamConfig(docs_per_batch=16384)), []
+    for _ in range(_ROUNDS + 1):
+        with storage.scratch.directory() as folder:
+            reader = cached(read_direct, 10, folder)
+            kept = GroupStream(selection, plain.config, reader=reader)
+            works = [partial(_passes, stream) for stream in (plain, kept, kept, kept)]
+            rates.append([*map(_documents_per_second, works)])
+    from_parquet, *epochs = map(Timings, zip(*rates[1:], strict=True))
+    return [
+        Row(
+            name=f"epoch {number} with a cache on the local disk / from Parquet ({compression})",
+            ratio=rate / from_parquet,
+            goal=goal,
+            ours=f"{rate / 1e6:.2f} M docs/CPU-s",
+            peer=f"{from_parquet / 1e6:.2f} M docs/CPU-s",
+            note=what,
+        )
+        for number, rate, goal, what in zip(
+            (1, 2, 3),
+            epochs,
+            (None, 5.0, 5.0),
+            ("it is filled", "checksums are verified", "once verified"),
+            strict=True,
+        )
+    ]
+
+
+_EPOCHS = ("it is filled", "checksums are verified", "they have been verified")
 
 
 def _documents_per_second(work: Callable[[], int]) -> float:

@@ -57,10 +57,16 @@ def directory(*, longest: int | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # the end of the process removes the rest
 
 
+def shared(name: str) -> Path:
+    """The directory of this name that all processes of this user share; it outlives them. Raises as `make`."""
+    root = Path(tempfile.gettempdir(), f"ltrscale-{os.getuid()}")
+    with _root_opened(root):
+        (root / name).mkdir(exist_ok=True)
+    return root / name
+
+
 def _make_own(root: Path) -> tuple[Path, int]:
     """Make and lock this process's directory, and remove those of processes that are gone."""
-    with contextlib.suppress(FileExistsError):
-        root.mkdir(mode=0o700)
     with _root_opened(root) as opened:
         with _flocked(opened):  # until it is locked, the new directory must not look abandoned
             folder = Path(tempfile.mkdtemp(prefix="", dir=root))
@@ -76,7 +82,9 @@ def _make_own(root: Path) -> tuple[Path, int]:
 
 @contextmanager
 def _root_opened(root: Path) -> Iterator[int]:
-    """Open the parent directory of all our processes, and check that it belongs to this user alone."""
+    """Open the parent directory of all our processes, made if need be, and check that it is this user's alone."""
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
     try:
         opened = os.open(root, _FOLDER)
     except OSError as error:

@@ -29,6 +29,7 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
+from ltrscale.data.stream.cache import cached
 from ltrscale.data.stream.cursor import Budget, Cursor, Position
 from ltrscale.data.stream.decoder import Decoder, Memory
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
@@ -80,6 +81,10 @@ class StreamConfig(Config):
     """Labelled groups whose features take at most this many GB are read once, and kept in the memory of every worker;
     0 reads them anew each epoch. The result is the same. 1 GB holds 40,000 lists of 100 documents with 60 features;
     training and validation groups count separately."""
+    cache_gb: Operational[float] = Field(default=0.0, ge=0)
+    """GB of the local disk, below TMPDIR, for what memory does not keep: row groups decoded once, which later epochs
+    and runs on this machine read several times faster; worth it where many epochs wait for data. The result is the
+    same. 0 keeps nothing."""
     prefetch: Operational[int] = Field(default=2, ge=0)
     """Steps that a thread reads ahead while training computes; 0 reads each step when it is needed."""
 
@@ -165,7 +170,8 @@ class GroupStream:
         self.selection = selection
         self.config = config.replace(streams=streams)
         self.streams = range(rank, streams, world)
-        self.reader, self.memory = reader, memory
+        self.memory = memory
+        self.reader = cached(reader, config.cache_gb) if config.cache_gb and memory is None else reader
         self._mean_times_R = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 
     @cached_property
