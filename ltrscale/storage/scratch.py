@@ -57,7 +57,7 @@ def directory(*, longest: int | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # the end of the process removes the rest
 
 
-def shared(name: str) -> Path:
+def lasting(name: str) -> Path:
     """The directory of this name that all processes of this user share; it outlives them. Raises as `make`."""
     root = Path(tempfile.gettempdir(), f"ltrscale-{os.getuid()}")
     with _root_opened(root):

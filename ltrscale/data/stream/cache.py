@@ -44,7 +44,7 @@ def cached(reader: RowGroupReader, gigabytes: float, folder: Path | None = None)
 
     def read(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
         row_groups = RowGroups.from_iterable(row_groups)
-        cache = _Cache(folder or scratch.shared("decoded"), round(1e9 * gigabytes), verified)
+        cache = _Cache(folder or scratch.lasting("decoded"), round(1e9 * gigabytes), verified)
         names = [_name(row_group, columns) for row_group in row_groups]
         missing = [number for number, name in enumerate(names) if name not in cache.files]
         anew, to_read = set(missing), reader(row_groups.take(missing), columns)
