@@ -468,7 +468,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
 def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset: str, tmp_path: Path) -> None:
     """The first trial is stopped; the second gets CPUs only after the workers of the first have ended."""
     finetune = {"network": SMALL_NETWORK, "epochs": 2, "stream": {"docs_per_batch": 500, "streams": 2}}
-    space = {"finetune.optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
+    space = {"finetune.optimizer.learning_rate": {"low": 1e-8, "high": 1e-2, "log": True}}
     job = {"kind": "finetune", "finetune": finetune, "workers": 2}
     settings = {"trials": 3, "asha": {"grace": 1, "reduction": 2}, "job": job}
     config = search(space, data=synthetic_dataset, out=str(tmp_path / "nested"), **settings)
