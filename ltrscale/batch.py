@@ -32,11 +32,12 @@ def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
 
 
 def joined(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
-    """Offsets of neighbouring groups joined into lists of similar size.
+    """Offsets of runs of neighbouring groups.
 
     Args:
         offsets_Q1: offsets of the groups.
-        documents: the lists have at most this many on average; a longer group is a list. None joins all groups.
+        documents: about the size of a run: the documents are cut into equal shares of at most so many, each of which
+            ends with the group at its border. None joins all groups.
 
     Example:
         >>> joined(torch.tensor([0, 2, 5, 7, 9])).tolist(), joined(torch.tensor([0, 2, 5, 7, 9]), 5).tolist()
@@ -47,13 +48,13 @@ def joined(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
 
 
 def repeated(offsets_Q1: Tensor, times: int) -> Tensor:
-    """Offsets of this many copies of the groups, one copy after the other.
+    """Offsets of this many copies of the groups, one copy after the other; of one, the same tensor.
 
     Example:
         >>> repeated(torch.tensor([0, 2, 5]), 2).tolist()
         [0, 2, 5, 7, 10]
     """
-    offsets: Tensor = layout(offsets_Q1).get("repeated", times)
+    offsets: Tensor = offsets_Q1 if times == 1 else layout(offsets_Q1).get("repeated", times)
     return offsets
 
 

@@ -185,10 +185,10 @@ class ListLayout:
         return self._send(np.repeat(np.arange(len(self.offsets_Q1) - 1), self.lengths_Q))
 
     def joined(self, documents: int | None) -> Tensor:
-        """Offsets of neighbouring groups joined into lists of about this many documents; None joins all."""
+        """Offsets of runs of neighbouring groups, of about this many documents; None joins all."""
         n = self.offsets_Q1[-1]
-        lists = max(1, -(-n // documents)) if documents else 1
-        borders = np.unique(self.offsets_Q1[self.offsets_Q1.searchsorted(np.arange(1, lists) * n / lists)])
+        runs = max(1, -(-n // documents)) if documents else 1
+        borders = np.unique(self.offsets_Q1[self.offsets_Q1.searchsorted(np.arange(1, runs) * n / runs)])
         return self._registered(np.concatenate([[0], borders[borders < n], [n]]))
 
     def repeated(self, times: int) -> Tensor:

@@ -143,3 +143,16 @@ def test_a_directory_that_is_being_made_is_not_taken_for_one_that_was_left(root:
     os.close(holder)  # all of them go at once
     assert [process.communicate(timeout=LIMIT_S)[0].strip() for process in processes] == ["True"] * 20
     assert list(root.iterdir()) == []
+
+
+def test_a_lasting_directory_outlives_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (scratch.lasting("kept") / "file").touch()
+    for _ in range(2):
+        with scratch.directory():
+            pass
+    monkeypatch.setattr(scratch, "_own", {})
+    scratch.make()
+    assert (scratch.lasting("kept") / "file").exists()
+    with pytest.raises(AssertionError):
+        scratch.lasting("examples")

@@ -5,6 +5,7 @@ on a GPU, an operation on tensors of two devices is refused, and a look at a val
 inside one operation is not seen; the gradient of `prod`, for example, looks at values where nobody counts.
 """
 
+import math
 import sys
 import traceback
 from collections import Counter
@@ -83,12 +84,12 @@ class Counts:
     """Launches by operation."""
 
     def mean(self, number: int) -> "Counts":
-        """What one of so many equal pieces asked, rounded."""
+        """The mean of a number of steps; rounded up, so that what some of them asked is seen."""
 
         def part(value: Any) -> Any:
             if isinstance(value, Counter):
                 return Counter({name: part(count) for name, count in value.items()})
-            return round(value / number)
+            return math.ceil(value / number)
 
         return Counts(**{each.name: part(getattr(self, each.name)) for each in fields(self)})
 

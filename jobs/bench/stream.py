@@ -58,9 +58,9 @@ def _compare(selection: Selection, compression: str) -> Row:
         return sum(len(batch.column("labels").values) for batch in batches)
 
     # the first round warms the file cache
-    rates = [
-        (_documents_per_second(partial(_passes, stream)), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)
-    ][1:]
+    rates = [(_documents_per_second(partial(_epoch, stream)), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)][
+        1:
+    ]
     our_rate, scan_rate = map(Timings, zip(*rates, strict=True))
     return Row(
         name=f"ragged batches / pyarrow scan ({compression})",
@@ -72,7 +72,7 @@ def _compare(selection: Selection, compression: str) -> Row:
     )
 
 
-def _passes(stream: GroupStream) -> int:
+def _epoch(stream: GroupStream) -> int:
     """Stream an epoch; returns its documents."""
     steps = stream.epoch(0)
     return sum(groups.n_documents for step in steps for groups in step.micro_batches.values() if groups is not None)
@@ -85,7 +85,7 @@ def _cached(selection: Selection, compression: str) -> list[Row]:
         with storage.scratch.directory() as folder:
             reader = cached(read_direct, 10, folder)
             kept = GroupStream(selection, plain.config, reader=reader)
-            works = [partial(_passes, stream) for stream in (plain, kept, kept, kept)]
+            works = [partial(_epoch, stream) for stream in (plain, kept, kept, kept)]
             rates.append([*map(_documents_per_second, works)])
     from_parquet, *epochs = map(Timings, zip(*rates[1:], strict=True))
     return [
@@ -101,7 +101,7 @@ def _cached(selection: Selection, compression: str) -> list[Row]:
             (1, 2, 3),
             epochs,
             (None, 5.0, 5.0),
-            ("it is filled", "checksums are verified", "once verified"),
+            _EPOCHS,
             strict=True,
         )
     ]

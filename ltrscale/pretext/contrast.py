@@ -64,10 +64,10 @@ class _AcrossGroups(Contrastive):
 
     contrasts_batch: ClassVar[bool] = True
     contrast_documents: ContrastDocuments = CONTRAST_DOCUMENTS
-    """Documents are contrasted in lists of neighbouring groups of about this size; null takes the whole micro-batch."""
+    """Documents are contrasted in runs of neighbouring groups of about this many; null takes the whole micro-batch."""
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
-        """Offsets of the lists of neighbouring groups."""
+        """Offsets of the runs of neighbouring groups."""
         return joined(offsets_Q1, self.contrast_documents)
 
 
@@ -137,7 +137,7 @@ def simclr_rank(
 class SimCLRConfig(_AcrossGroups, _TwoViews):
     """SimCLR: distinguish a document's two views from other documents of the micro-batch, of any query group.
 
-    It is SimCLR-Rank with query groups joined into lists; see `contrast_documents`.
+    It is SimCLR-Rank on runs of query groups; see `contrast_documents`.
 
     Source: Chen et al. 2020, equation 1, both views summed.
     Proof: loops; chunks; gradients; memory.
@@ -180,7 +180,7 @@ class ScarfConfig(_AcrossGroups):
 
 
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, offsets_Q1: Tensor, *, temperature: float) -> Tensor:
-    """SCARF: find a document's corrupted view among the corrupted views of its list, shape [N].
+    """SCARF: find a document's corrupted view among the corrupted views of its run of groups, shape [N].
 
     `-cos(z_i, c_i) / tau + log sum over k of exp(cos(z_i, c_k) / tau)`, with z of the original documents and c of
     their corrupted views (Bahri et al. 2022, Algorithm 1). The sum runs over the L corrupted views only, including the
@@ -193,7 +193,7 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, offsets_Q1: Tensor, *, temperature
     Args:
         z_ND: projections of the documents as they are, not normalised.
         corrupted_ND: projections of their corrupted views.
-        offsets_Q1: the lists to contrast a document in: `[0, N]`, the whole micro-batch, is SCARF.
+        offsets_Q1: the runs to contrast a document in: `[0, N]`, the whole micro-batch, is SCARF.
         temperature: tau > 0.
 
     Raises:
@@ -361,7 +361,7 @@ def _left_out(tile_MRC: Tensor, r: slice, c: slice, *, with_positive: bool) -> I
 
 
 class _CrossLogSumExp(torch.autograd.Function):
-    """`log sum over k of exp(<u, w_k> / tau)` of each row u over rows w of its list in another matrix, shape [N]."""
+    """`log sum over k of exp(<u, w_k> / tau)` of each row u over rows w of its run in another matrix, shape [N]."""
 
     @staticmethod
     def forward(ctx: Any, rows_ND: Tensor, others_ND: Tensor, offsets_Q1: Tensor, temperature: float) -> Tensor:

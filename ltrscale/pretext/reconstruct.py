@@ -217,7 +217,7 @@ def subtab(
         decoded_KNO: reconstruction from each subset, see `feature_errors`.
         z_KNP: projections of each subset's embedding, not normalised.
         x_NF: the documents, whole and without noise.
-        offsets_Q1: the lists to contrast a document in: `[0, N]`, the whole micro-batch, is SubTab; shorter lists, as
+        offsets_Q1: the runs to contrast a document in: `[0, N]`, the whole micro-batch, is SubTab; shorter runs, and
             query groups, make it cheaper.
         numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
@@ -277,7 +277,8 @@ class SubTabConfig(Objective):
     within_groups: bool = False
     """Contrast a document with its query group, which is cheaper."""
     contrast_documents: ContrastDocuments = CONTRAST_DOCUMENTS
-    """Otherwise contrast it in lists of neighbouring groups of about this size; null takes the whole micro-batch."""
+    """Unless within groups, documents are contrasted in runs of neighbouring groups of about this many; null takes the
+    whole micro-batch."""
     distance: float = Field(1.0, ge=0)
     """Weight of the distance between subsets."""
     decoder: DecoderConfig = DecoderConfig(layers=2)

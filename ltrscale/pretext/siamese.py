@@ -46,11 +46,11 @@ class Siamese(Objective):
         return first_NF, draw.masked(net.augmentation.view(x_NF, draw))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
-        """The loss of each document, shape [N], from the projections of its views, contrasted within these lists."""
+        """The loss of each document, shape [N], from the projections of its views, contrasted within these groups."""
         raise NotImplementedError
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
-        """Offsets of the lists to contrast documents within: by default, the query groups."""
+        """Offsets of what documents are contrasted within: by default, the query groups."""
         return offsets_Q1
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
@@ -62,7 +62,10 @@ class Siamese(Objective):
         return torch.zeros_like(negatives_N, dtype=torch.float32)
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Draw the views and compare their projections within each member; `net.watch` measures the first member."""
+        """Draw the views and compare their projections within each member; `net.watch` measures the first member.
+
+        As the projector, the predictor of SimSiam is shared: its norms take all members of a micro-batch together.
+        """
         n, among_Q1 = len(x_NF), self.among(draw.offsets_Q1)
         first_NF, second_NF = self.views(net, x_NF, draw)
         z0_RP, z1_RP = (_by_member(net, net.project(view_NF, draw)) for view_NF in (first_NF, second_NF))

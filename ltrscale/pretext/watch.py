@@ -16,7 +16,7 @@ from ltrscale.batch import at_least_float32
 ANCHORS = 64
 """Documents of a micro-batch that are measured; all of them would cost as much as the loss."""
 EVERY = 8
-"""Micro-batches of which one is measured: its operations cost a GPU's host a tenth of a step."""
+"""Micro-batches of a worker of which one is measured: that costs a GPU's host a tenth of a step."""
 NEGATIVES = 256
 """Documents of a micro-batch that anchors are compared with, if the contrast is within groups."""
 

@@ -59,6 +59,7 @@ def directory(*, longest: int | None = None) -> Iterator[Path]:
 
 def lasting(name: str) -> Path:
     """The directory of this name that all processes of this user share; it outlives them. Raises as `make`."""
+    assert not _NAME.fullmatch(name)  # it would look like that of a process that has ended
     root = Path(tempfile.gettempdir(), f"ltrscale-{os.getuid()}")
     with _root_opened(root):
         (root / name).mkdir(exist_ok=True)

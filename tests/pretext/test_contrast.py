@@ -256,7 +256,7 @@ def test_scarf_is_the_algorithm_in_each_list_and_its_gradient_that_of_the_loop(
 
 
 @pytest.mark.parametrize("loss", [simclr_rank, scarf])
-@pytest.mark.parametrize("lengths", [[5, 1, 0, 9, 7], [40]])
+@pytest.mark.parametrize("lengths", [[9, 10, 11, 12, 13, 14, 15, 16, 20, 3, 1, 0], [40]])
 @pytest.mark.parametrize("temperature", [0.001, 0.1])
 def test_a_gpu_has_the_values_and_gradients_of_a_cpu_in_tiles_of_any_size(
     loss: Callable[..., Tensor], lengths: list[int], temperature: float, monkeypatch: pytest.MonkeyPatch

@@ -40,11 +40,12 @@ def test_a_step_waits_once_and_has_the_values_of_the_cpu(name: str, small: Query
     with pretending() as device:
         torch.manual_seed(0)
         there = STEPS[name](device, small)
-        results = [there()]
-        with counting() as counted:
-            results.append(there())
-    assert counted.counts.launches > 10
-    assert counted.counts.waits.total() <= 1, counted.counts.waits
+        results = []
+        for _ in range(2):  # the first one is watched, and makes the layout of the batch
+            with counting() as counted:
+                results.append(there())
+            assert counted.counts.launches > 10
+            assert counted.counts.waits.total() <= 1, counted.counts.waits
     torch.manual_seed(0)
     here = STEPS[name](torch.device("cpu"), small)
     expected = [here()]
@@ -69,12 +70,13 @@ def test_launches_do_not_grow_with_the_number_of_lists(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_the_steps_with_goals_reach_them() -> None:
+def test_the_steps_with_goals_reach_them_but_for_three_that_move_more() -> None:
     rows = bench.bench_device(quick=True)
     assert {row.name.removeprefix("launches of a step, ") for row in rows} >= set(bench.GOALS)
-    missed = {row.name for row in rows if row.goal is not None and row.ratio is not None and row.ratio > row.goal}
-    far = ("method simclr_rank", "method subtab", "encoder tabm")
-    assert missed == {f"gigabytes of a step, {name}" for name in far}
+    far = {f"gigabytes of a step, {name}" for name in ("method simclr_rank", "method subtab", "encoder tabm")}
+    for row in rows:
+        assert row.ratio is not None
+        assert row.goal is None or row.ratio <= row.goal or row.name in far, row
 
 
 SEEDED = [name for name in STEPS if not name.startswith(("method", "encoder"))]

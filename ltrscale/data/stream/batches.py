@@ -47,7 +47,7 @@ class StreamConfig(Config):
     docs_per_batch: int = Field(default=16384, gt=0)
     """Documents that a global batch has at most: each of the streams has `docs_per_batch / streams` of them, and there
     are fewer streams where groups are longer than that. Only a group above the whole budget exceeds it, alone. HOU24
-    pretrains with 200,000, or 2,000 if the method contrasts all documents of a batch, and finetunes with about
+    pretrains with 200,000, or 2,000 if the method contrasts documents of different groups, and finetunes with about
     1,000. A GPU takes as long for any step below some 60,000, and is busy with 250,000."""
     groups_per_batch: int | None = Field(default=None, gt=0)
     """At most this many groups in a global batch too, `groups_per_batch / streams` in a micro-batch; with few labelled

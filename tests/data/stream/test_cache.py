@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from labelled_groups import WriteDataset
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import cache
@@ -79,7 +81,7 @@ def assert_equal(found: QueryGroups | None, expected: QueryGroups | None) -> Non
             assert getattr(found, name).tolist() == getattr(expected, name).tolist()
 
 
-DAMAGES = ("cut", "emptied", "flipped", "removed", "none", "of another time")
+DAMAGES = ("cut", "emptied", "flipped", "zeroed", "removed", "none", "left over")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,16 +99,52 @@ def test_damaged_and_missing_files_are_read_again(
                 path.write_bytes(content[: at if damage == "cut" else 0])
             case "flipped":
                 path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+            case "zeroed":
+                path.write_bytes(bytes(len(content)))
             case "removed":
                 path.unlink()
-            case "of another time":  # of a process that was killed while it wrote
+            case "left over":  # of a process that was killed while it wrote
                 path.with_name(f".{path.name}.1").write_bytes(content[:at])
     reader.read.clear()
     assert tables(selection, cached(reader, 1, folder)) == expected
-    assert len(reader.read) == sum(damage not in ("none", "of another time") for damage in damages)
+    assert len(reader.read) == sum(damage not in ("none", "left over") for damage in damages)
     reader.read.clear()
     assert tables(selection, cached(reader, 1, folder)) == expected
     assert reader.read == []
+
+
+def test_a_damaged_file_makes_room_for_itself(selection: Selection, tmp_path: Path) -> None:
+    reader, (size,) = Counting(), {path.stat().st_size for path in kept_files(selection, tmp_path / "whole", 1.0)}
+    for path in kept_files(selection, tmp_path / "some", 3.5 * size / 1e9):
+        path.write_bytes(bytes(size))
+    read = cached(reader, 3.5 * size / 1e9, tmp_path / "some")
+    assert tables(selection, read) == tables(selection, read_direct)
+    assert len(reader.read) == 7
+    assert tables(selection, read) == tables(selection, read_direct)
+    assert len(reader.read) == 7 + 4
+
+
+def test_what_a_name_does_not_say_is_read_anew(selection: Selection, tmp_path: Path) -> None:
+    read, reader = cached(read_direct, 1, tmp_path), Counting()
+    rows = [*selection.row_groups]
+    for columns in (["gid", "features", "labels"], ["gid", "labels", "features"], ["gid", "labels"]):
+        assert [*read(rows, columns)] == [*read_direct(rows, columns)]
+    assert len([*tmp_path.iterdir()]) == 3 * 7
+    unnamed = [replace(row_group, file=replace(row_group.file, sha256="")) for row_group in rows]
+    scored = [replace(row_group, file=replace(row_group.file, scores="s3://elsewhere/a.parquet")) for row_group in rows]
+    assert {cache._name(row_group, ["gid", "features"]) for row_group in unnamed} == {""}
+    assert {cache._name(row_group, ["gid", SCORES]) for row_group in scored} == {""}
+    assert len({cache._name(row_group, ["gid", "features"]) for row_group in rows + scored}) == 7
+    for _ in range(2):
+        assert len([*cached(reader, 1, tmp_path)(unnamed, ["gid"])]) == 7
+    assert len(reader.read) == 2 * 7
+
+
+def test_passes_of_an_epoch_write_a_file_once(selection: Selection, tmp_path: Path) -> None:
+    read = cached(read_direct, 1, tmp_path)
+    rows = [*selection.row_groups] * 3
+    assert [*read(rows, ["gid", "labels"])] == [*read_direct(rows, ["gid", "labels"])]
+    assert len([*tmp_path.iterdir()]) == 7
 
 
 def test_files_that_go_while_they_are_read_are_read_again(selection: Selection, tmp_path: Path) -> None:
@@ -163,9 +201,21 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert tables(selection, cached(read_direct, 1, tmp_path)) == tables(selection, read_direct)
+    read = cached(read_direct, 1, tmp_path)
+    for _ in range(2):
+        assert tables(selection, read) == tables(selection, read_direct)
     assert caplog.text.count("cannot be written (No space left on device); the rest is read from Parquet") == 1
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_disk_that_cannot_be_used_costs_one_warning(
+    selection: Selection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    read = cached(read_direct, 1, tmp_path / "file" / "decoded")
+    for _ in range(2):
+        assert tables(selection, read) == tables(selection, read_direct)
+    assert caplog.text.count("decoded row groups cannot be kept: [Errno 20] Not a directory") == 1
 
 
 @pytest.mark.slow
