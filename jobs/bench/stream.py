@@ -18,7 +18,7 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.cache import cached
+from ltrscale.data.stream.disk_cache import cached
 from ltrscale.data.stream.plan import canonical_streams
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.processor import Timings
