@@ -23,7 +23,7 @@ from ltrscale.models.tables import keep_on_host
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import CollapseWatch
 
-ContrastDocuments = Annotated[int | None, Field(ge=2)]
+ContrastDocuments = Annotated[int | None, Field(ge=2, le=10_000_000)]
 CONTRAST_DOCUMENTS = 2048
 """Documents that a contrast across query groups compares at once; HOU24's public settings have batches of 2,000."""
 
