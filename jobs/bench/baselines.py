@@ -26,7 +26,7 @@ from ltrscale.bundle import load
 from ltrscale.config import Config
 from ltrscale.data.dataset.relevant import only_relevant
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
@@ -44,7 +44,7 @@ _BATCH, _MOST_TREES, _PATIENCE = 1 << 18, 3000, 100
 class BaselineSet(Config):
     """Lists to compare on: splits of data sets, once for each fold or each draw of labels."""
 
-    splits: Splits
+    splits: SplitsWithTest
     """Training, validation and test; `{fold}` in the names of data sets stands for each of `folds`."""
     folds: tuple[str, ...] = ()
     """Names of the folds of a collection."""
@@ -53,7 +53,7 @@ class BaselineSet(Config):
     draws: int = Field(default=1, ge=1)
     """Samples of the training labels, with the seeds 0, 1, ...; below five judge nothing."""
 
-    def cells(self) -> Iterator[tuple[str, Splits]]:
+    def cells(self) -> Iterator[tuple[str, SplitsWithTest]]:
         """The name and the splits of each fold and draw."""
         for fold in self.folds or ("",):
             for draw in range(self.draws):
@@ -180,7 +180,7 @@ def search_lightgbm(search: Search) -> Scores:
     valid.construct()  # before a trial's settings reach the training data alone, of which LightGBM would warn
 
     def in_time(env: lgb.callback.CallbackEnv) -> None:
-        if search.late:
+        if search.late and env.iteration:
             raise lgb.callback.EarlyStopException(env.iteration, env.evaluation_result_list or [])
 
     def trial(asked: Any) -> tuple[float, Scores]:
@@ -201,9 +201,11 @@ def search_lightgbm(search: Search) -> Scores:
             "verbose": -1,
             "seed": search.seed,
         }
-        stops = [lgb.early_stopping(_PATIENCE, verbose=False), in_time]
+        seen: dict[str, dict[str, list[float]]] = {}
+        stops = [lgb.record_evaluation(seen), lgb.early_stopping(_PATIENCE, verbose=False), in_time]
         booster = lgb.train(settings, data, _MOST_TREES, valid_sets=[valid], callbacks=stops)
-        trees = booster.best_iteration or booster.current_iteration()
+        # where time ends it, LightGBM names its last number of trees, not its best
+        trees = int(np.argmax(seen["valid_0"][f"ndcg@{search.k}"])) + 1
         scores_N = booster.predict(search.validation.features_NF, num_iteration=trees)
         value = float(np.nanmean(search.validation.ndcg(scores_N, search.k)))
         return value, lambda features_NF: booster.predict(features_NF, num_iteration=trees)
@@ -327,15 +329,14 @@ _OTHERS: Mapping[Name, Callable[[Search], Scores]] = {
 }
 
 
-def _auto(splits: Splits, minutes: float, k: int, seed: int, out: str) -> tuple[float, Doubles]:
+def _auto(splits: SplitsWithTest, minutes: float, k: int, seed: int, out: str) -> tuple[float, Doubles]:
     """The minutes of `jobs.auto`, without its test, and NDCG of its ranker on each test list."""
-    assert splits.test is not None
     start = time.monotonic()
     settings = EvaluateSettings(ndcg_at=(k,), primary_cutoff=k)
     auto = AutoJob(
         out=out,
         data=splits.train.data[0],
-        splits=splits.replace(test=None),
+        splits=Splits(train=splits.train, validation=splits.validation),
         budget=minutes,
         evaluate=settings,
         refit=False,
@@ -353,7 +354,7 @@ def _auto(splits: Splits, minutes: float, k: int, seed: int, out: str) -> tuple[
     return took, np.concatenate([values(groups) for groups in iterate(test, docs_per_batch=_BATCH)])
 
 
-def _lists(splits: Splits) -> Iterator[Lists]:
+def _lists(splits: SplitsWithTest) -> Iterator[Lists]:
     """Lists to learn from, to choose by and to judge on, with the features that training reads.
 
     Those without a relevant document teach no order and have no NDCG: all methods leave them out.
@@ -366,14 +367,13 @@ def compare(job: BaselinesJob) -> None:
     """Train what is missing, all methods on a draw before the next, and report.
 
     Raises:
-        InputError: splits have no test, or FLAML is asked for and not installed.
+        InputError: a record is of other settings, or FLAML is asked for and not installed.
     """
     for name, chosen in job.sets.items():
-        if chosen.splits.test is None:
-            raise InputError(f"sets.{name}.splits: set test")
         for seed, (cell, splits) in enumerate(chosen.cells()):
             urls = {method: storage.join(job.out, name, cell, f"{method}.json") for method in job.methods}
-            missing = [method for method, url in urls.items() if storage.read_if_there(url) is None]
+            asked = {"minutes": chosen.minutes, "cutoff": job.cutoff, "splits": splits.model_dump(mode="json")}
+            missing = [method for method, url in urls.items() if not _is_recorded(url, asked)]
             lists = [*_lists(splits)] if {*missing} - {"auto"} else []
             for method in missing:
                 log.info("%s: %s by %s", name, cell, method)
@@ -386,11 +386,24 @@ def compare(job: BaselinesJob) -> None:
                     ranker = _OTHERS[method](Search(train, validation, job.cutoff, start + 60 * chosen.minutes, seed))
                     took = (time.monotonic() - start) / 60
                     ndcg_Q = test.ndcg(ranker(test.features_NF), job.cutoff)
-                record = {"minutes": took, "ndcg": [None if np.isnan(x) else float(x) for x in ndcg_Q]}
+                values = [None if np.isnan(x) else float(x) for x in ndcg_Q]
+                record = {"asked": asked, "minutes": took, "ndcg": values}
                 storage.write_bytes(urls[method], json.dumps(record).encode())
     report = markdown(document(job))
     storage.write_bytes(storage.join(job.out, REPORT), report.encode())
     print(report)
+
+
+def _is_recorded(url: str, asked: Mapping[str, Any]) -> bool:
+    """Whether a record is there.
+
+    Raises:
+        InputError: it is of other minutes, of another cut-off or of other splits.
+    """
+    content = storage.read_if_there(url)
+    if content is not None and json.loads(content).get("asked", asked) != asked:
+        raise InputError(f"{url}: made with other minutes, cutoff or splits; give another out, or remove it")
+    return content is not None
 
 
 def document(job: BaselinesJob) -> Document:

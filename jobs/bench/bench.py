@@ -79,10 +79,10 @@ def bench(job: BenchJob) -> None:
     for name in job.only or (["device"] if job.quick else benches):
         log.info("measuring %s", name)
         rows += benches[name]()
+        if job.out is not None:  # what is measured is kept, should the next one fail
+            document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+            storage.write_bytes(storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
     Console(width=180).print(_table(rows))
-    if job.out is not None:
-        document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-        storage.write_bytes(storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _table(rows: list[Row]) -> Table:

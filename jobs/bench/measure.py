@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.alongside import alongside
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset
 from ltrscale.processor import Timings, cpu_seconds
@@ -82,18 +83,14 @@ def _own_growth(work: Callable[[str], object], warm_up: str, argument: str) -> i
     torch.set_num_threads(1)
     work(warm_up)
     before = peak = _status_bytes("RssAnon")
-    over = threading.Event()
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         nonlocal peak
         while not over.wait(_LOOK_S):
             peak = max(peak, _status_bytes("RssAnon"))
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    work(argument)
-    over.set()
-    looking.join()
+    with alongside(look):
+        work(argument)
     return peak - before
 
 

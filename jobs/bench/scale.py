@@ -72,18 +72,17 @@ def bench_scale(*, sizes: Sequence[int] = SIZES) -> list[Row]:
 
 def _rows(name: str, sizes: Sequence[int], costs: Sequence[_Cost], seconds: float, megabytes: int) -> Iterator[Row]:
     """The figures of each size; the last has the goals: at most 1.2 times the growth of the data, and in bounds."""
-    for before, (size, cost) in zip([None, *costs], zip(sizes, costs, strict=True), strict=False):
-        growth = None if before is None else cost.seconds / max(before.seconds, 0.05) / 10
+    for number, (size, cost) in enumerate(zip(sizes, costs, strict=True)):
+        growth = None
+        if number:
+            growth = cost.seconds / max(costs[number - 1].seconds, 0.05) / (size / sizes[number - 1])
+        took, title = f"{cost.seconds:.2f} s, {cost.memory / 2**20:.0f} MB", f"{name}, {size:,} row groups"
         last = size == sizes[-1]
-        yield Row(
-            f"{name}, {size:,} row groups",
-            growth,
-            f"{cost.seconds:.2f} s, {cost.memory / 2**20:.0f} MB",
-            f"{seconds:g} s, {megabytes} MB" if last else "",
-            f"time by row groups; {cost.note}",
-            goal=1.2 if last else None,
-            at_least=False,
-        )
+        note = f"time by row groups; {cost.note}"
+        yield Row(title, growth, took, note=note, goal=1.2 if last else None, at_least=False)
+        if last:
+            yield Row(f"{title}: seconds", cost.seconds, took, goal=seconds, at_least=False)
+            yield Row(f"{title}: MB", cost.memory / 2**20, took, goal=megabytes, at_least=False)
 
 
 def write_manifests(url: str, row_groups: int) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.api import frames, raw_tables
+from ltrscale.api.conventions import NotFitted
 from ltrscale.api.estimator import Keys, Ranker
 from ltrscale.config import validate
 from ltrscale.errors import InputError
@@ -43,9 +44,11 @@ def compare(
             array with other columns than a ranker learnt from, or a ranker reads its features differently from the
             first one, such as with other fills or dates.
     """
+    if not rankers:
+        raise InputError("compare: no rankers; give at least one, by name")
     for name, ranker in rankers.items():
         if "bundle_" not in vars(ranker):
-            raise InputError(f"compare: {name} is not fitted; fit it first")
+            raise NotFitted(f"compare: {name} is not fitted; fit it first")
         raw_tables.check_width(X, ranker._array_width)
     name, first = next(iter(rankers.items()))
     if "splits_" not in vars(first):
@@ -57,7 +60,7 @@ def compare(
     config = {
         "baseline": name,
         **(evaluate or {}),
-        "models": {name: ranker.bundle_ for name, ranker in rankers.items()},
+        "models": {name: ranker._own_files() for name, ranker in rankers.items()},
         "splits": {**first.splits_.model_dump(), "test": {"data": data}},
     }
     job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))

@@ -336,7 +336,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         check_replaceable(url, self._fitted().made_by["stage"])
         columns, width, names = self._opened_with()
         arguments = self.get_params(deep=False)
-        SavedRanker(arguments=arguments, columns=columns, array_width=width, names=names).commit(url, self.bundle_)
+        SavedRanker(arguments=arguments, columns=columns, array_width=width, names=names).commit(url, self._own_files())
 
     @classmethod
     @as_value_errors
@@ -365,7 +365,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         names = {*self.get_params(deep=False), "_metadata_request"}
         state = {name: value for name, value in vars(self).items() if name in names}
         if "_bundle" in vars(self):
-            state |= {"_files": bundle_files(self.bundle_), "_opened": self._opened_with()}
+            state |= {"_files": bundle_files(self._own_files()), "_opened": self._opened_with()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -426,13 +426,21 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         scorer: bundles.Scorer = self._kept["scorer"]
         return scorer
 
+    def _own_files(self) -> str:
+        """The directory of the bundle, whose files are still those that were opened."""
+        if bundles.content_hash(self.bundle_) != self._content:
+            raise InputError(
+                f"{self.bundle_}: another fit has replaced this ranker's files; give each its own directory"
+            )
+        return self.bundle_
+
     def _opened_with(self) -> tuple[dict[str, Any], int | None, tuple[str, ...]]:
         return self.columns_, self._array_width, tuple(self.feature_names_in_)
 
     def _open(
         self, url: str, columns: dict[str, Any], array_width: int | None = None, names: Sequence[str] = ()
     ) -> None:
-        self._bundle, self.bundle_ = bundles.load(url), url
+        self._content, self._bundle, self.bundle_ = bundles.content_hash(url), bundles.load(url), url
         self.columns_ = with_fills(columns, self._bundle)
         self._kept: dict[str, Any] = {}  # caches of predict
         self._array_width = array_width

@@ -58,7 +58,7 @@ def rows_as_table(
         columns["query"] = QUERY
     for use, argument in (("query", "group"), *([("label", "y")] if labels_needed else [])):
         if columns.get(use) not in table.column_names:
-            quoted = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
+            quoted = f" {columns[use]!r}" if columns.get(use) not in (None, LABEL, QUERY) else ""
             raise InputError(
                 f"X has no {use} column{quoted}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
@@ -179,7 +179,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Training rows, and the rows of a random share (at least two) of the labelled query groups; groups stay whole."""
+    """Training rows, and the rows of a random share of the labelled query groups, at least one; groups stay whole."""
     label_N = table[columns["label"]]
     missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
     query_N = _value_codes(table, columns["query"])
@@ -213,6 +213,10 @@ def prepare_tables(
 
     `columns` are the keys of `prepare.source.columns`, `settings` further keys of `prepare`.
     """
+    if taken := {"inputs", "source"} & settings.keys():
+        raise InputError(
+            f"prepare: {', '.join(sorted(taken))} follow from X and the uses of its columns; leave them out"
+        )
     source = {"kind": "items", "columns": columns}
     apart = any(_is_apart(table, columns.get("query")) for table in tables.values())
     with storage.scratch.directory() as folder:

@@ -75,7 +75,10 @@ def _arrow(rows: Any) -> pa.Table:
         polars = sys.modules["polars"]  # Arrow has no 128-bit integers
         rows = rows.cast({polars.Int128: polars.Decimal(38, 0)}, strict=False)
     if _exports_arrow(rows):
-        return pa.table(rows)
+        try:
+            return pa.table(rows)
+        except pa.ArrowInvalid as error:  # such as of a series
+            raise InputError(f"the rows are no table: {error}") from error
     if hasattr(rows, "to_arrow"):
         return rows.to_arrow()
     values_NF = _matrix(rows)

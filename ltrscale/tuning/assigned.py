@@ -1,7 +1,8 @@
 """Parameters assigned to the settings of a job, and the check that every value of a space fits there."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -24,7 +25,7 @@ class Assigned(NamedTuple, Generic[SearchedT]):
 def with_params(job: SearchedT, space: Space, params: Params) -> Assigned[SearchedT]:
     """The job with these parameters.
 
-    Keys with a `when` are set after those without, in the order of the space.
+    Keys with a `when` are set after those without, in the order of the space, once it holds: another may make it hold.
 
     Raises:
         InputError: a key is unknown, or a value does not fit.
@@ -34,14 +35,17 @@ def with_params(job: SearchedT, space: Space, params: Params) -> Assigned[Search
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:
         _lay(values, key, params[key])
-    filled, used = configs.validate(type(job), values, "space"), set(keys)
-    for key in (key for key in space if key in params and space[key].when):
-        settings = filled.model_dump(mode="json")
-        if all(_find(settings, name) == required for name, required in space[key].when.items()):
-            _lay(values, key, params[key])
-            filled = configs.validate(type(job), values, "space")
-            used.add(key)
-    return Assigned(filled, used)
+    filled = configs.validate(type(job), values, "space")
+    waiting, before = [key for key in space if key in params and space[key].when], 0
+    while len(waiting) != before:
+        before = len(waiting)
+        for key in list(waiting):
+            settings = filled.model_dump(mode="json")
+            if all(_find(settings, name) == required for name, required in space[key].when.items()):
+                _lay(values, key, params[key])
+                filled = configs.validate(type(job), values, "space")
+                waiting.remove(key)
+    return Assigned(filled, params.keys() - waiting)
 
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
@@ -102,8 +106,9 @@ def _enabling(job: Searched, space: Space, key: str) -> Params:
         if holds(params, name, required):
             continue
         tries = (
-            {**params, **_enabling(job, others, other), other: choice}
+            {**params, **enabling, other: choice}
             for other, dimension in others.items()
+            for enabling in _ways(job, others, other)
             for choice in dimension.choices or ()
         )
         enabled = next((tried for tried in tries if holds(tried, name, required)), None)
@@ -111,6 +116,12 @@ def _enabling(job: Searched, space: Space, key: str) -> Params:
             raise InputError(f"space.{key}.when: {name} is never {label(required)}; check the key and its values")
         params = enabled
     return params
+
+
+def _ways(job: Searched, space: Space, key: str) -> Iterator[Params]:
+    """What `_enabling` finds; nothing if the `when` of a key never holds, as where it needs one that is left out."""
+    with suppress(InputError):
+        yield _enabling(job, space, key)
 
 
 def _check_together(job: Searched, space: Space) -> None:

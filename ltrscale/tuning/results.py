@@ -142,7 +142,8 @@ def _best(outcome: SearchOutcome, leader: Trial, trials: Sequence[Trial]) -> Ite
     if leader.number == 0:
         compared = "no trial is better than the settings as given"
     elif first is None or first.value is None:
-        compared = "with the settings as given the trial failed"
+        how = "is missing" if first is None else f"{first.state}: {first.reason}" if first.reason else first.state
+        compared = f"the trial of the settings as given has no value ({how})"
     else:
         compared = f"the settings as given (trial 0) have {first.value:.4f}, a difference of {value - first.value:+.4f}"
     yield Text(f"Trial {leader.number}: {value:.4f}; {compared}.")

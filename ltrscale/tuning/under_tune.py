@@ -207,10 +207,12 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
 
     def record_late(self) -> None:
         """Record the trials that ran when the time was up; Ray Tune has ended them without a word."""
-        for trial in self._history.trials():
-            if trial.result.state == "running":
-                seconds = self._seconds(trial.number)
-                self._history.end(trial.number, Result(state="stopped", seconds=seconds, reason=LATE))
+        for number in self._began:
+            if self._history.result(number) is None:
+                points = tuple(self._curves.get(number, ()))
+                value, seconds = points[-1][1] if points else None, self._seconds(number)
+                result = Result(state="stopped", value=value, curve=points, seconds=seconds, reason=LATE)
+                self._history.end(number, result)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         self._began.setdefault(trial.config["number"], time.monotonic())  # its process may have died since

@@ -490,6 +490,20 @@ class _Listener:
             self.lines.append(record.getMessage())
 
 
+def test_a_ranker_whose_files_another_fit_has_replaced_scores_and_is_not_saved(tmp_path: Path) -> None:
+    first = Ranker(settings={"gbdt": {"num_trees": 3}}, directory=str(tmp_path / "one")).fit(TRAIN, **COLUMNS)
+    scores_N = first.predict(NEW)
+    other = Ranker(settings={"gbdt": {"num_trees": 9}}, directory=str(tmp_path / "one")).fit(TRAIN, **COLUMNS)
+    assert not np.array_equal(other.predict(NEW), scores_N)
+    np.testing.assert_array_equal(first.predict(NEW), scores_N)
+    for use in (lambda: first.save(str(tmp_path / "saved")), lambda: pickle.dumps(first)):
+        with pytest.raises(InputError, match="another fit has replaced this ranker's files"):
+            use()
+    with pytest.raises(InputError, match="another fit has replaced this ranker's files"):
+        compare({"a": first, "b": other}, NEW.assign(bought=1.0), out=str(tmp_path / "compared"))
+    other.save(str(tmp_path / "saved"))
+
+
 def test_scikit_learn_clones_and_knows_what_is_fitted(fitted: Ranker) -> None:
     fresh = clone(fitted)
     assert fresh.get_params() == fitted.get_params()
@@ -664,6 +678,16 @@ WRONG: dict[str, tuple[Any, str]] = {
     "groups": (lambda: trees().fit(TRAIN, group=[3, 4], label="bought"), r"group fits no \d+ rows; give a query id"),
     "no features": (lambda: trees().fit(TRAIN[["search", "bought"]], **NAMES), "X has no feature among its columns"),
     "one group": (lambda: trees().fit(TRAIN.head(2), **NAMES), "query groups of X have labels, and one must be left"),
+    "a query of two columns": (
+        lambda: trees().fit(TRAIN, query=["search", "item"], label="bought"),
+        "X has no query column",
+    ),
+    "a series": (lambda: trees().fit(TRAIN["bought"], TRAIN["bought"], group=[len(TRAIN)]), "the rows are no table|X "),
+    "inputs": (
+        lambda: Ranker(prepare={"source": {"kind": "items"}}).fit(TRAIN, **COLUMNS),
+        "prepare: source follow from X and the uses of its columns; leave them out",
+    ),
+    "nothing to compare": (lambda: compare({}, TRAIN, out="nowhere"), "compare: no rankers; give at least one"),
     "no table": (lambda: trees().fit([1, 2], [0, 1], group=[2]), "X is a list; give a data frame"),
     "two types": (
         lambda: trees().fit(TRAIN.assign(price=[1.5, "free", *TRAIN["price"][2:]]), **COLUMNS),

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,20 @@ def test_a_key_with_when_counts_only_where_that_holds() -> None:
     assert siam.pretrain.optimizer.learning_rate == 1e-3
     assert used - used_by_siam == {"pretrain.method.temperature"}
     assert config.job.result() != ranked.result()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_chain_of_conditions_holds_in_every_order_of_its_keys(order: Sequence[int]) -> None:
+    chain = [
+        ("gbdt.num_leaves", {"choices": [5, 7]}),
+        ("gbdt.min_data_in_leaf", {"choices": [1, 2], "when": {"gbdt.num_leaves": 7}}),
+        ("gbdt.learning_rate", {"choices": [0.1, 0.2], "when": {"gbdt.min_data_in_leaf": 1}}),
+    ]
+    config = search(dict(chain[place] for place in order))
+    check_space(config.job, config.space)
+    params = {"gbdt.num_leaves": 7, "gbdt.min_data_in_leaf": 1, "gbdt.learning_rate": 0.2}
+    assert with_params(config.job, config.space, params).used == params.keys()
+    assert with_params(config.job, config.space, params | {"gbdt.num_leaves": 5}).used == {"gbdt.num_leaves"}
 
 
 def test_a_chain_of_conditions_is_followed() -> None:
