@@ -35,7 +35,7 @@ _START_MINUTES, _RAY_START_MINUTES = 0.03, 0.3
 _READ_LISTS, _READ = 300, 1.2e6
 """Labelled lists above which training beats an in-context ranker, and the feature values, over all samples, that such a
 ranker scores per second on one core (2026-11-26)."""
-_LATE = 1.5
+OVERRUN = 1.5
 """A training or search that takes this many times its share ends with what is best by then."""
 TEACHERS = 3
 """Number of networks that teach a student by their mean."""
@@ -118,7 +118,7 @@ class Given(NamedTuple):
     @property
     def end_minutes(self) -> float:
         """Minutes after which a late model ends with what is best by then: 1.5 times its own, or in time for all."""
-        return max(_START_MINUTES, min(_LATE * self.minutes, self.minutes_left / _LATE))
+        return max(_START_MINUTES, min(OVERRUN * self.minutes, self.minutes_left / OVERRUN))
 
     @property
     def first(self) -> FirstSizes:

@@ -17,6 +17,7 @@ from ltrscale.experiments.auto.first_models import (
     IN_CONTEXT,
     KNOWN_METHODS,
     LINEAR,
+    OVERRUN,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -138,7 +139,7 @@ class Decision(NamedTuple):
 def next_model(state: RunState) -> Decision | None:
     """The unfinished model, else the first model of the next method, else a student, else another seed of a method.
 
-    None if no further model fits into the time that is left.
+    What is left then goes to a method that was too long. None if no further model fits into the time that is left.
     """
     for entry in state.record.entries:
         if entry.state == "begun":
@@ -150,7 +151,7 @@ def next_model(state: RunState) -> Decision | None:
     if STUDENT not in tried and (teacher := better_network(state)) is not None:
         return first_model(state, STUDENT, teacher)
     if (method := method_of_fewest(state)) is None:
-        return None
+        return second_try(state)
     return Decision(Entry(method=method, number=len(state.record.done(method)), says="another seed"))
 
 
@@ -173,7 +174,7 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
     """
 
     def within(minutes: float) -> Planned:
-        return known.plan(Given(state.sizes, minutes, state.speed, state.minutes_left, state.cutoff, teacher))
+        return settings_within(state, name, minutes, teacher)
 
     known, budget, tested = KNOWN_METHODS[name], state.record.budget, state.test_minutes(name)
     plan, left = within(known.share * budget), max(0.0, state.minutes_left - tested)
@@ -181,6 +182,23 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
         plan = within(left / 3)
     takes = state.first_minutes(name, plan) - tested
     return plan if takes <= left else within(known.share * budget * left / takes)
+
+
+def settings_within(state: RunState, name: str, minutes: float, teacher: str = SCRATCH) -> Planned:
+    """The settings of a method's first model for this many minutes."""
+    given = Given(state.sizes, minutes, state.speed, state.minutes_left, state.cutoff, teacher)
+    return KNOWN_METHODS[name].plan(given)
+
+
+def second_try(state: RunState) -> Decision | None:
+    """The first model of a method that did not fit into its share, if it fits into what no other method takes."""
+    for entry in state.record.entries:
+        if entry.state == "late" and not entry.number and entry.method not in (HALF, STUDENT):
+            minutes = max(0.0, state.minutes_left - state.test_minutes(entry.method)) / OVERRUN
+            plan = settings_within(state, entry.method, minutes)
+            if plan.settings is not None and state.first_minutes(entry.method, plan) <= state.minutes_left:
+                return Decision(Entry(method=entry.method, says=plan.says, foretold=plan.minutes), plan.settings)
+    return None
 
 
 def better_network(state: RunState) -> str | None:

@@ -118,10 +118,9 @@ class AutoRecord(Strict):
 
     def noted(self, entry: Entry, settings: Mapping[str, Any] | None = None) -> Self:
         """The record with an entry added or updated, and with the settings of its method if they are new."""
-        entries = {(known.method, known.number): known for known in self.entries}
-        entries[entry.method, entry.number] = entry
+        others = [known for known in self.entries if (known.method, known.number) != (entry.method, entry.number)]
         new = {} if settings is None else {entry.method: dict(settings)}
-        return self.replace(entries=tuple(entries.values()), methods={**self.methods, **new})
+        return self.replace(entries=(*others, entry), methods={**self.methods, **new})
 
 
 @dataclass

@@ -12,9 +12,11 @@ from ltrscale.experiments.auto.plan import (
     RunState,
     first_settings,
     method_of_fewest,
+    next_model,
+    settings_within,
     share_of_test,
 )
-from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
 from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.sizes import LogSize
 
@@ -119,6 +121,25 @@ def test_a_first_model_takes_what_is_left_of_its_share() -> None:
     assert late.minutes < early.minutes
     assert state(spent=45.0).first_minutes("pretrained", late) <= state(spent=45.0).minutes_left + 0.1
     assert first_settings(state(spent=54.0), "pretrained").settings is None
+
+
+def test_what_was_too_long_for_its_share_takes_what_is_left() -> None:
+    full = [done(name, number, minutes=0.1) for name in ("trees_tuned", "scratch", "tabm") for number in range(10)]
+    late = Entry(method="pretrained", state="late")
+    for documents, fits in ((18_000_000, True), (90_000_000, False)):
+        before = replace(state(*full, spent=10), sizes=SIZES._replace(log=LOG._replace(documents=documents)))
+        assert settings_within(before, "pretrained", 0.25 * 60).settings is None
+        assert method_of_fewest(before) is None
+        tried = {entry.method for entry in full} | {"pretrained"}
+        others = [Entry(method=name, state="left out") for name in ("trees", HALF, *KNOWN_METHODS) if name not in tried]
+        after = replace(before, record=state(*full, *others, late).record)
+        decision = next_model(after)
+        assert (decision is not None) == fits
+        if decision is not None:
+            assert (decision.entry.name, decision.entry.state) == ("pretrained", "begun")
+            assert decision.entry.foretold < after.minutes_left
+            ended = after.record.noted(decision.entry.replace(state="done"))
+            assert [entry.state for entry in ended.entries if entry.method == "pretrained"] == ["done"]
 
 
 def test_ndcg_at_the_cutoff_chooses_in_every_method_and_in_a_student() -> None:
