@@ -47,6 +47,8 @@ def test_a_library_learns_and_a_repeated_command_trains_nothing_again(
     compare(asked)
     assert capsys.readouterr().out == first
     assert [path.stat().st_mtime_ns for path in files] == times
+    with pytest.raises(InputError, match="made with other minutes, cutoff or splits"):
+        compare(asked.replace(cutoff=asked.cutoff + 1))
     assert f"| {method}" in first
     assert "2, too few to judge" in first
 
@@ -70,9 +72,10 @@ def test_a_set_without_a_test_and_a_missing_library_are_named(
     tmp_path: Path, write_dataset: WriteDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = job(tmp_path, write_dataset, methods=["flaml"])
-    untested = asked.sets["made-up"].splits.replace(test=None)
-    with pytest.raises(InputError, match=r"made-up\.splits: set test"):
-        compare(asked.replace(sets={"made-up": {**asked.sets["made-up"].model_dump(), "splits": untested}}))
+    settings = asked.model_dump()
+    del settings["sets"]["made-up"]["splits"]["test"]
+    with pytest.raises(InputError, match=r"sets\.made-up\.splits\.test"):
+        validate(BaselinesJob, settings, "baselines")
     monkeypatch.setitem(sys.modules, "flaml", None)
     with pytest.raises(InputError, match="pip install flaml"):
         compare(asked)
