@@ -28,6 +28,8 @@ from ltrscale.runtime.on_ray import read_with_ray
 GOAL = 0.9
 _GROUPS = 4400  # with 136 features about 300 MB
 _ROUNDS = 5
+_EPOCHS = ((None, "it is filled"), (5.0, "checksums are verified"), (5.0, "they have been verified"))
+"""The goal of each epoch with the cache, and what it does."""
 
 
 def bench_stream() -> list[Row]:
@@ -58,9 +60,8 @@ def _compare(selection: Selection, compression: str) -> Row:
         return sum(len(batch.column("labels").values) for batch in batches)
 
     # the first round warms the file cache
-    rates = [(_documents_per_second(partial(_epoch, stream)), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)][
-        1:
-    ]
+    works: tuple[Callable[[], int], ...] = partial(_epoch, stream), peer
+    rates = [[*map(_documents_per_second, works)] for _ in range(_ROUNDS + 1)][1:]
     our_rate, scan_rate = map(Timings, zip(*rates, strict=True))
     return Row(
         name=f"ragged batches / pyarrow scan ({compression})",
@@ -97,17 +98,8 @@ def _cached(selection: Selection, compression: str) -> list[Row]:
             peer=f"{from_parquet / 1e6:.2f} M docs/CPU-s",
             note=what,
         )
-        for number, rate, goal, what in zip(
-            (1, 2, 3),
-            epochs,
-            (None, 5.0, 5.0),
-            _EPOCHS,
-            strict=True,
-        )
+        for number, (rate, (goal, what)) in enumerate(zip(epochs, _EPOCHS, strict=True), 1)
     ]
-
-
-_EPOCHS = ("it is filled", "checksums are verified", "they have been verified")
 
 
 def _documents_per_second(work: Callable[[], int]) -> float:

@@ -209,10 +209,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         """Record the trials that ran when the time was up; Ray Tune has ended them without a word."""
         for number in self._began:
             if self._history.result(number) is None:
-                points = tuple(self._curves.get(number, ()))
-                value, seconds = points[-1][1] if points else None, self._seconds(number)
-                result = Result(state="stopped", value=value, curve=points, seconds=seconds, reason=LATE)
-                self._history.end(number, result)
+                self._record(number, state="stopped", value=self._last_value(number), reason=LATE)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         self._began.setdefault(trial.config["number"], time.monotonic())  # its process may have died since
@@ -234,8 +231,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         if (recorded := self._history.result(trial.config["number"])) is not None:
             self._announce(trial, recorded)
         elif not self.is_ending():  # otherwise it runs again next time, or is late
-            points = self._curves.get(trial.config["number"])
-            self._end(trial, state="stopped", value=points[-1][1] if points else None)
+            self._end(trial, state="stopped", value=self._last_value(trial.config["number"]))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Record the failure of a trial that was restarted in vain; an outage is none, and ends the search."""
@@ -251,10 +247,16 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         now = time.monotonic()
         return round(self._before.get(number, 0.0) + now - self._began.get(number, now), 3)
 
+    def _last_value(self, number: int) -> float | None:
+        points = self._curves.get(number)
+        return points[-1][1] if points else None
+
+    def _record(self, number: int, **outcome: Any) -> Result:
+        curve = tuple(self._curves.get(number, ()))
+        return self._history.end(number, Result(curve=curve, seconds=self._seconds(number), **outcome))
+
     def _end(self, trial: Any, **outcome: Any) -> None:
-        number = trial.config["number"]
-        result = Result(curve=tuple(self._curves.get(number, ())), seconds=self._seconds(number), **outcome)
-        self._announce(trial, self._history.end(number, result))
+        self._announce(trial, self._record(trial.config["number"], **outcome))
 
     def _announce(self, trial: Any, result: Result) -> None:
         number = trial.config["number"]
