@@ -126,7 +126,7 @@ def test_what_is_written_has_the_style_of_the_house(copy: Copy) -> None:
     copy.run("ruff", "check", *copy.written)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
     """Runs the tests that the page names for each recipe, the tests of the docs, and the recipes' doctests."""
@@ -159,7 +159,7 @@ def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     assert "F(beta=0.5): beta 0.5; ties by expectation" in report
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_an_export_is_checked_on_the_rows_of_an_added_format(copy: Copy, synthetic_dataset: str) -> None:
     logs = copy.root / "orc"

@@ -237,8 +237,8 @@ def test_a_stage_leaves_what_an_undisturbed_one_leaves(
     assert job.check(tmp_path) > 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("every", [9, nightly(2)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("every", [9, 2])
 def test_an_addition_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, every: int) -> None:
     for period in ("a", "b"):
         rows = [f"{period}{i // 3},{i % 2 - (i == 4)},{i}\n" for i in range(30)]

@@ -61,7 +61,7 @@ def by_chance(log: Path, week: str) -> float:
     return float(ndcg(torch.zeros(len(rows)), labels_N, offsets_Q1, k=5).nanmean())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_runs_and_shows_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = json.loads(PATH.read_text())
     monkeypatch.chdir(tmp_path)

@@ -129,6 +129,7 @@ def test_all_clients_reach_the_store_that_is_named(tables: str, way: Way, tmp_pa
         assert access.level == "ok", access
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_tasks_of_ray_reach_it_too(tables: str, tmp_path: Path) -> None:
     import ray

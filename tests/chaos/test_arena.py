@@ -22,6 +22,7 @@ def answers() -> bool:
     return False
 
 
+@pytest.mark.nightly
 @pytest.mark.s3
 def test_what_is_stored_outlives_every_fault(tmp_path: Path) -> None:
     arena = Arena(tmp_path, f"test-{time.time_ns()}")

@@ -180,6 +180,7 @@ def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(
     assert open_dataset(str(out)).manifest.counts().groups == 200
 
 
+@pytest.mark.nightly
 def test_the_doctor_looks_at_every_node(cluster: dict[str, str], s3: str) -> None:
     def doctor(store: str, *words: str) -> tuple[int, list[dict[str, str]]]:
         command = [sys.executable, "-m", "jobs.doctor", "--store", store, "--set=format=json", *words]

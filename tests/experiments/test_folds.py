@@ -180,7 +180,7 @@ def test_the_report_says_it_all(done: tuple[Path, Crossval, list[str]], capsys: 
     assert "LETOR MeanNDCG" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_what_changed_is_run_again(done: tuple[Path, Crossval, list[str]], tmp_path: Path) -> None:
     folder, _, written = done
     assert written[-1] == "summary"
@@ -209,7 +209,7 @@ def test_the_place_of_the_fold_is_filled_in_everywhere(tmp_path: Path) -> None:
     assert given.out == str(tmp_path / "out" / "Fold2")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_kind_of_labels_has_a_summary(tmp_path: Path) -> None:
     write_folds(tmp_path)
     relabel = {"steps": [{"kind": "implicit_feedback", "copies": 2}]}

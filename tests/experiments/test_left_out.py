@@ -122,7 +122,7 @@ def pipeline(data: str, out: Path, methods: dict[str, Any]) -> PipelineJob:
     return validate(PipelineJob, values, "test")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_report_compares_a_method_with_and_without_categories(synthetic_dataset: str, tmp_path: Path) -> None:
     methods = {
         "trees": {"kind": "gbdt", "gbdt": TREES},

@@ -78,7 +78,7 @@ def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys:
     assert set(own) == {*encoders, *(folder.replace("pretrained", "model") for folder in encoders), "evaluation"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tmp_path: Path) -> None:
     data, elsewhere = (with_renamed_files(synthetic_dataset, tmp_path / name) for name in ("data", "elsewhere"))
     trees = {"num_trees": 3, "num_threads": 1}

@@ -165,7 +165,7 @@ def test_what_a_preset_cannot_know_must_be_stated() -> None:
             make(**({"methods": METHODS} if make is comparison else {}), preset="hou23")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_comparison_under_one_preset_runs(synthetic_dataset: str, tmp_path: Path) -> None:
     small = {"network": {"encoder": {"width": 8, "blocks": 1}}, "epochs": 1, "stream": {"docs_per_batch": 800}}
     tune = {"head_epochs": 1, "epochs": 1}

@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parents[1]
 CANARY = "canary0123456789"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.s3
 def test_no_file_has_a_key_or_the_credentials_of_a_url(s3: str, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_labels_that_are_not_in_use_are_not_read(
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_trains_each_run_once_and_then_only_what_changed(url: str, tmp_path: Path) -> None:
     def pipeline(**changes: Any) -> PipelineJob:
         values = {

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from nightly import nightly
 
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Feature
@@ -106,7 +107,7 @@ CHANGES = 24
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "full", "stopped", "twins", "taken back"])
+@pytest.mark.parametrize("how", ["killed", *map(nightly, ("full", "stopped", "twins")), "taken back"])
 def test_a_reader_finds_a_whole_bundle_at_every_look(tmp_path: Path, how: str) -> None:
     out, processes = tmp_path / "out", get_context("forkserver")
     processes.set_forkserver_preload(["ltrscale.experiments.weekly", "pytest"])

@@ -91,7 +91,7 @@ def test_a_stack_without_features_has_the_importances_of_its_members(trained: Pi
     assert sum(found.values()) == pytest.approx(1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_what_changed_is_trained_again_and_a_stack_has_seen_what_its_members_have(trained: PipelineJob) -> None:
     assert written_directories(trained) == []
     methods = trained.model_dump()["methods"]

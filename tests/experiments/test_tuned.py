@@ -131,7 +131,7 @@ def test_a_tuned_method_is_of_a_single_model_that_starts_from_no_other(of: str, 
             check_methods(methods, ONE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_trials_here_are_those_of_ray_tune(synthetic_dataset: str, tmp_path: Path) -> None:
     job = {"kind": "gbdt", "gbdt": TREES, "splits": splits(synthetic_dataset).model_dump()}

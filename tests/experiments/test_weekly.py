@@ -249,7 +249,7 @@ def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     assert service(place) == later
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_next_week(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,7 +323,7 @@ def test_a_worse_candidate_is_refused_and_the_old_one_stays(serving: Path) -> No
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> None:
     job(place).run()
     first = service(place)
@@ -404,7 +404,7 @@ def test_a_changed_model_in_service_is_refused_and_the_one_before_it_serves_agai
     assert not Path(old.bundle).exists(), "nothing names it any more"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
     splits = {
         "train": {"periods": "all but last 3"},
@@ -423,7 +423,7 @@ def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
     assert not (place / "other" / "service.json").exists(), "production may be set to another one"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mean_of_trees_can_be_trained_each_week(place: Path) -> None:
     job(place, None, method="three").run()
     (candidate,) = candidates(place, "2026-W11")
@@ -486,7 +486,7 @@ def test_mended_rows_of_a_week_that_has_joined_count_once_the_data_set_is_made_a
     assert before(service(place)) == served.bundle
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(serving: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
     unnamed = str(serving / "unnamed")

@@ -91,6 +91,7 @@ def autoscaling_config(port: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("autoscaling")
 def test_workers_that_no_node_type_can_hold_end_the_run_with_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
     workers = WorkersConfig(number=2, labels={"pool": "elsewhere"})

@@ -251,7 +251,7 @@ class Faults:
         return [record.getMessage() for record in self.caplog.records if record.levelno == logging.WARNING]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_is_full_for_a_while(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

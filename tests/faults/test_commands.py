@@ -199,6 +199,7 @@ def test_a_tracking_server_that_never_answers_delays_no_checkpoint_and_no_stop(
     job.check_finished(expected(2 if options else 1))
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_ends_at_once(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job()
     process = job.start()
@@ -230,15 +231,9 @@ def test_ctrl_c_while_a_command_starts(make_job: MakeJob, after_s: float) -> Non
     check_one_end(job)
 
 
-@pytest.mark.parametrize(
-    ("to", "number", "status"),
-    [
-        ("agent", *TERMINATED),
-        nightly("agent", *INTERRUPTED),
-        nightly("worker", *TERMINATED),
-        nightly("worker", *INTERRUPTED),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("number", "status"), [TERMINATED, INTERRUPTED])
+@pytest.mark.parametrize("to", ["agent", "worker"])
 def test_a_signal_under_torchrun(
     make_job: MakeJob, expected: Callable[[int], bytes], to: str, number: int, status: int
 ) -> None:
@@ -285,6 +280,7 @@ def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
     assert bundle_weights(str(job.out)) == expected(2)
 
 
+@pytest.mark.nightly
 def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> None:
     job = make_job(torchrun(), options="--set pretrain.optimizer.learning_rate=1e30")
     check_one_line(job, r"error: step \d+: .* training has diverged")

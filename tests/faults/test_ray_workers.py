@@ -81,6 +81,7 @@ def test_killed_and_stopped_again_and_again_with_progress_between(
     assert len(checkpoints) >= 3
 
 
+@pytest.mark.nightly
 def test_an_input_error_ends_the_run_with_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
     watched = FaultyPretraining(str(tmp_path / "steps"), raises=((2, 1, "input"),))
     with pytest.raises(InputError, match=r"^input of rank 1 in step 2$"):

@@ -67,7 +67,7 @@ def test_killed_again_and_again_the_weights_are_bit_equal(
     assert bundle_weights(str(tmp_path)) == bundle_weights(str(expected))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_period_that_is_added_before_workers_start_again_is_not_read(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path
 ) -> None:

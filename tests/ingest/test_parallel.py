@@ -262,6 +262,7 @@ def test_columns_that_differ_between_files_are_named(tmp_path: Path) -> None:
         assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
+@pytest.mark.nightly
 @by_ray
 def test_on_s3_tasks_put_their_files_in_place_themselves(s3: str, tmp_path: Path) -> None:
     inputs = write_dirty(tmp_path)
@@ -278,6 +279,7 @@ def test_on_s3_tasks_put_their_files_in_place_themselves(s3: str, tmp_path: Path
     assert {url.split("/")[-2] for url in storage.list_files(f"{s3}/ray-none")} == {"quarantine"}
 
 
+@pytest.mark.nightly
 @by_ray
 def test_few_units_are_under_way_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(60):

@@ -352,7 +352,7 @@ def test_a_changed_vocabulary_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.s3
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("s3", "ray_cluster")
 def test_tokens_stream_from_s3_and_ray_writes_the_same(s3: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -244,7 +244,7 @@ def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
 @pytest.mark.s3
 @pytest.mark.ray
 @pytest.mark.usefixtures("s3", "ray_cluster")
-@pytest.mark.parametrize(("saves", "period"), [nightly(1, None), (3, None), (3, "fixed")])
+@pytest.mark.parametrize(("saves", "period"), [nightly(1, None), nightly(3, None), (3, "fixed")])
 def test_tasks_of_ray_go_on_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int, period: str | None
 ) -> None:

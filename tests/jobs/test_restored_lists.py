@@ -31,7 +31,7 @@ def lists(n: int, seed: int) -> list[tuple[np.ndarray, list[float]]]:
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hidden_vector_is_restored_from_the_list_and_not_without_it(write_dataset: WriteDataset) -> None:
     everything = select(Split(data=write_dataset({"train": lists(400, 0)}, FEATURES)), labelled=False)
     transform = fit(everything, NetworkConfig(transform=TransformConfig(numeric="standard")))
@@ -54,7 +54,7 @@ def test_a_hidden_vector_is_restored_from_the_list_and_not_without_it(write_data
     assert errors[False].min() > 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cells_are_made_once_and_differences_stand_beside_what_they_are_of(
     tmp_path: Path, write_dataset: WriteDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,7 +127,8 @@ main(Command("wait", lambda: (Call, wait), "A test."))
 """
 
 
-@pytest.mark.parametrize("call", ["get", nightly("wait")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("call", ["get", "wait"])
 def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str) -> None:
     done = _run(_STOPPED_WHILE_RAY_WAITS, f"--set=call={call}")
     # On a busy machine, the core of Ray logs an error of its own when it is left while a task runs.
@@ -155,6 +156,7 @@ with stop_on_signal() as stop_requested, ray_cluster(1):
 """
 
 
+@pytest.mark.nightly
 def test_a_request_to_stop_that_comes_while_ray_starts_leaves_the_time_for_a_checkpoint() -> None:
     done = _run(_STOPPED_WHILE_RAY_STARTS)
     assert (done.stdout, done.returncode) == ("stopped\n", -15), done.stderr

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 
 import pytest
-from nightly import nightly
 from ray._private.state import actors
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from waiting import wait_until
@@ -50,7 +49,8 @@ def full() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("when", [nightly("at once"), "waiting"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("when", ["at once", "waiting"])
 def test_a_stop_before_there_are_workers_ends_the_controller(when: str) -> None:
     before = reserved()
 
@@ -67,6 +67,7 @@ def test_a_stop_before_there_are_workers_ends_the_controller(when: str) -> None:
     assert not controllers()
 
 
+@pytest.mark.nightly
 def test_a_dead_controller_ends_the_run_with_one_line_and_keeps_no_room() -> None:
     others = placement_group([{"CPU": 0.5}])
     assert others.wait(600)

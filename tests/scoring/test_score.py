@@ -433,6 +433,7 @@ def test_ray_gives_the_bytes_of_one_process(data: str, bundles: dict[str, str], 
     assert read(data, str(tmp_path / "ray")) == read(data, str(tmp_path / "one"))
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_errors_of_actors_are_one_line(data: str, tmp_path: Path) -> None:
@@ -442,6 +443,7 @@ def test_errors_of_actors_are_one_line(data: str, tmp_path: Path) -> None:
     assert "UDF" not in str(error.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_outage_of_an_actor_is_one_here(
@@ -452,7 +454,7 @@ def test_an_outage_of_an_actor_is_one_here(
         run(config(data, bundles["trees"], ray=True, periods="p1"), tmp_path / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_actor_that_dies_is_replaced_a_few_times(

@@ -55,7 +55,7 @@ def last(data: str) -> Split:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n if n in {"several", "dlcm"} else nightly(n) for n in NETWORKS])
+@pytest.mark.parametrize("name", [n if n == "several" else nightly(n) for n in NETWORKS])
 def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, tmp_path: Path) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, **NETWORKS[name])))
     files, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), rows=600)

@@ -83,7 +83,7 @@ def test_a_defect_is_a_failure_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "workers", [HERE, pytest.param(TaskWorkersConfig(number=2, cpus=0.5), marks=[pytest.mark.ray, pytest.mark.slow])]
+    "workers", [HERE, pytest.param(TaskWorkersConfig(number=2, cpus=0.5), marks=[pytest.mark.ray, pytest.mark.nightly])]
 )
 def test_an_outage_is_no_failure_of_a_task_and_ends_the_run(workers: TaskWorkersConfig) -> None:
     ended: list[str] = []

@@ -400,6 +400,7 @@ def test_a_resumed_run_goes_on_in_mlflow_where_it_was(server: TrackingServer, tm
     assert (found.data.params["settings.width"], found.data.params["settings.threads"]) == ("3", "1")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("unhurried")
 def test_a_run_of_other_settings_is_another_and_the_one_before_is_over(server: TrackingServer, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -7,7 +7,7 @@ from small_trainers import make_trainer, run_epochs
 from ltrscale.training.phases import compile_encoders
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:The .grad:UserWarning")  # torch's own
 def test_a_compiled_run_is_the_same_run_and_compiles_no_length_anew(synthetic_dataset: str) -> None:
     plain, compiled = (make_trainer(synthetic_dataset, "simclr_rank") for _ in range(2))

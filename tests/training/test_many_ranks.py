@@ -86,7 +86,7 @@ def test_one_of_them_stops_all_and_any_number_goes_on(
     torch.testing.assert_close(resumed[0].weights_F.detach(), alone, rtol=1e-12, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_those_that_have_nothing_left_to_read_leave_the_positions_of_others_alone(
     data: str, alone: torch.Tensor, tmp_path: Path
 ) -> None:

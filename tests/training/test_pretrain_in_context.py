@@ -95,7 +95,7 @@ def test_other_processes_draw_the_same_problems(whole: Path, tmp_path: Path) -> 
     assert same(tmp_path / "out", whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_it_leaves_no_process_and_resumes_to_the_same_weights(whole: Path, tmp_path: Path) -> None:
     out, config = tmp_path / "out", tmp_path / "config.yaml"
     settings = {**SMALL, "processes": 1, "checkpoint_minutes": 0.001}

@@ -77,7 +77,7 @@ def worker(rank: int, world: int, data: str, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
     alone = make_trainer(synthetic_dataset, "simclr_rank", transform=ON_HOST)

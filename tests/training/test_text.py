@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from nightly import nightly
 from small_trainers import Records, finetuned, pretrain, splits
 from text_log import ENCODER, SIZE, SPECIAL, STREAM, add_text
 from token_batches import text_config, text_encoder, text_groups, text_transform
@@ -285,7 +286,7 @@ def worker(rank: int, world: int, data: str, objective: str, folder: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", ["ranking", *map(nightly, OBJECTIVES[1:])])
 def test_two_workers_make_the_same_updates(clicked_texts: str, tmp_path: Path, objective: str) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
     alone = trainer(clicked_texts, objective)

@@ -124,6 +124,7 @@ def test_the_marginals_are_documents_as_the_encoder_sees_them(selection: Selecti
     torch.testing.assert_close(everything_SF.sort(0).values, all_NF.sort(0).values, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster", "_small_parts")
 def test_any_number_of_tasks_gives_the_same_bits(selection: Selection, moments: list[bytes]) -> None:

@@ -135,7 +135,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(

@@ -427,7 +427,7 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_under_ray_tune_ends_when_its_minutes_are_up(run: Run) -> None:
     search = partial(run, tuning_trials.slow, {"x": 1}, space={"x": {"low": 1, "high": 90, "integer": True}})
     trials = search(trials=90, minutes=0.2, concurrent=2)
@@ -438,7 +438,7 @@ def test_a_search_under_ray_tune_ends_when_its_minutes_are_up(run: Run) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("cluster")
 def test_a_search_that_is_asked_to_stop_goes_on_later_with_more_trials_if_so_wanted(tmp_path: Path) -> None:
     history = History(str(tmp_path))

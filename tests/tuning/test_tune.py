@@ -347,6 +347,7 @@ def test_a_search_of_another_space_goes_on_with_the_ended_trials_that_lie_there(
         ended.replace(space={**space, "gbdt.num_trees": ended.space["gbdt.num_leaves"]}).run()
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of the dashboard's libraries
 def test_optuna_and_its_dashboard_open_the_trials_of_a_search(ended: TuneJob) -> None:
     import optuna

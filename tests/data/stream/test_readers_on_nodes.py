@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 _FIND_THE_DEAD_SOON = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Ray's
 def test_tasks_wait_for_nodes_that_read_and_outlive_one(make_dataset: Make) -> None:

@@ -216,7 +216,7 @@ def same_files(one: Path, other: Path) -> None:
     assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_any_parts_and_processes_give_the_same_bits(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
