@@ -35,8 +35,8 @@ class Key:
     """The key, or one above it, is marked."""
     base: Config
     """A config that has the key."""
-    others: tuple[Config, ...]
-    """The same config with other values of the key alone."""
+    values: Sequence[Any]
+    """Other values of the key alone, some of which may not fit."""
     leaf: bool
     """Whether no config is below it, whose keys come by themselves."""
 
@@ -44,6 +44,12 @@ class Key:
     def name(self) -> str:
         """The dotted key."""
         return ".".join(map(str, self.path))
+
+    @property
+    def others(self) -> Iterator[Config]:
+        """The same config with each other value that fits, made when it is asked for."""
+        changed = (_changed(self.base, self.path, value) for value in self.values)
+        return (other for other in changed if other is not None and other != self.base)
 
 
 def keys_of(base: Config, among: Values) -> Iterator[Key]:
@@ -58,8 +64,7 @@ def _keys(
         at, value = (*path, name), getattr(here, name)
         marked = operational or is_operational(info)
         if name != "kind":
-            changed = [_changed(base, at, other) for other in _values(value, info, name, among)]
-            others = tuple(other for other in changed if other is not None and other != base)
+            others = _values(value, info, name, among)
             yield Key(at, type(here), marked, base, others, leaf=not members(info.annotation))
         yield from _below(base, value, info.annotation, at, among, operational=marked)
 
