@@ -56,9 +56,10 @@ class SearchOutcome:
 
     def shown(self, trial: Trial, key: str, *, exactly: bool = False) -> str:
         """A trial's value of a key, in four digits or exactly; empty if its config does not use the key or set it."""
-        if not self.used(trial, key):
+        if key not in trial.params or not self.used(trial, key):
             return ""
-        return label(trial.params[key]) if exactly and key in trial.params else _shown(trial, key)
+        value = trial.params[key]
+        return _shown(trial, key) if isinstance(value, float) and not exactly else self.space[key].name(value)
 
 
 def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
@@ -205,9 +206,9 @@ def _parallel(outcome: SearchOutcome, trials: Sequence[Trial]) -> charts.Spec:
         for trial in trials:
             value = trial.params[key]
             row = {"line": trial.number, "axis": outcome.keys[key], "place": scaled(value), "value": value_of(trial)}
-            rows.append({**row, "shown": outcome.shown(trial, key) or label(value)})
+            rows.append({**row, "shown": outcome.shown(trial, key) or dimension.name(value)})
         for value in dimension.choices or dimension.bounds:
-            text = label(value)[:_LONGEST_LABEL] if dimension.choices else f"{value:g}"
+            text = dimension.name(value)[:_LONGEST_LABEL] if dimension.choices else f"{value:g}"
             ends.append({"axis": outcome.keys[key], "place": scaled(value), "shown": text})
     return charts.parallel(rows, ends, title=outcome.metric)
 
@@ -215,8 +216,8 @@ def _parallel(outcome: SearchOutcome, trials: Sequence[Trial]) -> charts.Spec:
 def _scale(dimension: Dimension) -> Callable[[Any], float]:
     """Map a value to its place on the axis, from 0 to 1."""
     if dimension.choices is not None:
-        names = [label(choice) for choice in dimension.choices]
-        return lambda value: names.index(label(value)) / max(1, len(names) - 1)
+        names = [dimension.name(choice) for choice in dimension.choices]
+        return lambda value: names.index(dimension.name(value)) / max(1, len(names) - 1)
     change: Callable[[float], float] = math.log if dimension.log else float
     low, high = map(change, dimension.bounds)
     return lambda value: (change(value) - low) / (high - low)

@@ -3,13 +3,14 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ltrscale.config import Config, Operational
+from ltrscale.origin import as_text
 
 VALUE, STEP = "value", "step"
 """Names of the metric and the step in a trial's reports."""
@@ -19,6 +20,17 @@ Params = dict[str, Any]
 
 ReportValue = Callable[[int, float], None]
 """Reports a step, as ASHA counts steps, and the metric there to the search; greater is better."""
+
+
+def _as_json(value: Any) -> Any:
+    """The value as histories keep it: a date of YAML is a text, and so are the keys of mappings."""
+    try:
+        return json.loads(json.dumps(value, default=str, allow_nan=False))
+    except TypeError as error:  # of a key such as a date
+        raise ValueError(str(error)) from error
+
+
+_Plain = Annotated[Any, AfterValidator(_as_json)]
 
 
 class Dimension(Config):
@@ -34,9 +46,9 @@ class Dimension(Config):
     """Whole numbers only."""
     step: float | None = Field(None, gt=0)
     """Only `low`, `low + step`, `low + 2 step`, ..."""
-    choices: tuple[Any, ...] | None = None
+    choices: tuple[_Plain, ...] | None = None
     """Instead of a range: values of any kind, such as a method with its settings."""
-    when: dict[str, Any] = Field(default_factory=dict)
+    when: dict[str, _Plain] = Field(default_factory=dict)
     """Use the key only where the config has these values, such as {pretrain.method.kind: simclr_rank}."""
 
     @model_validator(mode="after")
@@ -44,7 +56,7 @@ class Dimension(Config):
         if self.choices is not None:
             if self.low is not None or self.high is not None or self.log or self.integer or self.step is not None:
                 raise ValueError("choices and a range exclude each other; leave one of them out")
-            if len({label(choice) for choice in self.choices}) < max(1, len(self.choices)):
+            if len(self._names()) < max(1, len(self.choices)):
                 raise ValueError("choices needs one value at least, and each only once")
             return self
         if self.low is None or self.high is None:
@@ -91,17 +103,26 @@ class Dimension(Config):
     def contains(self, value: Any) -> bool:
         """Whether the search can draw this value."""
         if self.choices is not None:
-            return label(value) in map(label, self.choices)
+            return as_text(value) in self._names()
         low, high = self.bounds
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             return False
         step = self.step or (1 if self.integer else None)
         return step is None or _is_whole((value - low) / step)
 
+    def _names(self) -> dict[str, str]:
+        """The name of each choice, by its JSON: its label, or that JSON if two have the same label."""
+        texts, labels = ([*map(text_of, self.choices or ())] for text_of in (as_text, label))
+        return dict(zip(texts, labels if len({*labels}) == len(labels) else texts, strict=True))
+
+    def name(self, value: Any) -> str:
+        """A value as text for people; choices have different names."""
+        return self._names().get(as_text(value), label(value))
+
     def distribution(self) -> BaseDistribution:
-        """The dimension for Optuna; choices become their labels, because Optuna takes only plain values."""
+        """The dimension for Optuna; choices become their names, because Optuna takes only plain values."""
         if self.choices is not None:
-            return CategoricalDistribution([label(choice) for choice in self.choices])
+            return CategoricalDistribution([*self._names().values()])
         low, high = self.bounds
         if self.integer:
             return IntDistribution(int(low), int(high), log=self.log, step=int(self.step or 1))
@@ -160,7 +181,7 @@ def _is_whole(value: float) -> bool:
 
 
 def label(value: Any) -> str:
-    """A value as short text, the same for equal values.
+    """A value as short text for people.
 
     Example:
         >>> label({"kind": "simclr_rank", "temperature": 0.1}), label("adam"), label(True)
@@ -173,8 +194,8 @@ def label(value: Any) -> str:
 
 
 def to_optuna(space: Space, params: Params) -> Params:
-    """Values as Optuna stores them: choices by their labels."""
-    return {key: label(params[key]) if space[key].choices is not None else params[key] for key in space}
+    """Values as Optuna stores them: choices by their names."""
+    return {key: params[key] if space[key].choices is None else space[key].name(params[key]) for key in space}
 
 
 def as_trial(space: Space, params: Params, *, state: TrialState, value: float | None, **more: Any) -> FrozenTrial:
@@ -187,7 +208,7 @@ def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:
     """Values for the config; the inverse of `to_optuna`."""
     params = {}
     for key, dimension in space.items():
-        choices = {label(choice): choice for choice in dimension.choices or ()}
+        choices = {dimension.name(choice): choice for choice in dimension.choices or ()}
         params[key] = choices[drawn[key]] if choices else drawn[key]
     return params
 

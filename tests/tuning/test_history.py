@@ -164,3 +164,16 @@ def test_no_cell_of_the_table_is_a_formula(history: History) -> None:
     rows = [*csv.DictReader(storage.read_bytes(storage.join(history.url, TABLE)).decode().splitlines())]
     assert [row["reason"] for row in rows] == [*(f"'{reason}" for reason in reasons[:-1]), "no value"]
     assert {row["x"] for row in rows} == {"'=1+1"}
+
+
+def test_choices_with_the_same_label_are_told_apart_in_all_results(tmp_path: Path) -> None:
+    history, dimension = History(str(tmp_path)), Dimension(choices=(1, "1", {"b": 1, "a": 2}))
+    for number, x in enumerate((1, "1", {"a": 2, "b": 1})):
+        history.begin(Trial(number=number, params={"x": x}))
+        history.end(number, Result(state="complete", value=number))
+    outcome = SearchOutcome({"x": dimension}, history.trials(), "ndcg@5", lambda *_: True)
+    write_results(history.url, outcome, commands=[])
+    rows = [*csv.DictReader((tmp_path / TABLE).read_text().splitlines())]
+    assert [row["x"] for row in rows] == ["1", '"1"', '{"a": 2, "b": 1}']
+    assert '"1"' in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "parallel.png").exists()

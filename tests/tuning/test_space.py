@@ -1,5 +1,6 @@
 """Spaces: errors, draws, and setting a dotted key."""
 
+from datetime import date
 from typing import Any
 
 import optuna
@@ -20,6 +21,9 @@ from ltrscale.tuning.space import Dimension, cells, from_optuna, is_in, label, t
         ({"low": 3, "high": 2}, "swap them"),
         ({"choices": []}, "one value at least"),
         ({"choices": [1, 2, 1]}, "each only once"),
+        ({"choices": [{"a": 1, "b": 2}, {"b": 2, "a": 1}]}, "each only once"),
+        ({"choices": [float("nan")]}, "not JSON compliant"),
+        ({"choices": [{date(2026, 1, 5): 1}]}, "keys must be str"),
         ({"choices": [1], "low": 0, "high": 1}, "exclude each other"),
         ({"choices": [1], "log": True}, "exclude each other"),
         ({"low": 1}, "give low and high, or choices"),
@@ -41,6 +45,7 @@ SPACE = {
     "a": Dimension(low=1, high=9, integer=True, step=2),
     "b": Dimension(low=1e-4, high=1, log=True),
     "c": Dimension(choices=({"kind": "x", "t": 0.1}, {"kind": "y"}, None, True, "true story", 3)),
+    "same labels": Dimension(choices=(1, "1", '"1"', True, "true", {"kind": "x"}, "x")),
     "d": Dimension(low=0, high=1, step=0.25),
 }
 
@@ -72,9 +77,28 @@ def test_cells_are_all_that_can_be_drawn() -> None:
     assert list(cells(SPACE)) == []  # a range of real numbers cannot be counted
 
 
-def test_labels_of_different_choices_differ() -> None:
+def test_a_choice_is_named_by_its_label_or_by_its_json_where_another_has_that_label() -> None:
     assert label({"kind": "x", "hidden": [1, 2], "y": None}) == "x, hidden [1, 2], y null"
-    assert label(1) != label(1.5)
+    for choices, names in (
+        ((1, 1.5, "b", {"kind": "x", "b": 1, "a": 2}), ["1", "1.5", "b", "x, b 1, a 2"]),
+        ((1, "1", {"b": 1, "a": 2}), ["1", '"1"', '{"a": 2, "b": 1}']),
+    ):
+        dimension = Dimension(choices=choices)
+        assert [dimension.name(choice) for choice in choices] == names
+        assert dimension.distribution().choices == tuple(names)  # type: ignore[attr-defined]
+
+
+def test_a_mapping_is_the_same_choice_in_any_order_of_its_keys() -> None:
+    space, params = {"c": Dimension(choices=({"b": 1, "a": 2}, "x"))}, {"c": {"a": 2, "b": 1}}
+    assert is_in(space, params)
+    assert to_optuna(space, params) == {"c": "b 1, a 2"}
+
+
+def test_values_of_yaml_are_those_of_json_that_a_history_keeps() -> None:
+    values = {"choices": [date(2026, 1, 5), {1: (2, 3)}], "when": {"splits.train.periods": date(2026, 1, 5)}}
+    dimension = Dimension.model_validate(values)
+    assert dimension.choices == ("2026-01-05", {"1": [2, 3]})
+    assert dimension.when == {"splits.train.periods": "2026-01-05"}
 
 
 @given(st.recursive(st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3)))
