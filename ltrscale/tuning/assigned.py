@@ -1,8 +1,8 @@
 """Parameters assigned to the settings of a job, and the check that every value of a space fits there."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import itertools
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -34,25 +34,23 @@ def with_params(job: SearchedT, space: Space, params: Params) -> Assigned[Search
     values = job.model_dump(mode="json", exclude_unset=True)
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:
-        _lay(values, key, params[key])
+        _merge_at(values, key, params[key])
     filled = configs.validate(type(job), values, "space")
     waiting, before = [key for key in space if key in params and space[key].when], 0
     while len(waiting) != before:
         before = len(waiting)
         for key in list(waiting):
-            settings = filled.model_dump(mode="json")
-            if all(_find(settings, name) == required for name, required in space[key].when.items()):
-                _lay(values, key, params[key])
+            if _has(filled, space[key].when):
+                _merge_at(values, key, params[key])
                 filled = configs.validate(type(job), values, "space")
                 waiting.remove(key)
     return Assigned(filled, params.keys() - waiting)
 
 
-def _lay(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a mapping is merged into an existing one."""
-    existing, value = _find(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
-    both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
-    _assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
+def _has(job: Searched, required: Params) -> bool:
+    """Whether the job has these values at these dotted keys."""
+    settings = job.model_dump(mode="json")
+    return all(_value_at(settings, key) == value for key, value in required.items())
 
 
 def given_params(job: Searched, space: Space) -> Params | None:
@@ -60,7 +58,7 @@ def given_params(job: Searched, space: Space) -> Params | None:
     params: Params = {}
     settings = job.model_dump(mode="json")
     for key, dimension in space.items():
-        value = _find(settings, key)
+        value = _value_at(settings, key)
         in_range = dimension.choices is None and dimension.contains(value)
         candidates = [value] if in_range else dimension.probes()
         same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
@@ -79,49 +77,57 @@ def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
 
 def check_space(job: Searched, space: Space) -> None:
     """Raise an `InputError` unless the job has every key, takes its values, and trials stay comparable."""
-    for key, dimension in space.items():
-        enabling = _enabling(job, space, key)
-        for probe in dimension.probes():
-            try:
-                filled, used = with_params(job, space, {**enabling, key: probe})
-            except InputError as error:
-                if dimension.choices is None and _is_refused_as("int_from_float", error):
-                    raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
-                raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
-            assert key in used
-            if filled.metric != job.metric or filled.splits.validation != job.splits.validation:
-                raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
+    checked: dict[str, Params] = {}
+    while left := [key for key in space if key not in checked]:
+        found = {key: params for key in left if (params := _enabling(job, space, key, checked)) is not None}
+        if not found:
+            never = label(space[left[0]].when)
+            raise InputError(f"space.{left[0]}.when: never holds ({never}); check these keys and their values")
+        for key, enabling in found.items():
+            _check_values(job, space, key, enabling)
+        checked |= found
     _check_together(job, space)
 
 
-def _enabling(job: Searched, space: Space, key: str) -> Params:
-    """Choices of other keys that make the `when` of a key hold."""
-    others = {name: dimension for name, dimension in space.items() if name != key}
+def _enabling(job: Searched, space: Space, key: str, checked: Mapping[str, Params]) -> Params | None:
+    """Values of checked keys, each with those that enable it, which make the `when` of a key hold; None without any."""
     params: Params = {}
-
-    def holds(tried: Params, name: str, required: Any) -> bool:
-        return bool(_find(with_params(job, others, tried).job.model_dump(mode="json"), name) == required)
-
-    for name, required in space[key].when.items():
-        if holds(params, name, required):
-            continue
+    required: Params = {}
+    for name, value in space[key].when.items():
+        required[name] = value
         tries = (
             {**params, **enabling, other: choice}
-            for other, dimension in others.items()
-            for enabling in _ways(job, others, other)
-            for choice in dimension.choices or ()
+            for other, enabling in checked.items()
+            for choice in space[other].choices or ([value] if other == name and space[other].contains(value) else ())
         )
-        enabled = next((tried for tried in tries if holds(tried, name, required)), None)
+        enabled = next(
+            (tried for tried in itertools.chain([params], tries) if _leads_to(job, space, tried, required)), None
+        )
         if enabled is None:
-            raise InputError(f"space.{key}.when: {name} is never {label(required)}; check the key and its values")
+            return None
         params = enabled
     return params
 
 
-def _ways(job: Searched, space: Space, key: str) -> Iterator[Params]:
-    """What `_enabling` finds; nothing if the `when` of a key never holds, as where it needs one that is left out."""
-    with suppress(InputError):
-        yield _enabling(job, space, key)
+def _leads_to(job: Searched, space: Space, params: Params, required: Params) -> bool:
+    try:
+        return _has(with_params(job, space, params).job, required)
+    except InputError:
+        return False
+
+
+def _check_values(job: Searched, space: Space, key: str, enabling: Params) -> None:
+    """Check one key, with values of other keys that make its `when` hold."""
+    for probe in space[key].probes():
+        try:
+            filled, used = with_params(job, space, {**enabling, key: probe})
+        except InputError as error:
+            if space[key].choices is None and _is_refused_as("int_from_float", error):
+                raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
+            raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
+        assert key in used
+        if filled.metric != job.metric or filled.splits.validation != job.splits.validation:
+            raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
 
 
 def _check_together(job: Searched, space: Space) -> None:
@@ -145,7 +151,14 @@ def _is_refused_as(kind: str, error: InputError) -> bool:
     return isinstance(cause, ValidationError) and any(details["type"] == kind for details in cause.errors())
 
 
-def _assign(values: Any, key: str, value: Any) -> None:
+def _merge_at(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a mapping is merged into an existing one."""
+    existing, value = _value_at(values, key), copy.deepcopy(value)  # a copy, because later keys may change parts of it
+    both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
+    _set_at(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
+
+
+def _set_at(values: Any, key: str, value: Any) -> None:
     """Set a dotted key of plain data; setting another `kind` clears the settings of the old kind.
 
     Raises:
@@ -153,8 +166,8 @@ def _assign(values: Any, key: str, value: Any) -> None:
 
     Example:
         >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}
-        >>> _assign(config, "method.kind", "simsiam")
-        >>> _assign(config, "hidden.1", 32)
+        >>> _set_at(config, "method.kind", "simsiam")
+        >>> _set_at(config, "hidden.1", 32)
         >>> config
         {'method': {'kind': 'simsiam'}, 'hidden': [64, 32]}
     """
@@ -168,16 +181,16 @@ def _assign(values: Any, key: str, value: Any) -> None:
     else:
         raise InputError(f"space: {key}: {first!r} is below a plain value; check the dots")
     if not rest:
-        if slot == "kind" and _find(values, "kind") not in (None, value):
+        if slot == "kind" and _value_at(values, "kind") not in (None, value):
             values.clear()
         values[slot] = value
         return
     if isinstance(values, dict) and values.get(slot) is None:
         values[slot] = {}
-    _assign(values[slot], rest, value)
+    _set_at(values[slot], rest, value)
 
 
-def _find(values: Any, key: str) -> Any:
+def _value_at(values: Any, key: str) -> Any:
     """The value at a dotted key of plain data; None if the key does not exist."""
     for part in key.split("."):
         if isinstance(values, Mapping):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ltrscale.errors import InputError
-from ltrscale.tuning.assigned import _assign, _find
+from ltrscale.tuning.assigned import _set_at, _value_at
 from ltrscale.tuning.space import Dimension, cells, from_optuna, is_in, label, to_optuna
 
 
@@ -102,17 +102,17 @@ def test_values_of_yaml_are_those_of_json_that_a_history_keeps() -> None:
 
 
 @given(st.recursive(st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3)))
-def test_what_is_assigned_is_found_and_nothing_else_changes(values: Any) -> None:
+def test_what_is_set_ated_is_found_and_nothing_else_changes(values: Any) -> None:
     if not isinstance(values, dict):
         return
     before = {key: value for key, value in values.items() if key != "a"}
     values["a"] = {}
-    _assign(values, "a.b.c", 7)
-    assert _find(values, "a.b.c") == 7
+    _set_at(values, "a.b.c", 7)
+    assert _value_at(values, "a.b.c") == 7
     assert {key: value for key, value in values.items() if key != "a"} == before
 
 
 @pytest.mark.parametrize(("key", "message"), [("a.b", "below a plain value"), ("l.5", "not an index of a list of 2")])
 def test_a_key_that_leads_nowhere_is_named(key: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _assign({"a": 1, "l": [1, 2]}, key, 0)
+        _set_at({"a": 1, "l": [1, 2]}, key, 0)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,18 @@ def pretraining(**values: Any) -> dict[str, Any]:
         ({"splits.validation.periods": {"choices": ["2026-W04"]}}, "changes what trials are compared by"),
         (
             {"gbdt.num_leaves": {"choices": [3, 4], "when": {"gbdt.kind": "xgboost"}}},
-            r"when: gbdt.kind is never xgboost",
+            r"when: never holds \(gbdt.kind xgboost\)",
+        ),
+        (
+            {
+                "gbdt.num_leaves": {"choices": [5, 7]},
+                "gbdt.min_data_in_leaf": {"choices": [1, 2], "when": {"gbdt.num_leaves": 7}},
+                "gbdt.learning_rate": {
+                    "choices": [0.1, 0.2],
+                    "when": {"gbdt.num_leaves": 5, "gbdt.min_data_in_leaf": 2},
+                },
+            },
+            r"space\.gbdt\.learning_rate\.when: never holds \(gbdt.num_leaves 5, gbdt.min_data_in_leaf 2\)",
         ),
         (
             {
@@ -142,6 +153,23 @@ def test_a_chain_of_conditions_holds_in_every_order_of_its_keys(order: Sequence[
     params = {"gbdt.num_leaves": 7, "gbdt.min_data_in_leaf": 1, "gbdt.learning_rate": 0.2}
     assert with_params(config.job, config.space, params).used == params.keys()
     assert with_params(config.job, config.space, params | {"gbdt.num_leaves": 5}).used == {"gbdt.num_leaves"}
+
+
+def test_a_condition_may_be_a_value_of_a_range() -> None:
+    leaves = {"gbdt.num_leaves": {"low": 2, "high": 32, "integer": True}}
+    for value in (7, 33):
+        config = search({**leaves, "gbdt.learning_rate": {"choices": [0.1, 0.2], "when": {"gbdt.num_leaves": value}}})
+        with nullcontext() if value == 7 else pytest.raises(InputError, match=r"never holds \(gbdt.num_leaves 33\)"):
+            check_space(config.job, config.space)
+
+
+def test_conditions_that_never_hold_are_found_in_few_tries() -> None:
+    """Their number grows with the square of the keys, where every order of the keys would take years."""
+    when = {"gbdt.objective": "lambdrank"}
+    space = {f"gbdt.key_{n}": {"choices": [1, 2], "when": when} for n in range(12)}
+    config = search({**space, "gbdt.objective": {"choices": ["lambdarank", "rank_xendcg"]}})
+    with pytest.raises(InputError, match=r"when: never holds \(gbdt.objective lambdrank\)"):
+        check_space(config.job, config.space)
 
 
 def test_a_chain_of_conditions_is_followed() -> None:
