@@ -29,8 +29,8 @@ from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import stop_on_signal
 from ltrscale.tuning.attempts import TrialFunction, _Curve, attempt
 from ltrscale.tuning.history import LATE, History, Result, Trial, ended, keep_unfinished
+from ltrscale.tuning.search import Search
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
-from ltrscale.tuning.tune import Search
 from ltrscale.tuning.under_tune import Asha, Proposals, Scribe
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
@@ -136,7 +136,7 @@ def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
         return finished[-1]
 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for module in ("tuning.tune", "tuning.attempts", "signals"):
+        for module in ("tuning.search", "tuning.attempts", "signals"):
             patch.setattr(f"ltrscale.{module}.time", clock)
         history, limited = History(folder), search_of(trials=8, minutes=minutes)
         left = 1 + again  # the same again tries nothing more
