@@ -1,4 +1,4 @@
-"""The course of a search: unfinished trials, then new ones, under Ray Tune or in this process, until enough have ended."""
+"""The course of a search: unfinished trials, then new ones, until enough have ended; by Ray Tune or in this process."""
 
 import logging
 import math

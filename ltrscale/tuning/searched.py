@@ -80,7 +80,8 @@ class _SearchedJob(Config):
         def hear(record: Mapping[str, Any]) -> None:
             nonlocal best
             if (step := self.step_of(record)) is not None:
-                best = max(best, record[self.metric])  # the value that the stage would commit if it ended here
+                # a stage commits its best step, or with `keep_head` its start if that is better, which is no step
+                best = max(best, record[self.metric])
                 report(step, best)
 
         if (record_of_cut := record_folder(stage.out)) is not None:  # an interrupted run does not repeat its steps

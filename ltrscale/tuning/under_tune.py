@@ -126,8 +126,10 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         proposed = self._asked.pop(trial_id, None)
         if proposed is None:
             return
-        recorded = self._history.result(self._numbers[trial_id])
-        value = recorded.value if recorded is not None else None if error else (result or {}).get(VALUE)
+        if (recorded := self._history.result(self._numbers[trial_id])) is not None:
+            value = recorded.value
+        else:  # Ray Tune has ended it, and the scribe records it after this
+            value = None if error else (result or {}).get(VALUE)
         self._study.tell(proposed, value, state=state_of(value))
 
     def save(self, checkpoint_path: str) -> None:
@@ -161,49 +163,56 @@ class Asha(ASHAScheduler):  # type: ignore[misc]
         return str(self.CONTINUE if trial.config["number"] == 0 else action)
 
 
-class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
-    """Ends all trials once the search ends early."""
+class Ending(_Unsaved, tune.Stopper):  # type: ignore[misc]
+    """Ends the trials that run: at a request, when the time left is up, or after an outage."""
 
-    def __init__(self, ending: Callable[[], bool]) -> None:
-        self._ending = ending
+    def __init__(self, stopping: Callable[[], bool], left_s: float) -> None:
+        self._stopping, self._left_s, self._end_s = stopping, left_s, math.inf
+        self.outage: UnavailableError | None = None
+        """The outage that a trial met after Ray Tune had restarted it."""
+
+    def start_clock(self) -> None:
+        """Count the time left from here, unless an earlier trial has started the clock."""
+        self._end_s = min(self._end_s, time.monotonic() + self._left_s)
+
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+    def stop_all(self) -> bool:
+        return self._stopping() or self.is_late() or self.outage is not None
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
         return False
 
-    def stop_all(self) -> bool:
-        return self._ending()
+
+class TrialsLog:
+    """The ended trials of a search; each new one is logged beside the best so far, and reported."""
+
+    def __init__(self, past: Sequence[Trial], most: int, report: Report, advance: Advance) -> None:
+        self._ended, self._most, self._report, self._advance = ended(past), most, report, advance
+
+    def add(self, trial: Trial) -> None:
+        self._ended.append(trial)
+        result, leader = trial.result, best(self._ended)
+        self._report({"trial": trial.number, **result.model_dump(mode="json", exclude={"curve"})})
+        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader else ""
+        how = " when stopped" if result.state == "stopped" else ""
+        outcome = f"{result.state}: {result.reason}" if result.value is None else f"{result.value:.4f}"
+        log.info(
+            "trial %d: %s%s in %.0f s%s; %d of %d",
+            trial.number, outcome, how, result.seconds, so_far, len(self._ended), self._most,
+        )  # fmt: skip
+        self._advance(1)
 
 
 class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
-    """Logs every trial, and records results that a trial's process cannot; replaces Ray Tune's reporter."""
+    """Records the results that the process of a trial cannot; replaces Ray Tune's reporter."""
 
-    def __init__(
-        self,
-        history: History,
-        config: SearchConfig,
-        past: Sequence[Trial],
-        *,
-        report: Report,
-        advance: Advance,
-        stopping: Callable[[], bool],
-        left_s: float,
-    ) -> None:
-        self._history, self._config = history, config
-        self._report, self._advance, self._stopping, self._left_s = report, advance, stopping, left_s
+    def __init__(self, history: History, past: Sequence[Trial], ending: Ending, trials_log: TrialsLog) -> None:
+        self._history, self._ending, self._log = history, ending, trials_log
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
         self._before = {trial.number: trial.result.seconds for trial in past}
-        self._trials = {trial.number: trial for trial in ended(past)}
-        self.outage: UnavailableError | None = None
-        """The outage that a trial met after Ray Tune had restarted it."""
-
-    def is_ending(self) -> bool:
-        """True if trials that run are to end: by a request, at the end of the time, or after an outage."""
-        return self._stopping() or self.is_late() or self.outage is not None
-
-    def is_late(self) -> bool:
-        """True if the time left for trials is up, counted from the start of the first."""
-        return time.monotonic() >= min(self._began.values(), default=math.inf) + self._left_s
 
     def record_late(self) -> None:
         """Record the trials that ran when the time was up; Ray Tune has ended them without a word."""
@@ -213,6 +222,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         self._began.setdefault(trial.config["number"], time.monotonic())  # its process may have died since
+        self._ending.start_clock()
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Log why a trial restarts: its process has died, or it met an outage or an input error."""
@@ -229,16 +239,16 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
         if (recorded := self._history.result(trial.config["number"])) is not None:
-            self._announce(trial, recorded)
-        elif not self.is_ending():  # otherwise it runs again next time, or is late
+            self._add(trial, recorded)
+        elif not self._ending.stop_all():  # otherwise it runs again next time, or is late
             self._end(trial, state="stopped", value=self._last_value(trial.config["number"]))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """Record the failure of a trial that was restarted in vain; an outage is none, and ends the search."""
         cause = _cause(trial)
         if isinstance(cause, UnavailableError):
-            self.outage = cause
-        elif not self.is_ending():
+            self._ending.outage = cause
+        elif not self._ending.stop_all():
             died = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
             self._end(trial, state="failed", reason=died if cause is None else str(cause))
 
@@ -256,21 +266,10 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         return self._history.end(number, Result(curve=curve, seconds=self._seconds(number), **outcome))
 
     def _end(self, trial: Any, **outcome: Any) -> None:
-        self._announce(trial, self._record(trial.config["number"], **outcome))
+        self._add(trial, self._record(trial.config["number"], **outcome))
 
-    def _announce(self, trial: Any, result: Result) -> None:
-        number = trial.config["number"]
-        self._trials[number] = Trial(number=number, params=trial.config["params"], result=result)
-        self._report({"trial": number, **result.model_dump(mode="json", exclude={"curve"})})
-        leader = best(list(self._trials.values()))
-        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader else ""
-        how = {"complete": "", "stopped": " when stopped", "failed": ""}[result.state]
-        outcome = f"{result.state}: {result.reason}" if result.value is None else f"{result.value:.4f}"
-        log.info(
-            "trial %d: %s%s in %.0f s%s; %d of %d",
-            number, outcome, how, result.seconds, so_far, len(self._trials), self._config.trials,
-        )  # fmt: skip
-        self._advance(1)
+    def _add(self, trial: Any, result: Result) -> None:
+        self._log.add(Trial(number=trial.config["number"], params=trial.config["params"], result=result))
 
 
 def _error(trial: Any) -> Exception | None:
@@ -308,7 +307,8 @@ def run_under_tune(
     ray_internals.keep_keys_out_of_trials()
     remaining = config.trials - len(ended(past))
     with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
-        scribe = Scribe(history, config, past, report=report, advance=advance, stopping=stopping, left_s=left_s)
+        ending = Ending(stopping, left_s)
+        scribe = Scribe(history, past, ending, TrialsLog(past, config.trials, report, advance))
         tuner = tune.Tuner(
             tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
             tune_config=tune.TuneConfig(
@@ -324,13 +324,13 @@ def run_under_tune(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=_RESTARTS),
                 callbacks=[scribe],
-                stop=EndsOnRequest(scribe.is_ending),
+                stop=ending,
             ),
         )
         tuner.fit()
-    if scribe.outage is not None:
-        raise scribe.outage
-    if scribe.is_late() and not stopping():
+    if ending.outage is not None:
+        raise ending.outage
+    if ending.is_late() and not stopping():
         scribe.record_late()
         log.info("tune: its %g minutes are up; the same command with more continues", config.minutes)
     elif proposals.exhausted:

@@ -31,7 +31,7 @@ from ltrscale.tuning.attempts import TrialFunction, _Curve, attempt
 from ltrscale.tuning.history import LATE, History, Result, Trial, ended, keep_unfinished
 from ltrscale.tuning.search import Search
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
-from ltrscale.tuning.under_tune import Asha, Proposals, Scribe
+from ltrscale.tuning.under_tune import Asha, Ending, Proposals, Scribe, TrialsLog
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
 LEVELS = {"x": {"choices": [0, 1, 2, 3, 4, 5]}}
@@ -306,18 +306,17 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
 def test_what_a_process_of_a_trial_raises_is_told_from_its_death(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    history, config = History(str(tmp_path)), search_of()
+    history = History(str(tmp_path))
 
-    def errors_of(number: int, error: Exception) -> Scribe:
+    def errors_of(number: int, error: Exception) -> Ending:
         history.begin(Trial(number=number, params={}))
         (path := tmp_path / "error.pkl").write_bytes(cloudpickle.dumps(error))
         trial = SimpleNamespace(config={"number": number, "params": {}}, num_failures=2, pickled_error_file=str(path))
-        scribe = Scribe(
-            history, config, [], report=lambda _: None, advance=lambda _: None, stopping=lambda: False, left_s=60
-        )
+        ending = Ending(stopping=lambda: False, left_s=60)
+        scribe = Scribe(history, [], ending, TrialsLog([], 8, lambda _: None, lambda _: None))
         scribe.on_trial_recover(1, [], trial)
         scribe.on_trial_error(1, [], trial)
-        return scribe
+        return ending
 
     damaged, outage = InputError("interrupted.json: not JSON"), UnavailableError("bucket: no answer")
     errors_of(0, RayTaskError("train", "traceback", damaged).as_instanceof_cause())
