@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -89,16 +89,16 @@ class Dimension(Config):
         between = low + (self.step or (high - low) / 3)
         return [low, high, between]
 
-    def values(self) -> list[Any] | None:
-        """All values; None if the range is continuous."""
+    def values(self) -> Iterable[Any] | None:
+        """All values, as Optuna draws them; None if the range is continuous."""
         if self.choices is not None:
-            return list(self.choices)
+            return self.choices
         low, high = self.bounds
         step = self.step or (1 if self.integer else None)
         if step is None:
             return None
         number = int if self.integer else float
-        return [number(low + i * step) for i in range(round((high - low) / step) + 1)]
+        return (number(min(low + i * step, high)) for i in range(round((high - low) / step) + 1))
 
     def contains(self, value: Any) -> bool:
         """Whether the search can draw this value."""
@@ -213,16 +213,17 @@ def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:
     return params
 
 
-def cells(space: Space) -> Iterator[Params]:
-    """Every combination of values; nothing if a dimension is continuous.
+def cells(space: Space, most: int) -> Iterator[Params]:
+    """The first combinations of values; nothing if a dimension is continuous.
 
     Example:
-        >>> list(cells({"a": Dimension(choices=("x", "y")), "b": Dimension(low=1, high=2, integer=True)}))
-        [{'a': 'x', 'b': 1}, {'a': 'x', 'b': 2}, {'a': 'y', 'b': 1}, {'a': 'y', 'b': 2}]
+        >>> list(cells({"a": Dimension(choices=("x", "y")), "b": Dimension(low=1, high=2, integer=True)}, 3))
+        [{'a': 'x', 'b': 1}, {'a': 'x', 'b': 2}, {'a': 'y', 'b': 1}]
     """
     values = [choices for dimension in space.values() if (choices := dimension.values()) is not None]
     if len(values) == len(space):
-        yield from (dict(zip(space, cell, strict=True)) for cell in itertools.product(*values))
+        combinations = itertools.product(*(itertools.islice(choices, most) for choices in values))
+        yield from (dict(zip(space, cell, strict=True)) for cell in itertools.islice(combinations, most))
 
 
 def is_in(space: Space, params: Params) -> bool:

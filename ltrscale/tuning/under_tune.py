@@ -1,6 +1,5 @@
 """Trials under Ray Tune, by its interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
 
-import itertools
 import logging
 import math
 import sys
@@ -115,7 +114,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
                 self._asked[trial_id] = proposed
                 return params
             self._study.tell(proposed, state=TrialState.FAIL)
-        for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):  # few are left, and draws miss them
+        for cell in cells(self._config.space, _MOST_CELLS):  # few are left, and draws miss them
             if self._same(cell) not in self._seen:
                 self._enqueue(trial_id, cell)
                 return cell

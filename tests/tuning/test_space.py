@@ -70,11 +70,16 @@ def test_what_cannot_be_drawn_is_not_in_the_space(key: str, value: Any) -> None:
 
 
 def test_cells_are_all_that_can_be_drawn() -> None:
-    space = {"a": SPACE["a"], "d": SPACE["d"]}
-    found = list(cells(space))
-    assert len(found) == 25
-    assert all(is_in(space, cell) for cell in found)
-    assert list(cells(SPACE)) == []  # a range of real numbers cannot be counted
+    space = {"a": SPACE["a"], "d": SPACE["d"], "e": Dimension(low=0, high=0.3, step=0.1)}
+    found = list(cells(space, 1000))
+    assert len(found) == 100
+    assert all(is_in(space, cell) for cell in found), "0 + 3 * 0.1 is above 0.3"
+    assert list(cells(SPACE, 1000)) == []  # a range of real numbers cannot be counted
+
+
+def test_the_first_cells_of_a_huge_space_need_no_list_of_its_values() -> None:
+    huge = {"a": Dimension(low=0, high=1e12, integer=True), "b": Dimension(low=1, high=1e12, integer=True)}
+    assert list(cells(huge, 3)) == [{"a": 0, "b": 1}, {"a": 0, "b": 2}, {"a": 0, "b": 3}]
 
 
 def test_a_choice_is_named_by_its_label_or_by_its_json_where_another_has_that_label() -> None:
