@@ -59,6 +59,17 @@ def content_hash(url: str) -> str:
     return hash_of(read_bundle_manifest(url))
 
 
+def bundle_files(url: str) -> dict[str, bytes]:
+    """The files of a bundle and its manifest, by name.
+
+    Raises:
+        InputError: as `read_bundle_manifest`; a file is missing or was changed.
+    """
+    manifest = read_bundle_manifest(url)
+    files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
+    return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
+
+
 def hash_of(manifest: Mapping[str, Any], folder: str = "") -> str:
     """The content hash of a bundle, or of a member in a folder such as `members/trees/`, equal to the member's own."""
     files = storage.listed_in(manifest).items()

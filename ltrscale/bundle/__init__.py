@@ -38,7 +38,7 @@ from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle, RankerBund
 from ltrscale.bundle.opened import Bundle, Scorer, scorers_of
 from ltrscale.bundle.order import order_scorer
 from ltrscale.bundle.trees import TreesBundle
-from ltrscale.bundle_manifest import content_hash, read_bundle_manifest
+from ltrscale.bundle_manifest import bundle_files, content_hash, read_bundle_manifest
 
 __all__ = [
     "Blend",
@@ -53,6 +53,7 @@ __all__ = [
     "Scorer",
     "TreesArchitecture",
     "TreesBundle",
+    "bundle_files",
     "content_hash",
     "facts",
     "load",

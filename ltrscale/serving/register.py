@@ -47,34 +47,30 @@ def register_bundle(url: str, registry: Registry) -> str:
         UnavailableError: MLflow does not answer.
     """
     store = registry.uri
-    bundle = bundles.load(url)
+    bundle, files, content_hash = bundles.load(url), bundles.bundle_files(url), bundles.content_hash(url)
     bundle.scorer()  # raises if it cannot score
+    signature = _signature(bundle)
     client(store)
     import mlflow
 
     mlflow.set_tracking_uri(store)
     mlflow.set_registry_uri(store)
-    manifest = bundles.read_bundle_manifest(url)
-    with ExitStack() as stack:
+    with storage.scratch.directory() as folder, ExitStack() as stack:
+        for name, content in files.items():
+            storage.write_bytes(str(folder / "bundle" / name), content)
         stack.enter_context(mlflow_errors(f"{registry.name}: {url} cannot be registered"))
         stack.enter_context(patient())
         mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
         stack.enter_context(mlflow.start_run(run_name=registry.name))
-        folder = stack.enter_context(storage.scratch.directory())
-        for path in [file["path"] for file in manifest["files"]]:
-            local = folder / "bundle" / path
-            local.parent.mkdir(parents=True, exist_ok=True)
-            local.write_bytes(storage.read_verified(url, path, manifest))
-        (folder / "bundle" / storage.MANIFEST).write_bytes(storage.read_bytes(storage.join(url, storage.MANIFEST)))
         mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
-        mlflow.set_tags({"bundle": url, "content_hash": bundles.content_hash(url)})
+        mlflow.set_tags({"bundle": url, "content_hash": content_hash})
         mlflow.log_dict(dict(bundle.config), "training.json")
         logged = mlflow.pyfunc.log_model(
             name="model",
             loader_module=_LOADER,
             data_path=str(folder / "bundle"),
             pip_requirements=["ltrscale"],
-            signature=_signature(bundle),
+            signature=signature,
             registered_model_name=registry.name,
         )
     version = str(logged.registered_model_version)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ltrscale import storage
-from ltrscale.errors import InputError, UnavailableError, without_credentials
+from ltrscale.errors import ExpectedEnd, InputError, UnavailableError, without_credentials
 from ltrscale.origin import digest, settings_of
 from ltrscale.stages.trackers import Figures, RefusedError, Tracked, flat, run_name
 
@@ -196,22 +196,29 @@ def patient() -> Iterator[None]:
 
 @contextmanager
 def mlflow_errors(failed: str) -> Iterator[None]:
-    """Turn an error of MLflow in the block into one line that begins with what failed.
+    """Turn an error of MLflow in the block, or of its artifact store, into one line that begins with what failed.
 
     Raises:
-        UnavailableError: MLflow does not answer, or fails.
-        InputError: it refuses.
+        UnavailableError: MLflow or the store does not answer, or fails.
+        InputError: MLflow refuses, or the store's library is not installed.
     """
     from mlflow.exceptions import MlflowException
 
     try:
         yield
+    except ExpectedEnd:
+        raise
     except MlflowException as error:
         line = str(error).partition("\n")[0]
         status = error.get_http_status_code()  # 500 without an answer too
         if status >= 500 or status == _TOO_MANY:
             raise UnavailableError(f"{failed}: MLflow does not answer ({line}); check the network and store") from error
         raise InputError(f"{failed} ({line})") from error
+    except ImportError as error:
+        raise InputError(f"{failed}: its artifact store needs a library ({error}); install it") from error
+    except Exception as error:  # from the library of any artifact store, such as botocore or requests
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UnavailableError(f"{failed}: its artifact store fails ({line}); check the network and store") from error
 
 
 def plain_key(key: str) -> str:

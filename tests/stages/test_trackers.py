@@ -10,7 +10,7 @@ from exported_models import last_rows
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, validate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.register import Registry, register_bundle
@@ -85,6 +85,20 @@ def test_mlflow_has_settings_metrics_by_step_and_files(store: str, tmp_path: Pat
     assert (folder / "report.md").read_text() == "# A report\n"
     assert "width: 5" in (folder / "run" / "config.yaml").read_text()
     assert {path.name for path in (folder / "run").iterdir()} >= {"log.txt", "metrics.jsonl", "environment.json"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_artifact_store_that_fails_is_an_outage_in_one_line(store: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    client = mlflow_runs.client(store)
+    run = client.create_run(client.create_experiment("shop", artifact_location=str(tmp_path / "file" / "below")))
+    outage = r"^shop cannot be .*: its artifact store fails \(\w+: .*\); check"
+    with pytest.raises(UnavailableError, match=outage) as error, mlflow_runs.mlflow_errors("shop cannot be registered"):
+        client.log_dict(run.info.run_id, {"a": 1}, "training.json")
+    assert "\n" not in str(error.value)
+    for raised, kind in ((ModuleNotFoundError("no boto3"), InputError), (Stopped("asked"), Stopped)):
+        with pytest.raises(kind), mlflow_runs.mlflow_errors("shop cannot be registered"):
+            raise raised
 
 
 @pytest.mark.slow
