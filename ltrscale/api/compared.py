@@ -47,11 +47,11 @@ def compare(
     if not rankers:
         raise InputError("compare: no rankers; give at least one, by name")
     for name, ranker in rankers.items():
-        if "bundle_" not in vars(ranker):
+        if ranker._model is None:
             raise NotFitted(f"compare: {name} is not fitted; fit it first")
-        raw_tables.check_width(X, ranker._array_width)
+        raw_tables.check_width(X, ranker._model.array_width)
     name, first = next(iter(rankers.items()))
-    if "splits_" not in vars(first):
+    if not hasattr(first, "splits_"):
         raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
     _check_read_alike(rankers, columns)
     table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
@@ -60,7 +60,7 @@ def compare(
     config = {
         "baseline": name,
         **(evaluate or {}),
-        "models": {name: ranker._own_files() for name, ranker in rankers.items()},
+        "models": {name: ranker._fitted().own_files() for name, ranker in rankers.items()},
         "splits": {**first.splits_.model_dump(), "test": {"data": data}},
     }
     job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))
@@ -72,7 +72,7 @@ def _check_read_alike(rankers: Mapping[str, Ranker], columns: Keys) -> None:
     """Refuse a ranker that would get other feature values when rows are read with the first ranker's settings."""
     first_name, first = next(iter(rankers.items()))
     for name, ranker in rankers.items():
-        bundle = ranker._fitted()
+        bundle = ranker._fitted().bundle
         own, others = (
             how_read({**reader.columns_, **columns}, reader.prepare or {}, bundle, "Ranker")
             for reader in (ranker, first)

@@ -1,27 +1,13 @@
-"""What scikit-learn users expect of a ranker: nested arguments, their errors, files, and explanations by row number.
-
-A saved ranker is the files of its bundle, and beside them its arguments and the uses of columns.
-"""
+"""What scikit-learn users expect of a ranker: errors that are theirs too, and arguments with nested keys."""
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-import pyarrow as pa
 from pydantic import Field
 from sklearn.exceptions import NotFittedError
 
-from ltrscale import bundle as bundles
-from ltrscale import storage
-from ltrscale.bundle import Bundle, with_tokens_of
-from ltrscale.bundle.explanations import Explanation, Reasoner
-from ltrscale.config import Config, Strict, by_kind, check_keys, overlay, validate
-from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.scored import NamedGroups, read_named
-from ltrscale.devices import choose_device
+from ltrscale.config import Config, by_kind, check_keys, overlay, validate
 from ltrscale.errors import InputError, suggestion
 from ltrscale.experiments.methods.base import ReadingMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
@@ -155,79 +141,3 @@ def _changed(settings: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     values = settings if isinstance(settings, Mapping) else {}
     key, *inner_path = path
     return {**values, key: _changed(values.get(key), inner_path, value) if inner_path else value}
-
-
-def explained(
-    bundle: Bundle, split: Split, items: Sequence[str], rows: tuple[int, int] | None, depth: int
-) -> list[Explanation]:
-    """Explanations of a data set whose documents are named by row number; `items` are the names of the rows.
-
-    They compare two rows, or by default the first item of each query with those of ranks 2 to `depth`.
-
-    Raises:
-        InputError: the two rows are not of one query.
-    """
-    selection = with_tokens_of(select(split, labelled=False), [bundle])
-    names = open_dataset(split.data[0]).manifest.names_of_categories
-    reasoner = Reasoner.from_bundles({bundle.url: bundle}, selection.features, names, device=choose_device("auto"))
-    found: list[Explanation] = []
-    for part in read_named(selection):
-        ids = part.ids.drop(["doc_ids"]).append_column(
-            "doc_ids", pa.array([[items[int(row)] for row in of_list.as_py()] for of_list in part.ids["doc_ids"]])
-        )
-        if rows is None:
-            found += reasoner.explain_firsts(part.groups, ids, depth)
-        elif (places := _places(part, rows)) is not None:
-            found += reasoner.explain(part.groups, ids, [(places[0], places[1:])])
-    if rows is not None and not found:
-        raise InputError(
-            f"rows {rows[0]} and {rows[1]} are no two rows of one query; a score is compared within a query"
-        )
-    return found
-
-
-def _places(part: NamedGroups, rows: tuple[int, int]) -> list[int] | None:
-    """The documents of two rows in a batch; None if no list has both."""
-    for start, of_list in zip(part.groups.offsets_Q1.tolist(), part.ids["doc_ids"].to_pylist(), strict=False):
-        if rows[0] != rows[1] and {str(row) for row in rows} <= {*of_list}:
-            return [start + of_list.index(str(row)) for row in rows]
-    return None
-
-
-_ESTIMATOR = "estimator.json"
-
-
-class SavedRanker(Strict):
-    """`estimator.json`, beside the files of a saved ranker's bundle."""
-
-    arguments: dict[str, Any]
-    columns: dict[str, Any]
-    """The uses of columns."""
-    array_width: int | None = None
-    """Columns of the training array; null for a table, where columns have names."""
-    names: tuple[str, ...] = ()
-    """`feature_names_in_`; empty in files of older versions, where features are in the order of the bundle."""
-
-    @classmethod
-    def read(cls, url: str) -> Self | None:
-        """What was saved beside a bundle; None if a job made the bundle."""
-        manifest = bundles.read_bundle_manifest(url)
-        if _ESTIMATOR not in storage.listed_in(manifest):
-            return None
-        content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
-        return validate(cls, content, storage.join(url, _ESTIMATOR))
-
-    def commit(self, url: str, bundle: str) -> None:
-        """Commit a copy of a bundle with this beside it."""
-        files = bundle_files(bundle) | {_ESTIMATOR: json.dumps(self.model_dump(mode="json"), indent=1).encode()}
-        manifest = json.loads(files.pop(storage.MANIFEST))
-        with storage.Commit(url) as commit:
-            commit.write(files)
-            commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
-
-
-def bundle_files(url: str) -> dict[str, bytes]:
-    """The files of a bundle and its manifest, by name."""
-    manifest = bundles.read_bundle_manifest(url)
-    files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
-    return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}

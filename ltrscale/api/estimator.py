@@ -6,13 +6,9 @@ So a `Ranker` gives the same results as the jobs with the same settings.
 Shapes: N rows (documents), F features.
 """
 
-import os
-import shutil
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +19,9 @@ from sklearn.base import BaseEstimator
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.api import frames, raw_tables
-from ltrscale.api.conventions import (
-    AUTO,
-    Arguments,
-    NotFitted,
-    SavedRanker,
-    as_value_errors,
-    bundle_files,
-    explained,
-    inner_values,
-    new_values,
-)
+from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
+from ltrscale.api.explained import explained
+from ltrscale.api.fitted import FittedModel, Folder, SavedRanker
 from ltrscale.bundle.explanations import Explanation
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_splits
@@ -48,14 +36,23 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.methods.base import Method, SeedRun
 from ltrscale.experiments.methods.neural import pretrained
-from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
-from ltrscale.serving.columns import ROW, uses_in_scoring, uses_of, with_fills
+from ltrscale.serving.columns import ROW, uses_of
 from ltrscale.stages.runs import check_replaceable
 
 _SCORED_AT_ONCE = 1 << 16
 Keys = Mapping[str, Any]
+
+
+class _Pretrained(NamedTuple):
+    """What `pretrain` leaves to `fit`."""
+
+    run: SeedRun
+    columns: dict[str, Any]
+    array_width: int | None
+    folder: Folder
+    """Of the run; it lasts as long as this."""
 
 
 class Ranker(BaseEstimator):  # type: ignore[misc]
@@ -88,7 +85,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         minutes: the budget of `auto`, including the refit; other methods ignore it.
 
     Attributes:
-        bundle_: URL of the trained bundle, which the jobs can read.
+        bundle_: URL of the trained bundle, which the jobs can read; a scratch directory lasts until the next `fit`.
         feature_names_in_: names of the features [F], in the order of the columns of X in `fit`; those made of a date
             are at its column. A bundle of a job has its own order, numeric features first.
         n_features_in_: F.
@@ -123,6 +120,10 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
         self.validation_fraction, self.seed, self.workers = validation_fraction, seed, workers
         self.directory, self.minutes = directory, minutes
+
+    # of the class, because scikit-learn allows no other attribute than the arguments before `fit`
+    _model: FittedModel | None = None
+    _pretrained: _Pretrained | None = None
 
     # scikit-learn's searches pass these without a request, as to its own GroupKFold: ranking needs groups
     __metadata_request__fit = dict.fromkeys(("group", *ColumnMapping.model_fields), True)
@@ -161,8 +162,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
         """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
 
-        Without this call `fit` pretrains on its training rows. The arguments are those of `fit`; if the rows have
-        labels, name their column, or it becomes a feature.
+        Without this call, and in a copy, `fit` pretrains on its training rows. The arguments are those of `fit`; if the
+        rows have labels, name their column, or it becomes a feature.
 
         Raises:
             InputError: the method does not pretrain, or as `jobs.prepare` and `jobs.pretrain`.
@@ -172,13 +173,14 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         if method.encoder(self.method, {}) is None:
             raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
         table, columns = frames.rows_as_table(X, None, group, columns)
-        out = self._folder("pretrain")
-        frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
-        documents = Split(data=(storage.join(out, "data"),))
+        folder = self._folder("pretrain")
+        data = storage.join(folder.url, "data")
+        frames.prepare_tables({"all": table}, columns, self.prepare or {}, data)
         # pretraining reads only the training split
-        run = _run(arguments, method, Splits(train=documents, validation=documents), out)
+        splits = Splits(train=Split(data=(data,)), validation=Split(data=(data,)))
+        run = _run(arguments, method, splits, folder)
         pretrained(run, self.method)
-        self._encoders, self._pretrained_on = run, columns
+        self._pretrained = _Pretrained(run, columns, raw_tables.width(X), folder)
         return self
 
     @as_value_errors
@@ -196,34 +198,30 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `jobs.prepare` and the jobs that train; `pretrain` was called for another pretext objective.
         """
-        arguments, state = self._arguments(), vars(self)
+        arguments, width = self._arguments(), raw_tables.width(X)
         method = None if arguments.method == AUTO and not arguments.settings else arguments.as_method()
         encoders = None if method is None else self._encoders_for(method)
-        table, columns = frames.rows_as_table(
-            X, y, group, {**state.get("_pretrained_on", {}), **columns}, labels_needed=True
-        )
+        if self._pretrained is not None:
+            raw_tables.check_width(X, self._pretrained.array_width)
+            columns = {**self._pretrained.columns, **columns}
+        table, columns = frames.rows_as_table(X, y, group, columns, labels_needed=True)
         if validation is None:
             train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
         else:
-            parts = validation if isinstance(validation, tuple) else (validation,)
-            raw_tables.check_width(parts[0], raw_tables.width(X), "validation")
-            train, held_out = table, raw_tables.to_raw_table(*parts)
-        out = self._folder("fit")
-        data = storage.join(out, "data")
+            train, held_out = table, frames.validation_table(validation, columns, width)
+        folder = self._folder("fit")
+        data = storage.join(folder.url, "data")
         frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
         check_splits(splits)
         if method is None:
-            of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
-            # a run resumes with the same rows and seed; other rows or seeds start a new one
-            place = storage.join(out, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
-            made = AutoJob(out=place, data=data, splits=splits, **of).train()
+            made = _found_by_auto(arguments, splits, folder)
         else:
-            made = _run(arguments, method, splits, out, encoders).model(self.method)
+            made = _run(arguments, method, splits, folder, encoders).model(self.method)
         names = frames.in_order_of(table, columns, bundles.load(made).features)
-        self._open(made, columns, raw_tables.width(X), names)
+        self._open(FittedModel(made, columns, width, names, folder=folder))
         self.splits_ = splits
         return self
 
@@ -238,16 +236,16 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             InputError: the ranker is not fitted, X lacks features, a row cannot be used, or a named use is not read in
                 scoring.
         """
-        bundle = self._fitted()
+        model = self._fitted()
+        bundle = model.bundle
         table, uses = self._as_fitted(X, None, group, columns)
+        uses, reading = model.reading(uses, columns, self.prepare or {})
         if not len(table):
             return np.zeros(0)
-        table = table.append_column(ROW, pa.array(np.arange(len(table))))
-        uses, reading = self._reading(uses, columns)
         scores_N = np.empty(len(table))
         if small := frames.in_memory(table, reading, bundle):
             groups, rows_N = small
-            scores_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
+            scores_N[rows_N] = scored.finite(model.scorer(groups), bundle.url).numpy()
             return scores_N
         with self._every_row(table, uses) as split:
             selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
@@ -268,7 +266,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `predict`; no group has labels.
         """
-        bundle, metric = self._fitted(), metric_named(self._arguments().metric)
+        bundle, metric = self._fitted().bundle, metric_named(self._arguments().metric)
         table, columns = self._as_fitted(X, y, group, columns, labels_needed=True)
         with frames.prepared(table, columns, self.prepare or {}) as split:
             selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
@@ -286,7 +284,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """Explain ranks by what each feature adds to score differences, as `jobs.explain` does.
 
         Args:
-            X: as in `predict`.
+            X: as in `predict`; if it has the `item` column, its values name the rows.
             rows: numbers of two rows of a query to compare. By default the first row of each query is compared with
                 those of ranks 2 to `depth`; this needs a query with two rows.
             group: as in `predict`.
@@ -296,20 +294,21 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `predict`; `rows` are not two rows of one query.
         """
-        bundle = self._fitted()
+        model = self._fitted()
         table, uses = self._as_fitted(X, None, group, columns)
+        item = uses.get("item")
+        items = [str(i) for i in table[item].to_pylist()] if item in table.column_names else None
+        columns.pop("item", None)  # scores do not depend on it
+        uses, _ = model.reading(uses, columns, self.prepare or {})
         if not len(table):
             return []
-        named = uses.get("item") in table.column_names
-        items = (
-            [str(item) for item in table[uses["item"]].to_pylist()]
-            if named
-            else [f"row {i}" for i in range(len(table))]
-        )
-        table = table.append_column(ROW, pa.array(np.arange(len(table))))
-        uses, _ = self._reading(uses, columns)
         with self._every_row(table, uses) as split:
-            return explained(bundle, split, items, rows, depth)
+            return explained(model.bundle, split, items or [f"row {i}" for i in range(len(table))], rows, depth)
+
+    @property
+    def bundle_(self) -> str:
+        """URL of the trained bundle."""
+        return self._fitted().url
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
@@ -319,9 +318,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             AttributeError: the ranker is not fitted, is a network, or has trees that see more than the features, such
                 as a stack.
         """
-        bundle: bundles.Bundle | None = vars(self).get("_bundle")
-        trees = None if bundle is None else bundle.forest
-        if bundle is None or trees is None or trees.projection or trees.members or trees.sees is not None:
+        bundle = self._fitted().bundle
+        trees = bundle.forest
+        if trees is None or trees.projection or trees.members or trees.sees is not None:
             raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
         importances = bundle.importances() or {}
         return np.array([importances[name] for name in self.feature_names_in_])
@@ -333,10 +332,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: the ranker is not fitted, or the output of another stage is at the URL.
         """
-        check_replaceable(url, self._fitted().made_by["stage"])
-        columns, width, names = self._opened_with()
-        arguments = self.get_params(deep=False)
-        SavedRanker(arguments=arguments, columns=columns, array_width=width, names=names).commit(url, self._own_files())
+        model, arguments = self._fitted(), self.get_params(deep=False)
+        check_replaceable(url, model.bundle.made_by["stage"])
+        saved = SavedRanker(
+            arguments=arguments, columns=model.columns, array_width=model.array_width, names=model.names
+        )
+        saved.commit(url, model.own_files())
 
     @classmethod
     @as_value_errors
@@ -353,115 +354,65 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         bundle = bundles.load(url)
         if (saved := SavedRanker.read(url)) is not None:
             ranker = cls(**saved.arguments)
-            ranker._open(url, saved.columns, saved.array_width, saved.names)
-        else:
-            columns, settings = uses_of(bundle)
-            ranker = cls(bundle.forest.library if bundle.forest else "neural", prepare=settings or None)
-            ranker._open(url, columns)
-        return ranker
+            return ranker._open(FittedModel(url, saved.columns, saved.array_width, saved.names))
+        columns, settings = uses_of(bundle)
+        ranker = cls(bundle.forest.library if bundle.forest else "neural", prepare=settings or None)
+        return ranker._open(FittedModel(url, columns))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The arguments and, if fitted, the files of the bundle, for copies and other processes."""
-        names = {*self.get_params(deep=False), "_metadata_request"}
-        state = {name: value for name, value in vars(self).items() if name in names}
-        if "_bundle" in vars(self):
-            state |= {"_files": bundle_files(self._own_files()), "_opened": self._opened_with()}
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Put the files of the bundle into a scratch directory of this process."""
-        files, opened = state.pop("_files", {}), state.pop("_opened", None)
-        self.__dict__.update(state)
-        if opened is not None:
-            out = self._scratch()
-            for name, content in files.items():
-                storage.write_bytes(storage.join(out, name), content)
-            self._open(out, *opened)
+        """For copies and other processes: all but what lies in the data directories of this ranker."""
+        return {name: value for name, value in vars(self).items() if name not in ("splits_", "_pretrained")}
 
     def _arguments(self) -> Arguments:
         return validate(Arguments, self.get_params(deep=False), "Ranker")
 
     def _encoders_for(self, method: Method) -> SeedRun | None:
         """The run of `pretrain`; None without one, and for a method that does not pretrain."""
-        encoders: SeedRun | None = vars(self).get("_encoders")
-        if encoders is None or method.encoder(self.method, {}) is None:
+        if self._pretrained is None or method.encoder(self.method, {}) is None:
             return None
-        if self.method not in encoders.methods:
-            before = ", ".join(encoders.methods)
+        run = self._pretrained.run
+        if self.method not in run.methods:
+            before = ", ".join(run.methods)
             raise InputError(f"Ranker({self.method!r}): pretrain was called for {before!r}; call it again before fit")
-        return encoders
+        return run
 
-    def _fitted(self) -> bundles.Bundle:
-        """The bundle in memory; another ranker in the same directory may replace the files of `bundle_`."""
-        if "_bundle" not in vars(self):
+    def _fitted(self) -> FittedModel:
+        if self._model is None:
             raise NotFitted("this Ranker is not fitted; call fit first, or Ranker.load")
-        bundle: bundles.Bundle = self._bundle
-        return bundle
+        return self._model
 
     def _as_fitted(
         self, X: Any, y: Any, group: Any, columns: Keys, *, labels_needed: bool = False
     ) -> tuple[pa.Table, dict[str, Any]]:
-        """Rows with the columns of `fit` as a table, and the uses of its columns, of which `columns` are new."""
-        raw_tables.check_width(X, self._array_width)
-        return frames.rows_as_table(X, y, group, {**self.columns_, **columns}, labels_needed=labels_needed)
+        """Rows with the columns of `fit` as a table with row numbers, and its uses, of which `columns` are new."""
+        model = self._fitted()
+        raw_tables.check_width(X, model.array_width)
+        table, uses = frames.rows_as_table(X, y, group, {**model.columns, **columns}, labels_needed=labels_needed)
+        return table.append_column(ROW, pa.array(np.arange(len(table)))), uses
 
     def _every_row(self, table: pa.Table, uses: Keys) -> AbstractContextManager[Split]:
         """Rows to score as a data set for the block; every row needs a score, so none may be rejected."""
         return frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}})
 
-    def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
-        """The uses of columns in scoring, and how rows are read; cached for the next call."""
-        key, cached = repr((uses, named, self.prepare)), self._kept.get("reading")
-        if cached is None or cached[0] != key:
-            of_scoring = uses_in_scoring(uses, self._fitted(), "Ranker.predict", named=named)
-            # key and value in one assignment: another thread may ask with other uses
-            cached = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
-        reading: tuple[dict[str, Any], PrepareConfig] = cached[1]
-        return reading
+    def _open(self, model: FittedModel) -> Self:
+        self._model, self.columns_ = model, model.columns
+        self.feature_names_in_ = np.array(model.names, dtype=object)
+        self.n_features_in_ = len(model.names)
+        return self
 
-    def _scorer(self) -> bundles.Scorer:
-        """The function that scores the bundle's features in their order; cached."""
-        if "scorer" not in self._kept:
-            self._kept["scorer"] = self._fitted().scorer(device=choose_device("auto"), threads=1)  # more only wait here
-        scorer: bundles.Scorer = self._kept["scorer"]
-        return scorer
-
-    def _own_files(self) -> str:
-        """The directory of the bundle, whose files are still those that were opened."""
-        if bundles.content_hash(self.bundle_) != self._content:
-            raise InputError(
-                f"{self.bundle_}: another fit has replaced this ranker's files; give each its own directory"
-            )
-        return self.bundle_
-
-    def _opened_with(self) -> tuple[dict[str, Any], int | None, tuple[str, ...]]:
-        return self.columns_, self._array_width, tuple(self.feature_names_in_)
-
-    def _open(
-        self, url: str, columns: dict[str, Any], array_width: int | None = None, names: Sequence[str] = ()
-    ) -> None:
-        self._content, self._bundle, self.bundle_ = bundles.content_hash(url), bundles.load(url), url
-        self.columns_ = with_fills(columns, self._bundle)
-        self._kept: dict[str, Any] = {}  # caches of predict
-        self._array_width = array_width
-        names = names or [feature.name for feature in self._bundle.features]
-        self.feature_names_in_ = np.array(names, dtype=object)
-        self.n_features_in_ = len(self._bundle.features)
-
-    def _folder(self, name: str) -> str:
-        return self._scratch() if self.directory is None else storage.join(self.directory, name)
-
-    def _scratch(self) -> str:
-        """A scratch directory that lives as long as this object."""
-        folder = storage.scratch.make()
-        weakref.finalize(self, _remove, folder, os.getpid())
-        return str(folder)
+    def _folder(self, name: str) -> Folder:
+        return Folder(None if self.directory is None else storage.join(self.directory, name))
 
 
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a forked process has a copy of the object, not of the directory
-        shutil.rmtree(folder, ignore_errors=True)
+def _found_by_auto(arguments: Arguments, splits: Splits, folder: Folder) -> str:
+    """The bundle that `jobs.auto` finds; a run resumes with the same rows and seed, and others start a new one."""
+    (data,) = splits.train.data
+    place = storage.join(folder.url, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
+    of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
+    return AutoJob(out=place, data=data, splits=splits, **of).train()
 
 
-def _run(arguments: Arguments, method: Method, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:
-    return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)
+def _run(
+    arguments: Arguments, method: Method, splits: Splits, folder: Folder, encoders: SeedRun | None = None
+) -> SeedRun:
+    return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, folder.url, encoders)

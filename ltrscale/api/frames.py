@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.api.raw_tables import LABEL, QUERY, to_raw_table
+from ltrscale.api.raw_tables import LABEL, QUERY, check_width, to_raw_table
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
@@ -32,9 +32,9 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
-from ltrscale.ingest.profile import columns_of
+from ltrscale.ingest.profile import LogColumn, columns_of
 from ltrscale.ingest.remarks import RejectedRowsError
-from ltrscale.ingest.structure import table_structure
+from ltrscale.ingest.structure import Structure, table_structure
 from ltrscale.progress import log
 from ltrscale.stages.tracking import untracked
 
@@ -45,11 +45,12 @@ _SMALL = 10_000
 
 
 def rows_as_table(
-    rows: Any, labels: Any, group: Any, columns: Mapping[str, Any], *, labels_needed: bool = False
+    rows: Any, labels: Any, group: Any, columns: Mapping[str, Any], *, labels_needed: bool = False, name: str = "X"
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """Rows as a table, and the uses of its columns."""
+    """Rows as a table, and the uses of its columns; arrays of labels and groups stand for the columns of these uses."""
     table = to_raw_table(rows, labels, group)
     columns = {use: _as_names(value) if use in _NAMING else value for use, value in columns.items()}
+    replaced = {columns.get(use) for use, given in (("label", labels), ("query", group)) if given is not None}
     if labels is not None:
         if columns.get("label", LABEL) != LABEL:
             columns.pop("grades", None)  # they map values of that column
@@ -60,15 +61,20 @@ def rows_as_table(
         if columns.get(use) not in table.column_names:
             quoted = f" {columns[use]!r}" if columns.get(use) not in (None, LABEL, QUERY) else ""
             raise InputError(
-                f"X has no {use} column{quoted}; give {argument}, or name its column: {use}=... "
+                f"{name} has no {use} column{quoted}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
             )
+    table = _without_unread(table, columns, name)
+    return table, with_features(columns, table.select([each for each in table.column_names if each not in replaced]))
+
+
+def _without_unread(table: pa.Table, columns: Mapping[str, Any], name: str) -> pa.Table:
+    """A table without the columns of types that no use reads; an `InputError` if one of them is named."""
     unread = {each.name: each.type for each in table.schema if not cols.is_kept(each.type)}
     if named := unread.keys() & {text for value in columns.values() for text in _texts(value)}:
-        name = min(named)
-        raise InputError(f"X: column {name!r} is {unread[name]}, which no use reads; convert it to text or numbers")
-    table = table.drop_columns([*unread])
-    return table, with_features(columns, table)
+        of = min(named)
+        raise InputError(f"{name}: column {of!r} is {unread[of]}, which no use reads; convert it to text or numbers")
+    return table.drop_columns([*unread])
 
 
 _NAMING = {*ColumnMapping.model_fields} - {"grades"}
@@ -104,24 +110,11 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     """
     if "features" in columns or "categorical" in columns:
         return dict(columns)
-    used = {text for use in columns.values() for text in _texts(use)}
-    prefixes = tuple(text[:-1] for text in used if text.endswith("*"))
-    free = {
-        field.name: field.type
-        for field in table.schema
-        if field.name not in used and not (prefixes and field.name.startswith(prefixes))
-    }
+    if not len(table):
+        raise InputError("X has no rows; give some")
     first = table.slice(0, _FIRST_ROWS)
-    log_columns, seen = (
-        (columns_of(first, table.schema, Dialect()), table_structure(first)) if len(table) else ([], None)
-    )
-    for each in log_columns:
-        if not each.distinct and not each.missing and not each.size:  # bytes that are not text
-            free.pop(each.name, None)
-    for name, why in row_numbers(log_columns, seen).items() if seen else ():
-        if name in free and not name.isdecimal():  # digits name the columns of an array
-            log.warning("column %r is left out: %s; name the features if it is one", name, why)
-            free.pop(name)
+    log_columns, seen = columns_of(first, table.schema, Dialect()), table_structure(first)
+    free = _unused(columns, table.schema, log_columns, seen)
     # sorted by name, like the columns of a pattern in a config: the order of a table's columns does not matter
     categorical = sorted(
         n for n, kind in free.items() if cols.is_single(kind) and (pa.types.is_dictionary(kind) or cols.is_text(kind))
@@ -133,9 +126,24 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
     roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
     roles = {use: name for use, name in roles.items() if name in table.column_names}
-    if seen and "query" in roles:
+    if "query" in roles:
         _warn_of_doubtful(doubtful(log_columns, seen, roles), {*numeric, *categorical})
     return {**columns, "features": numeric, "categorical": categorical, **({"vectors": vectors} if vectors else {})}
+
+
+def _unused(
+    columns: Mapping[str, Any], schema: pa.Schema, log_columns: Sequence[LogColumn], seen: Structure
+) -> dict[str, pa.DataType]:
+    """The types of columns without a use, except bytes that are not text, and row numbers, of which it warns."""
+    used = {text for use in columns.values() for text in _texts(use)}
+    used |= {each.name for each in log_columns if not (each.distinct or each.missing or each.size)}  # such bytes
+    prefixes = tuple(text[:-1] for text in used if text.endswith("*"))
+    free = {each.name: each.type for each in schema if each.name not in used and not each.name.startswith(prefixes)}
+    for name, why in row_numbers(log_columns, seen).items():
+        if name in free and not name.isdecimal():  # digits name the columns of an array
+            log.warning("column %r is left out: %s; name the features if it is one", name, why)
+            free.pop(name)
+    return free
 
 
 def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[Feature]) -> list[str]:
@@ -176,6 +184,26 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from (str(key), *_texts(part))
     elif isinstance(value, list | tuple):
         yield from (text for part in value for text in _texts(part))
+
+
+def validation_table(validation: Any, columns: Mapping[str, Any], width: int | None) -> pa.Table:
+    """A table of validation groups, given in the way of the training rows: `width` and `columns` are of these.
+
+    Raises:
+        InputError: it is no table nor `(X, y, group)`, or labels or groups are arrays in one of both alone.
+    """
+    parts = validation if isinstance(validation, tuple) else (validation,)
+    if not 1 <= len(parts) <= 3:
+        raise InputError(f"validation has {len(parts)} parts; give a table with the columns of X, or (X, y, group)")
+    rows, labels, group = (*parts, None, None)[:3]
+    check_width(rows, width, "validation")
+    table, as_given = rows_as_table(rows, labels, group, columns, labels_needed=True, name="validation")
+    if apart := [use for use in ("label", "query") if as_given[use] != columns[use]]:
+        raise InputError(
+            f"validation has another {apart[0]} than X, whose {apart[0]} is column {columns[apart[0]]!r}; name the "
+            "columns of both, or give arrays for both"
+        )
+    return table
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -249,13 +277,6 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
         return False  # `prepare` names what is missing
     codes_N = _value_codes(table, query)
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
-
-
-def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
-    """The `prepare` settings that read rows to score, from the uses of columns and further keys."""
-    source = {"kind": "items", "columns": {**columns, "item": None}}
-    settings = {**settings, "duplicates": "reject"}  # each row is its own document
-    return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
 
 
 def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[QueryGroups, NDArray[np.int64]] | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
+from ltrscale.serving.columns import ROW
 
 LABEL, QUERY = "__label__", "__query__"
 """Columns for labels and query ids that were given as arrays."""
@@ -36,6 +37,8 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
         {'1': [0.0, 0.0, 0.0], '__label__': [1, 0, 2], '__query__': [0, 0, 1]}
     """
     table = cols.plain(_arrow(rows))
+    if own := [name for name in table.column_names if name in (LABEL, QUERY, ROW)]:
+        raise InputError(f"X: column {own[0]!r} has a name that Ranker gives to a column of its own; rename it")
     if twice := [name for name in table.column_names if table.column_names.count(name) > 1]:
         raise InputError(f"X: {len(twice)} columns are named {twice[0]!r}; rename all but one")
     if labels is not None:
@@ -52,7 +55,7 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 
 def width(rows: Any) -> int | None:
     """Number of columns of an array; None for a table, where columns have names."""
-    has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
+    has_names = _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
     return None if has_names else int(_matrix(rows).shape[1])
 
 
@@ -110,10 +113,10 @@ def _exports_arrow(rows: Any) -> bool:
 
 @contextmanager
 def _one_type(name: str) -> Iterator[None]:
-    """Turn Arrow's errors for values that cannot be a column into `InputError`s."""
+    """Turn errors of Arrow or numpy for values that cannot be a column into `InputError`s."""
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except (ValueError, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         why = "; ".join(reversed([str(part) for part in error.args]))
         raise InputError(f"{name}: {why}; give all values of the column one type") from error
 
@@ -135,10 +138,11 @@ def _matrix(rows: Any) -> NDArray[Any]:
 
 
 def _real(values: Any, name: str) -> NDArray[Any]:
-    array = np.asarray(values)
+    with _one_type(name):
+        array = np.asarray(values)
     if np.iscomplexobj(array):
         raise InputError(f"{name}: Complex data not supported ({array.dtype}); give real numbers")
-    return array
+    return array.astype(np.float64) if array.dtype == np.longdouble else array
 
 
 def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:

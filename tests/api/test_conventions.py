@@ -172,6 +172,11 @@ def test_an_array_keeps_its_width_in_copies_and_files(fitted: Ranker, tmp_path: 
             one.predict(np.hstack([X, X[:, :1]]), group=QUERY)
 
 
+def test_numbers_of_more_digits_are_read_as_doubles(fitted: Ranker) -> None:
+    scores_N = fitted.predict(X.astype(np.longdouble), group=QUERY)
+    np.testing.assert_array_equal(scores_N, fitted.predict(X, group=QUERY))
+
+
 def test_some_columns_of_an_array_may_be_features() -> None:
     some = ranker().fit(X, Y, group=QUERY, features=["1", "3"])
     assert some.n_features_in_ == 2

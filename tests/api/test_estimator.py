@@ -240,6 +240,8 @@ def test_rows_are_explained_by_what_their_scores_differ_in(fitted: Ranker) -> No
     assert {r.value for each in explained for r in each.reasons if r.feature == "shop"} <= {*NEW["shop"].astype(str)}
     with pytest.raises(InputError, match="no two rows of one query"):
         fitted.explain(NEW, (0, len(NEW) - 1))
+    (named,) = fitted.explain(NEW.assign(code=[f"c{i}" for i in range(len(NEW))]), (rows[0], rows[1]), item="code")
+    assert (named.item, named.against) == (f"c{rows[0]}", f"c{rows[1]}")
 
 
 def test_a_table_without_the_query_column_needs_groups(fitted: Ranker) -> None:
@@ -309,6 +311,24 @@ def test_a_small_table_is_scored_in_memory_as_by_prepare(
 def dated() -> Ranker:
     """Trees that see features of dates too."""
     return trees().fit(TRAIN, validation=VALIDATION, **COLUMNS, **DATES)
+
+
+def test_arrays_stand_for_the_columns_that_were_named(fitted: Ranker) -> None:
+    """A label that is left out of the labels would give the answer away."""
+    given = trees().fit(TRAIN, TRAIN["bought"], group=TRAIN["search"], **COLUMNS)
+    assert list(given.feature_names_in_) == list(fitted.feature_names_in_)
+
+
+def test_a_copy_shares_no_data_and_lasts_as_long_as_it_is_held() -> None:
+    ranker = trees().fit(TRAIN, **COLUMNS)
+    one, place = copy.copy(ranker), Path(ranker.bundle_)
+    assert not hasattr(one, "splits_")
+    ranker.fit(TRAIN, **COLUMNS)
+    gc.collect()
+    assert pickle.loads(pickle.dumps(one)).predict(NEW).tolist() == one.predict(NEW).tolist()
+    del one
+    gc.collect()
+    assert not place.exists(), "a scratch directory lasts as long as the models in it"
 
 
 def test_a_new_fit_replaces_the_scorer(fitted: Ranker) -> None:
@@ -692,6 +712,24 @@ WRONG: dict[str, tuple[Any, str]] = {
     "two types": (
         lambda: trees().fit(TRAIN.assign(price=[1.5, "free", *TRAIN["price"][2:]]), **COLUMNS),
         "X: .*column price .*; give all values of the column one type",
+    ),
+    "rows of unequal length": (lambda: trees().fit([[1, 2], [3]], [0, 1], group=[2]), "X: .* sequence"),
+    "a validation of two tables": (
+        lambda: trees().fit(TRAIN, validation=(VALIDATION, None, None, None), **COLUMNS),
+        "validation has 4 parts; give a table",
+    ),
+    "labels of a validation that X has in a column": (
+        lambda: trees().fit(TRAIN, validation=(VALIDATION, VALIDATION["bought"]), **COLUMNS),
+        "validation has another label than X, whose label is column 'bought'; name the columns of both",
+    ),
+    "no labels of a validation": (
+        lambda: trees().fit(TRAIN.drop(columns="bought"), TRAIN["bought"], query="search", validation=VALIDATION),
+        "validation has no label column; give y",
+    ),
+    "no rows": (lambda: trees().fit(TRAIN.head(0), **NAMES), "X has no rows; give some"),
+    "our own name": (
+        lambda: trees().fit(TRAIN.assign(__label__=1), TRAIN["bought"], query="search"),
+        "X: column '__label__' has a name that Ranker gives to a column of its own; rename it",
     ),
     "a feature": (
         lambda: trees().fit(TRAIN, validation=VALIDATION.drop(columns="price"), **COLUMNS),
