@@ -8,19 +8,19 @@ no dependency: pip install flaml.
 Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, T draws.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from jobs.bench.cells import Cell, difference, publish
 from jobs.cli import Command, Job, main
 from ltrscale import storage
-from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.arrays import Doubles, Floats, Ints, offsets
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import Config
@@ -30,12 +30,11 @@ from ltrscale.data.dataset.split import Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.progress import log
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.reports.document import Document, Figure, Section, Table, TableRow, Text
-from ltrscale.reports.render import REPORT, markdown
+from ltrscale.reports.document import Document, Section, Table, TableRow, Text
 
 Name = Literal["auto", "lightgbm", "xgboost", "catboost", "flaml"]
 _BATCH, _MOST_TREES, _PATIENCE = 1 << 18, 3000, 100
@@ -49,7 +48,7 @@ class BaselineSet(Config):
     folds: tuple[str, ...] = ()
     """Names of the folds of a collection."""
     minutes: float = Field(default=2.0, gt=0)
-    """For each search, without reading and without scoring the test."""
+    """For each search: with reading for `auto`, without it for the others, and without scoring the test."""
     draws: int = Field(default=1, ge=1)
     """Samples of the training labels, with the seeds 0, 1, ...; below five judge nothing."""
 
@@ -100,7 +99,7 @@ class Lists(NamedTuple):
         """The lists of several documents; a list of one has nothing to order."""
         several_Q = self.lengths_Q > 1
         kept_N = several_Q[self.ids_N]
-        offsets_Q1 = np.concatenate([[0], np.cumsum(self.lengths_Q[several_Q])])
+        offsets_Q1 = offsets(self.lengths_Q[several_Q])
         return Lists(self.features_NF[kept_N], self.labels_N[kept_N], offsets_Q1)
 
     def ndcg(self, scores_N: Any, k: int) -> Doubles:
@@ -118,6 +117,10 @@ class Search(NamedTuple):
     ends: float
     """When it has to end, on the clock of `time.monotonic`."""
     seed: int
+
+    def value(self, scores_N: Any) -> float:
+        """Mean NDCG on validation."""
+        return float(np.nanmean(self.validation.ndcg(scores_N, self.k)))
 
     @property
     def late(self) -> bool:
@@ -140,7 +143,7 @@ def read(selection: Selection) -> Lists:
     lengths_Q = np.concatenate([np.diff(part.offsets_Q1.numpy()) for part in parts])
     labels = [part.labels_N.double().numpy() for part in parts if part.labels_N is not None]
     features_NF = np.concatenate([part.features_NF.numpy() for part in parts])
-    return Lists(features_NF, np.concatenate(labels), np.concatenate([[0], np.cumsum(lengths_Q)]))
+    return Lists(features_NF, np.concatenate(labels), offsets(lengths_Q))
 
 
 def _best_of(search: Search, trial: Callable[[Any], tuple[float, Scores]]) -> Scores:
@@ -207,8 +210,7 @@ def search_lightgbm(search: Search) -> Scores:
         # where time ends it, LightGBM names its last number of trees, not its best
         trees = int(np.argmax(seen["valid_0"][f"ndcg@{search.k}"])) + 1
         scores_N = booster.predict(search.validation.features_NF, num_iteration=trees)
-        value = float(np.nanmean(search.validation.ndcg(scores_N, search.k)))
-        return value, lambda features_NF: booster.predict(features_NF, num_iteration=trees)
+        return search.value(scores_N), lambda features_NF: booster.predict(features_NF, num_iteration=trees)
 
     return _best_of(search, trial)
 
@@ -250,8 +252,7 @@ def search_xgboost(search: Search) -> Scores:
         booster = xgb.train(
             settings, data, _MOST_TREES, evals=[(valid, "validation")], callbacks=stops, verbose_eval=False
         )
-        value = float(np.nanmean(search.validation.ndcg(booster.predict(valid), search.k)))
-        return value, lambda features_NF: booster.predict(xgb.DMatrix(features_NF))
+        return search.value(booster.predict(valid)), lambda features_NF: booster.predict(xgb.DMatrix(features_NF))
 
     return _best_of(search, trial)
 
@@ -288,17 +289,14 @@ def search_catboost(search: Search) -> Scores:
             }
         )
         model.fit(data, eval_set=valid, callbacks=[InTime()])
-        return float(np.nanmean(search.validation.ndcg(model.predict(valid), search.k))), model.predict
+        return search.value(model.predict(valid)), model.predict
 
     return _best_of(search, trial)
 
 
 def search_flaml(search: Search) -> Scores:
     """FLAML's AutoML for ranking: LightGBM and XGBoost, settings and sizes by its own search."""
-    try:
-        from flaml import AutoML
-    except ImportError as error:
-        raise InputError(f"methods: flaml needs a library that is not installed ({error}); pip install flaml") from None
+    from flaml import AutoML
 
     found, validation = AutoML(), search.validation.longer_than_one  # its metric refuses a list of one document
     found.fit(
@@ -367,13 +365,15 @@ def compare(job: BaselinesJob) -> None:
     """Train what is missing, all methods on a draw before the next, and report.
 
     Raises:
-        InputError: a record is of other settings, or FLAML is asked for and not installed.
+        InputError: a record is of other settings, or a library that is asked for is not installed.
     """
+    for method in job.methods:
+        if method != "auto" and find_spec(method) is None:
+            raise InputError(f"methods: {method} is not installed; pip install {method}")
     for name, chosen in job.sets.items():
         for seed, (cell, splits) in enumerate(chosen.cells()):
-            urls = {method: storage.join(job.out, name, cell, f"{method}.json") for method in job.methods}
-            asked = {"minutes": chosen.minutes, "cutoff": job.cutoff, "splits": splits.model_dump(mode="json")}
-            missing = [method for method, url in urls.items() if not _is_recorded(url, asked)]
+            cells = _cells(job, name, cell, splits)
+            missing = [method for method, of_method in cells.items() if not of_method.is_made]
             lists = [*_lists(splits)] if {*missing} - {"auto"} else []
             for method in missing:
                 log.info("%s: %s by %s", name, cell, method)
@@ -386,76 +386,44 @@ def compare(job: BaselinesJob) -> None:
                     ranker = _OTHERS[method](Search(train, validation, job.cutoff, start + 60 * chosen.minutes, seed))
                     took = (time.monotonic() - start) / 60
                     ndcg_Q = test.ndcg(ranker(test.features_NF), job.cutoff)
-                values = [None if np.isnan(x) else float(x) for x in ndcg_Q]
-                record = {"asked": asked, "minutes": took, "ndcg": values}
-                storage.write_bytes(urls[method], json.dumps(record).encode())
-    report = markdown(document(job))
-    storage.write_bytes(storage.join(job.out, REPORT), report.encode())
-    print(report)
+                cells[method].write(ndcg_Q, minutes=took)
+    publish(document(job), job.out)
 
 
-def _is_recorded(url: str, asked: Mapping[str, Any]) -> bool:
-    """Whether a record is there.
-
-    Raises:
-        InputError: it is of other minutes, of another cut-off or of other splits.
-    """
-    content = storage.read_if_there(url)
-    if content is not None and json.loads(content).get("asked", asked) != asked:
-        raise InputError(f"{url}: made with other minutes, cutoff or splits; give another out, or remove it")
-    return content is not None
+def _cells(job: BaselinesJob, name: str, cell: str, splits: SplitsWithTest) -> dict[Name, Cell]:
+    """Those of each method on a fold and draw of a set."""
+    minutes = job.sets[name].minutes
+    asked = {"minutes": minutes, "cutoff": job.cutoff, "splits": splits.model_dump(mode="json")}
+    return {method: Cell(storage.join(job.out, name, cell, f"{method}.json"), asked) for method in job.methods}
 
 
 def document(job: BaselinesJob) -> Document:
     """A table for each set: NDCG of each method, what auto has more, and in how many draws."""
     sections = []
     for name, chosen in job.sets.items():
-        found = {
-            method: [
-                json.loads(storage.read_bytes(storage.join(job.out, name, cell, f"{method}.json")))
-                for cell, _ in chosen.cells()
-            ]
-            for method in job.methods
-        }
-        table = Table.from_rows([*_rows(chosen, job.cutoff, found)])
         folds = f", {len(chosen.folds)} folds" if chosen.folds else ""
         few = "" if chosen.folds or chosen.draws >= FEWEST_DRAWS else ", too few to judge"
-        sections.append(
-            Section(
-                name,
-                [
-                    Text(f"{chosen.minutes:g} minutes for each search; draws of labels: {chosen.draws}{few}{folds}"),
-                    table,
-                ],
-            )
-        )
+        text = f"{chosen.minutes:g} minutes for each search; draws of labels: {chosen.draws}{few}{folds}"
+        sections.append(Section(name, [Text(text), Table.from_rows([*_rows(job, name)])]))
     opening = [Text("What auto has more, with its 95% interval, and in how many folds and draws it is ahead.")]
     return Document("jobs.auto and tuned rankers of other libraries", opening, sections)
 
 
-def _rows(chosen: BaselineSet, k: int, found: Mapping[Name, Sequence[Mapping[str, Any]]]) -> Iterator[TableRow]:
-    values = {name: [np.array(each["ndcg"], np.float64) for each in records] for name, records in found.items()}
-    for name, records in found.items():
+def _rows(job: BaselinesJob, name: str) -> Iterator[TableRow]:
+    chosen = job.sets[name]
+    cells = [_cells(job, name, cell, splits) for cell, splits in chosen.cells()]
+    found = {method: [of_draw[method].read() for of_draw in cells] for method in job.methods}
+    for method, records in found.items():
         row: TableRow = {
-            "method": name,
-            f"NDCG@{k}": float(np.mean([np.nanmean(values_Q) for values_Q in values[name]])),
+            "method": method,
+            f"NDCG@{job.cutoff}": float(np.mean([np.nanmean(each["ndcg"]) for each in records])),
             "minutes": round(float(np.mean([each["minutes"] for each in records])), 2),
         }
-        if name != "auto" and "auto" in values:
-            leads = [ours_Q - theirs_Q for ours_Q, theirs_Q in zip(values["auto"], values[name], strict=True)]
+        if method != "auto" and "auto" in found:
+            leads = [ours["ndcg"] - theirs["ndcg"] for ours, theirs in zip(found["auto"], records, strict=True)]
             row["auto more by"] = difference(leads, chosen.draws)
             row["auto ahead in"] = f"{sum(np.nanmean(each_Q) > 0 for each_Q in leads)} of {len(leads)}"
         yield row
-
-
-def difference(leads: Sequence[Doubles], draws: int) -> Figure:
-    """The mean over lists and draws, those of each fold crossed; from differences [Q] of each fold's draws in order."""
-    starts = range(0, len(leads) + 1, draws)
-    folds = [np.stack(leads[start:end], axis=1) for start, end in pairwise(starts)]
-    folds_Q = np.repeat(np.arange(len(folds)), [len(values_QT) for values_QT in folds])
-    means = crossed_means(np.concatenate(folds)[..., None], folds_Q)
-    low_M, high_M = means.interval()
-    return Figure(mean=float(means.mean_M[0]), low=float(low_M[0]), high=float(high_M[0]))
 
 
 def _job() -> Job:

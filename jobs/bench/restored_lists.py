@@ -15,7 +15,6 @@ Shapes: N documents, F features, B masks of a document, Q1 offsets, D embedding,
 """
 
 import copy
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Literal, get_args
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jobs.bench.baselines import difference
+from jobs.bench.cells import Cell, difference, publish
 from jobs.cli import Command, Job, main
 from ltrscale import storage
 from ltrscale.arrays import Doubles
@@ -45,7 +44,6 @@ from ltrscale.ranking.loss import has_pairs
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.pairwise import lambdarank
 from ltrscale.reports.document import Document, Section, Table, TableRow, Text
-from ltrscale.reports.render import REPORT, markdown
 from ltrscale.training.transform import fit
 
 Name = Literal["scratch", "contrasted_values", "contrasted", "lists", "restored"]
@@ -225,7 +223,7 @@ def compare(job: RestoredListsJob) -> None:
     vectors_F = mask_of_features([feature.name for feature in everything.features], job.vectors)
     for draw in range(job.draws):
         for name in get_args(Name):
-            missing = [n for n in job.labelled if storage.read_if_there(_place(job, name, n, draw)) is None]
+            missing = [n for n in job.labelled if not _cell(job, name, n, draw).is_made]
             if not missing:
                 continue
             torch.manual_seed(draw)
@@ -240,15 +238,13 @@ def compare(job: RestoredListsJob) -> None:
                 net.load_state_dict(start)
                 value, ndcg_Q = finetune(net, only_relevant(labelled), validation), judged(net, test)
                 log.info("%s, %d labelled lists, draw %d: %.4f on validation", name, n, draw, value)
-                record = {"validation": value, "ndcg": ndcg_Q.tolist()}
-                storage.write_bytes(_place(job, name, n, draw), json.dumps(record).encode())
-    report = markdown(document(job))
-    storage.write_bytes(storage.join(job.out, REPORT), report.encode())
-    print(report)
+                _cell(job, name, n, draw).write(ndcg_Q, validation=value)
+    publish(document(job), job.out)
 
 
-def _place(job: RestoredListsJob, name: Name, labelled: int, draw: int) -> str:
-    return storage.join(job.out, str(labelled), str(draw), f"{name}.json")
+def _cell(job: RestoredListsJob, name: Name, labelled: int, draw: int) -> Cell:
+    asked = {"data": job.data, "vectors": job.vectors, "epochs": job.epochs}
+    return Cell(storage.join(job.out, str(labelled), str(draw), f"{name}.json"), asked)
 
 
 def document(job: RestoredListsJob) -> Document:
@@ -261,20 +257,18 @@ def document(job: RestoredListsJob) -> Document:
 
 
 def _rows(job: RestoredListsJob, labelled: int) -> Iterator[TableRow]:
-    read = {
-        name: [json.loads(storage.read_bytes(_place(job, name, labelled, draw))) for draw in range(job.draws)]
-        for name in get_args(Name)
-    }
-    ndcg_by_name = {name: [np.array(each["ndcg"]) for each in records] for name, records in read.items()}
-    for name, records in read.items():
+    found = {name: [_cell(job, name, labelled, draw).read() for draw in range(job.draws)] for name in get_args(Name)}
+    for name, records in found.items():
         row: TableRow = {
             "method": name,
-            f"NDCG@{_AT}": float(np.mean(ndcg_by_name[name])),
+            f"NDCG@{_AT}": float(np.mean([each["ndcg"] for each in records])),
             "validation": float(np.mean([each["validation"] for each in records])),
         }
         if name in BEFORE:
-            pairs = zip(ndcg_by_name[name], ndcg_by_name[BEFORE[name]], strict=True)
-            row["more than without"] = difference([after_Q - before_Q for after_Q, before_Q in pairs], job.draws)
+            pairs = zip(records, found[BEFORE[name]], strict=True)
+            row["more than without"] = difference(
+                [after["ndcg"] - before["ndcg"] for after, before in pairs], job.draws
+            )
         yield row
 
 

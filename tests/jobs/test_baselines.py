@@ -47,7 +47,7 @@ def test_a_library_learns_and_a_repeated_command_trains_nothing_again(
     compare(asked)
     assert capsys.readouterr().out == first
     assert [path.stat().st_mtime_ns for path in files] == times
-    with pytest.raises(InputError, match="made with other minutes, cutoff or splits"):
+    with pytest.raises(InputError, match="made with other minutes, cutoff, splits"):
         compare(asked.replace(cutoff=asked.cutoff + 1))
     assert f"| {method}" in first
     assert "2, too few to judge" in first
@@ -71,7 +71,7 @@ def test_the_table_has_what_auto_is_ahead_by(tmp_path: Path, write_dataset: Writ
 def test_a_set_without_a_test_and_a_missing_library_are_named(
     tmp_path: Path, write_dataset: WriteDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = job(tmp_path, write_dataset, methods=["flaml"])
+    asked = job(tmp_path, write_dataset, methods=["lightgbm", "flaml"])
     settings = asked.model_dump()
     del settings["sets"]["made-up"]["splits"]["test"]
     with pytest.raises(InputError, match=r"sets\.made-up\.splits\.test"):
@@ -79,3 +79,4 @@ def test_a_set_without_a_test_and_a_missing_library_are_named(
     monkeypatch.setitem(sys.modules, "flaml", None)
     with pytest.raises(InputError, match="pip install flaml"):
         compare(asked)
+    assert not Path(asked.out).exists(), "before any training"

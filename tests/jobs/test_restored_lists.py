@@ -13,6 +13,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import TransformConfig
 from ltrscale.training.transform import fit
@@ -78,3 +79,5 @@ def test_cells_are_made_once_and_differences_stand_beside_what_they_are_of(
     assert json.loads(lost.read_text()) == before, "a cell depends on its draw alone"
     assert capsys.readouterr().out == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
+    with pytest.raises(InputError, match="made with other data, vectors, epochs"):
+        compare(job.replace(epochs=2))
