@@ -1,9 +1,9 @@
 """Benchmarks: speed and memory as ratios measured in one run, against the project's goals."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
 
 from pydantic import Field
 from rich.console import Console
@@ -31,7 +31,7 @@ from ltrscale.processor import Timings
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
 
-BENCHES: dict[str, Callable[[], list[Row]]] = {
+BENCHES: dict[str, Callable[[], Iterable[Row]]] = {
     "stream": bench_stream,
     "ddp": bench_ddp,
     "letor": bench_letor,
@@ -56,7 +56,7 @@ class BenchJob(Config):
     """Measure speed and memory against peers, as ratios in one run."""
 
     quick: bool = False
-    """Only what takes seconds: counts, which are the same on every machine; if `wide` is named, small lists."""
+    """Only the counts of `device` that have a goal: half a minute, and the same on every machine."""
     device: Device = "cpu"
     """A GPU on which `device` also times its steps."""
     only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
@@ -65,42 +65,49 @@ class BenchJob(Config):
 
 
 def bench(job: BenchJob) -> None:
-    """Run the benchmarks and print one row per ratio.
+    """Run the benchmarks, log each figure as soon as it is measured, and print all of them.
 
     Raises:
-        InputError: `only` names no benchmark.
+        InputError: `only` names no benchmark, or with `quick` another one than `device`.
     """
-    for name in job.only:
+    names = job.only or (("device",) if job.quick else tuple(BENCHES))
+    for name in names:
         if name not in BENCHES:
             raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
+        if job.quick and name != "device":
+            raise InputError(f"only: {name!r} has no quick form; set quick=false")
     rows: list[Row] = []
-    quick = {"device": partial(bench_device, quick=job.quick, device=job.device)}
-    benches = BENCHES | quick | {"wide": partial(bench_wide, quick=job.quick)}
-    for name in job.only or (["device"] if job.quick else benches):
-        log.info("measuring %s", name)
-        rows += benches[name]()
-        if job.out is not None:  # what is measured is kept, should the next one fail
-            document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-            storage.write_bytes(storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
-    Console(width=180).print(_table(rows))
-
-
-def _table(rows: list[Row]) -> Table:
+    start = time.monotonic()
+    for number, name in enumerate(names, 1):
+        log.info("measuring %s, %d of %d", name, number, len(names))
+        measured = bench_device(quick=job.quick, device=job.device) if name == "device" else BENCHES[name]()
+        for row in measured:
+            rows.append(row)
+            log.info("%s: %s", row.name, " ".join(filter(None, _judged(row))) or row.note)
+            if job.out is not None:  # what is measured is kept, should the next one fail
+                document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+                storage.write_bytes(
+                    storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode()
+                )
     table = Table("what", "figure", "goal", "", "ours", "peer", "note")
     for row in rows:
-        goal, verdict = "", ""
-        if row.goal is not None and row.ratio is not None:
-            reached = row.ratio >= row.goal if row.at_least else row.ratio <= row.goal
-            goal, verdict = f"{'>=' if row.at_least else '<='} {row.goal:g}", "met" if reached else "missed"
-        table.add_row(row.name, _figure(row.ratio), goal, verdict, row.ours, row.peer, row.note)
-    return table
+        table.add_row(row.name, *_judged(row), row.ours, row.peer, row.note)
+    Console(width=180).print(table)
+    judged = [row.met for row in rows if row.met is not None]
+    log.info("%d of %d goals met, in %.1f minutes", sum(judged), len(judged), (time.monotonic() - start) / 60)
 
 
-def _figure(ratio: float | None) -> str:
-    """A count as it is, a ratio with two digits and the range of its rounds."""
-    if ratio is None:
+def _judged(row: Row) -> tuple[str, str, str]:
+    """The figure, its goal, and whether it is met."""
+    goal = "" if row.goal is None else f"{'>=' if row.at_least else '<='} {row.goal:g}"
+    return _figure(row.figure), goal, {True: "met", False: "missed", None: ""}[row.met]
+
+
+def _figure(value: float | None) -> str:
+    """A count as it is, any other number with two digits and the range of its rounds."""
+    if value is None:
         return ""
-    if isinstance(ratio, int):
-        return f"{ratio:,}"
-    rounds = ratio.rounds if isinstance(ratio, Timings) else ()
-    return f"{ratio:.2f}" + (f" ({min(rounds):.2f}-{max(rounds):.2f})" if len(rounds) > 1 else "")
+    if isinstance(value, int):
+        return f"{value:,}"
+    rounds = value.rounds if isinstance(value, Timings) else ()
+    return f"{value:.2f}" + (f" ({min(rounds):.2f}-{max(rounds):.2f})" if len(rounds) > 1 else "")

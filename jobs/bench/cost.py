@@ -79,6 +79,14 @@ class Machine(NamedTuple):
     """For which training pauses while a checkpoint is copied to memory; it is written beside training."""
 
 
+class Cluster(NamedTuple):
+    """What the workers run on."""
+
+    network: Network
+    store: Store
+    machine: Machine
+
+
 class Workload(NamedTuple):
     """An epoch, and a step of one worker."""
 
@@ -121,8 +129,9 @@ class Step(NamedTuple):
         return max(self.compute + self.host + self.exchange, self.reading)
 
 
-def step(work: Workload, world: int, network: Network, store: Store, machine: Machine) -> Step:
+def step(work: Workload, world: int, cluster: Cluster) -> Step:
     """The seconds of a step on this many workers."""
+    network, store, machine = cluster
     row_groups = work.documents_per_step * work.row_groups / work.documents
     exchange = network.exchange_s(work.gradient_bytes, world) + work.small_sums * network.exchange_s(0, world)
     return Step(
@@ -133,15 +142,16 @@ def step(work: Workload, world: int, network: Network, store: Store, machine: Ma
     )
 
 
-def epoch_s(work: Workload, world: int, network: Network, store: Store, machine: Machine) -> float:
+def epoch_s(work: Workload, world: int, cluster: Cluster) -> float:
     """The seconds of one epoch, without its start."""
-    return work.steps(world) * step(work, world, network, store, machine).seconds
+    return work.steps(world) * step(work, world, cluster).seconds
 
 
-def run_s(work: Workload, world: int, network: Network, store: Store, machine: Machine, epochs: int = 1) -> float:
+def run_s(work: Workload, world: int, cluster: Cluster, epochs: int = 1) -> float:
     """The seconds of a whole run."""
-    before = start_s(world, machine) + account_s(work, world, store)
-    training = epochs * epoch_s(work, world, network, store, machine)
+    machine = cluster.machine
+    before = start_s(world, machine) + account_s(work, world, cluster.store)
+    training = epochs * epoch_s(work, world, cluster)
     return before + training + training // machine.checkpoint_every_s * machine.pause_s
 
 
@@ -175,8 +185,8 @@ def fit_network(small_s: Mapping[int, float], large_s: Mapping[int, float], n_by
 def fit_host(steps_s: Mapping[int, float], work: Workload, network: Network, cores: float) -> float:
     """The processor time of a worker in a step that explains measured steps which computation bounds."""
     worlds = list(steps_s)
-    free = Machine(cores, 0.0, 0.0)
-    rest = [steps_s[w] - step(work, w, network, Store(0, math.inf, 0, 1), free).seconds for w in worlds]
+    free = Cluster(network, Store(0, math.inf, 0, 1), Machine(cores, 0.0, 0.0))
+    rest = [steps_s[w] - step(work, w, free).seconds for w in worlds]
     return max(0.0, _slope(np.array([max(1.0, world / cores) for world in worlds]), np.array(rest)))
 
 

@@ -3,6 +3,7 @@
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -11,10 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from jobs.bench.measure import Row, write_dataset
+from jobs.bench.measure import Row, select_all, write_dataset
 from ltrscale import storage
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.models.choices import NetworkConfig
@@ -32,7 +31,7 @@ from ltrscale.training.settings import OptimizerConfig
 METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())
 _DOCS_A_WORKER = 16_384
 _STREAMS_A_WORKER = 2
-_STEPS = 12
+_STEPS = 8
 _WARM_UP = 3
 
 
@@ -44,21 +43,21 @@ class _Times(NamedTuple):
     wait: float
 
 
-def bench_ddp() -> list[Row]:
+def bench_ddp() -> Iterator[Row]:
     """The share of time that a step waits for Ray Data, and the speedup of two workers."""
     with storage.scratch.directory() as folder:
         data = f"{folder}/data"
-        write_dataset(data, "zstd", groups=6_000)
-        rows = [_scaling(method, data) for method in METHODS]
+        write_dataset(data, "zstd", groups=3_200)
+        yield from (_scaling(method, data) for method in METHODS)
         with ray_cluster(cpus=4):
-            return [*(_waiting(method, data) for method in METHODS), *rows]
+            yield from (_waiting(method, data) for method in METHODS)
 
 
 def _waiting(method: MethodConfig, data: str) -> Row:
     times = _run(method, data, rank=0, world=1, reader=read_with_ray)
     return Row(
         name=f"waiting for data, {method.kind}",
-        ratio=times.wait / times.wall,
+        figure=times.wait / times.wall,
         goal=0.05,
         at_least=False,
         ours=f"{1e3 * times.wait / _STEPS:.1f} ms per step",
@@ -75,7 +74,7 @@ def _scaling(method: MethodConfig, data: str) -> Row:
     idle = statistics.mean(1 - times.processor / times.wall for times in of_two)
     return Row(
         name=f"1 -> 2 workers, {method.kind}",
-        ratio=one.wall / slowest.wall,
+        figure=one.wall / slowest.wall,
         goal=0.85,
         ours=f"{2 * _STEPS * _DOCS_A_WORKER / slowest.wall / 1e3:.1f} k docs/s",
         peer=f"{_STEPS * _DOCS_A_WORKER / one.wall / 1e3:.1f} k docs/s",
@@ -103,7 +102,7 @@ def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int)
 
 def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: RowGroupReader) -> _Times:
     """Train some steps, with an equal share for each worker."""
-    selection = select(Split(data=(data,)), labelled=False)
+    selection = select_all(data)
     torch.manual_seed(0)
     transform = FeatureTransform(TransformConfig(numeric="none"), ["numeric"] * len(selection.features), [])
     model = Pretrainer(transform, NetworkConfig(), method, ZeroingConfig(), None)

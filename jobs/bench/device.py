@@ -7,18 +7,19 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import N_FEATURES, Row, apart, mslr_lengths
+from jobs.bench.measure import N_FEATURES, Row, apart, mslr_offsets
 from jobs.bench.networks import RESNET
 from jobs.bench.pretend import Counts, counting, pretending
-from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.batch import QueryGroups
 from ltrscale.config import kind_of, members
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
 from ltrscale.devices import choose_device, round_to_tf32
@@ -111,36 +112,39 @@ class Counted(NamedTuple):
         return self.documents / seconds[bound], bound
 
 
-Step = Callable[[torch.device, QueryGroups], Callable[[], object]]
-"""Puts a model on a device, and returns one step on these groups, as often as it is called."""
+class Step(Protocol):
+    """Puts a model on a device, and returns one step on these groups, as often as it is called."""
+
+    def __call__(
+        self, device: torch.device, groups: QueryGroups, precision: Precision = "float32"
+    ) -> Callable[[], object]:
+        """The precision is that of training; scoring has none."""
+        ...
 
 
-def steps(resnet: ResNetConfig = RESNET, precision: Precision = "float32") -> dict[str, Step]:
+def steps(resnet: ResNetConfig = RESNET) -> dict[str, Step]:
     """Every objective, encoder, list context and ranking loss, and scoring, by name; most of them on this encoder.
-
-    The precision is that of training; scoring has none.
 
     But for DLCM: of a GRU, torch has a kernel for CPUs and cuDNN's, and none that a pretended device could run.
     """
-    pretext, finetune = (partial(made, precision=precision) for made in (_pretext, _finetune))
-    pretexts = {f"method {kind_of(cls)}": partial(pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
+    pretexts = {f"method {kind_of(cls)}": partial(_pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
     encoders = {
-        f"encoder {kind_of(cls)}": partial(pretext, SimSiamConfig(), cls.model_validate({}))
+        f"encoder {kind_of(cls)}": partial(_pretext, SimSiamConfig(), cls.model_validate({}))
         for cls in members(FeatureEncoderConfig)
     }
     contexts = {
-        f"context {kind_of(cls)}": partial(finetune, resnet, cls, None)
+        f"context {kind_of(cls)}": partial(_finetune, resnet, cls, None)
         for cls in members(ContextConfig)
         if cls is not DLCMConfig
     }
-    losses = {f"loss {kind_of(cls)}": partial(finetune, resnet, None, cls) for cls in members(LossConfig)}
-    losses["negatives of other lists"] = partial(finetune, resnet, None, None, negatives=2)
+    losses = {f"loss {kind_of(cls)}": partial(_finetune, resnet, None, cls) for cls in members(LossConfig)}
+    losses["negatives of other lists"] = partial(_finetune, resnet, None, None, negatives=2)
     deep = {"kind": "pirank", "depth": 3, "k": 10}
-    losses["loss pirank of depth 3"] = partial(finetune, resnet, None, None, loss=deep)
+    losses["loss pirank of depth 3"] = partial(_finetune, resnet, None, None, loss=deep)
     return {**pretexts, **encoders, **contexts, **losses, "scoring": partial(_score, resnet)}
 
 
-def bench_device(quick: bool = False, device: str = "cpu") -> list[Row]:
+def bench_device(quick: bool = False, device: str = "cpu") -> Iterator[Row]:
     """Launches, waits, bytes and products of every step, and the rates that follow; on a real GPU also its rate.
 
     Args:
@@ -150,14 +154,17 @@ def bench_device(quick: bool = False, device: str = "cpu") -> list[Row]:
     names = [name for name in steps() if not quick or name in GOALS]
     # where a device has pretended, torch cannot pin memory for a real one
     counted = _counted(names) if device == "cpu" else apart(_counted, names)
-    rows, groups = [], lists(MANY)
     for name, sizes in counted.items():
-        rows.append(_launches(name, sizes))
+        yield _launches(name, sizes)
         if device != "cpu":
-            rows.append(_on_gpu(name, sizes[MANY], groups, device))
-    published = () if quick else _published() if device == "cpu" else apart(_published)
-    moved = [_gigabytes(name, sizes) for name, sizes in counted.items() if name in GIGABYTES]
-    return [*rows, *moved, _growth(counted), _waits(counted), _bytes(counted), *published]
+            yield _on_gpu(name, sizes[MANY], device)
+    for name, goal in GIGABYTES.items():
+        documents, counts = counted[name][MANY]
+        moved, note = round(counts.touched / 1e9, 1), f"{documents:,} documents"
+        yield Row(f"gigabytes of a step, {name}", moved, goal=goal, at_least=False, note=note)
+    yield from _worst(counted)
+    if not quick:
+        yield from _published() if device == "cpu" else apart(_published)
 
 
 def _counted(names: Sequence[str]) -> dict[str, dict[int, Counted]]:
@@ -173,7 +180,7 @@ def _launches(name: str, by_size: dict[int, Counted]) -> Row:
     per_document = f"{counts.touched / documents / 1e3:.0f} kB, {counts.flops / documents / 1e6:.1f} MFLOP a document"
     return Row(
         name=f"launches of a step, {name}",
-        ratio=counts.launches,
+        figure=counts.launches,
         goal=GOALS.get(name),
         at_least=False,
         ours=f"{counts.waits.total()} waits, {counts.copies} copies, {per_document}",
@@ -183,50 +190,17 @@ def _launches(name: str, by_size: dict[int, Counted]) -> Row:
     )
 
 
-def _gigabytes(name: str, by_size: dict[int, Counted]) -> Row:
-    documents, counts = by_size[MANY]
-    return Row(
-        name=f"gigabytes of a step, {name}",
-        ratio=round(counts.touched / 1e9, 1),
-        goal=GIGABYTES[name],
-        at_least=False,
-        note=f"{documents:,} documents",
-    )
-
-
-def _growth(counted: dict[str, dict[int, Counted]]) -> Row:
+def _worst(counted: dict[str, dict[int, Counted]]) -> Iterator[Row]:
+    """What no step may exceed: launches that grow with the lists, waits, and bytes beside those of SimSiam."""
     growth = {name: sizes[MANY].counts.launches / sizes[FEW].counts.launches for name, sizes in counted.items()}
-    worst = max(growth, key=lambda name: growth[name])
-    return Row(
-        name=f"launches at {MANY} lists / at {FEW}, the largest of all steps",
-        ratio=growth[worst],
-        goal=1.3,
-        at_least=False,
-        note=worst,
-    )
-
-
-def _waits(counted: dict[str, dict[int, Counted]]) -> Row:
-    most = max((one for sizes in counted.values() for one in sizes.values()), key=lambda one: one.counts.waits.total())
-    return Row(
-        name="waits of a step, the most of all steps",
-        ratio=most.counts.waits.total(),
-        goal=1,
-        at_least=False,
-        note=", ".join(most.counts.waits),
-    )
-
-
-def _bytes(counted: dict[str, dict[int, Counted]]) -> Row:
+    name, worst = f"launches at {MANY} lists / at {FEW}, the largest of all steps", max(growth, key=growth.__getitem__)
+    yield Row(name, growth[worst], note=worst, goal=1.3, at_least=False)
+    waits = max((one.counts.waits for sizes in counted.values() for one in sizes.values()), key=Counter.total)
+    name = "waits of a step, the most of all steps"
+    yield Row(name, waits.total(), note=", ".join(waits), goal=1, at_least=False)
     ours, peer = (counted[f"method {kind}"][MANY].counts.touched for kind in ("simclr_rank", "simsiam"))
-    return Row(
-        name="bytes of a step, SimCLR-Rank / SimSiam",
-        ratio=ours / peer,
-        goal=1.3,
-        at_least=False,
-        ours=f"{ours / 1e9:.1f} GB",
-        peer=f"{peer / 1e9:.1f} GB",
-    )
+    gigabytes = (f"{size / 1e9:.1f} GB" for size in (ours, peer))
+    yield Row("bytes of a step, SimCLR-Rank / SimSiam", ours / peer, *gigabytes, goal=1.3, at_least=False)
 
 
 def _published() -> list[Row]:
@@ -236,17 +210,11 @@ def _published() -> list[Row]:
         "SimCLR-Rank, a loop over lists": (_looped, 9.47),
     }
     groups, rows = lists(round(STEP_DOCUMENTS / MEAN_LENGTH)), []
-    for name, (step, seconds) in epochs.items():
+    for name, (step, published_s) in epochs.items():
         rate, bound = count(step, groups).rate(GPUS[0])
-        rows.append(
-            Row(
-                name=f"an epoch of HOU24's Table 6, {name}: predicted / published seconds",
-                ratio=MSLR_DOCUMENTS / rate / seconds,
-                ours=f"{MSLR_DOCUMENTS / rate:.2f} s, bound by {bound}",
-                peer=f"{seconds} s",
-                note=f"V100, batches of {groups.n_documents:,} documents",
-            )
-        )
+        seconds, title = MSLR_DOCUMENTS / rate, f"an epoch of HOU24's Table 6, {name}: predicted / published seconds"
+        ours, note = f"{seconds:.2f} s, bound by {bound}", f"V100, batches of {groups.n_documents:,} documents"
+        rows.append(Row(title, seconds / published_s, ours, f"{published_s} s", note))
     return rows
 
 
@@ -254,7 +222,7 @@ STEP_DOCUMENTS, MEAN_LENGTH, MSLR_DOCUMENTS = 200_000, 122, 2_270_296
 """Documents of a step of HOU24, of a list, and of the training part of MSLR-WEB30K's first fold."""
 
 
-def _looped(device: torch.device, groups: QueryGroups) -> Callable[[], object]:
+def _looped(device: torch.device, groups: QueryGroups, precision: Precision = "float32") -> Callable[[], object]:
     """A step of SimCLR-Rank with its loss written list by list in plain torch."""
 
     class Looped(SimCLRRankConfig):
@@ -265,7 +233,7 @@ def _looped(device: torch.device, groups: QueryGroups) -> Callable[[], object]:
             )
             return torch.cat([_info_nce(z0_LP, z1_LP, self.temperature) for z0_LP, z1_LP in parts])
 
-    return _pretext(Looped(), RESNET, device, groups)
+    return _pretext(Looped(), RESNET, device, groups, precision)
 
 
 def _info_nce(z0_LP: Tensor, z1_LP: Tensor, temperature: float) -> Tensor:
@@ -293,11 +261,11 @@ class Measured(NamedTuple):
 
 
 def measure(step: Step, groups: QueryGroups, device: str, precision: Precision = "float32") -> Measured:
-    """Time steps on a real GPU; the precision is that of the products outside autocast, for `steps` has the other."""
+    """Time steps on a real GPU; the precision is that of training, and of products outside autocast."""
     chosen, before = choose_device(device), torch.get_float32_matmul_precision()
     round_to_tf32(precision == "tf32")
     try:
-        work = step(chosen, groups)
+        work = step(chosen, groups, precision)
         _taken(work, chosen, _WARM_UP_S)  # until clocks are up, memory is allocated and layouts are made ahead
         torch.cuda.reset_peak_memory_stats(chosen)
         number, seconds, waited_s = _taken(work, chosen, _MEASURED_S)
@@ -322,15 +290,16 @@ def _taken(work: Callable[[], object], device: torch.device, at_least_s: float) 
 _FEWEST, _WARM_UP_S, _MEASURED_S = 3, 0.3, 0.6
 
 
-def _on_gpu(name: str, counted: Counted, groups: QueryGroups, device: str) -> Row:
+def _on_gpu(name: str, counted: Counted, device: str) -> Row:
     """What a step reaches on this GPU, in each precision, beside the prediction if its data sheet is known."""
-    measured = {p: measure(steps(precision=p)[name], groups, device, p) for p in get_args(Precision)}
+    step, groups = steps()[name], lists(MANY)
+    measured = {precision: measure(step, groups, device, precision) for precision in get_args(Precision)}
     full_name = torch.cuda.get_device_name(choose_device(device))
     known = next((gpu for gpu in GPUS if gpu.name in full_name), None)
     predicted = counted.rate(known)[0] if known else None
     return Row(
         name=f"documents a second on {full_name}, {name}: measured in TF32 / predicted",
-        ratio=measured["tf32"].rate / predicted if predicted else None,
+        figure=measured["tf32"].rate / predicted if predicted else None,
         ours=", ".join(f"{precision} {one}" for precision, one in measured.items()),
         peer=f"predicted {predicted / 1e6:.2f} M docs/s" if predicted else "",
         note=f"{groups.n_documents:,} documents" + ("" if known else "; no data sheet"),
@@ -354,15 +323,15 @@ def count(step: Step, groups: QueryGroups, *, number: int = 1, values: bool = Fa
 
 def lists(n_groups: int, length: int | None = None) -> QueryGroups:
     """Labelled lists of random documents; of web search lengths, or all of one length."""
-    lengths_Q = torch.from_numpy(mslr_lengths(n_groups, seed=0)) if length is None else torch.full((n_groups,), length)
-    offsets_Q1, generator = to_offsets(lengths_Q), torch.Generator().manual_seed(0)
+    offsets_Q1 = mslr_offsets(n_groups) if length is None else torch.arange(n_groups + 1) * length
+    generator = torch.Generator().manual_seed(0)
     n = int(offsets_Q1[-1])
     return QueryGroups(
         torch.randn(n, N_FEATURES, generator=generator),
         offsets_Q1,
         labels_N=torch.randint(5, (n,), generator=generator).float(),
         ids_Q=torch.arange(n_groups),
-        positions_N=torch.cat([torch.arange(1.0, 1 + length) for length in lengths_Q.tolist()]),
+        positions_N=torch.cat([torch.arange(1.0, 1 + length) for length in offsets_Q1.diff().tolist()]),
     )
 
 
@@ -431,7 +400,12 @@ def _finetune(
     return _trained(model, groups, device, precision)
 
 
-def _score(resnet: ResNetConfig, device: torch.device, groups: QueryGroups) -> Callable[[], Tensor]:
+def _score(
+    resnet: ResNetConfig,
+    device: torch.device,
+    groups: QueryGroups,
+    precision: Precision = "float32",  # noqa: ARG001 - as every step
+) -> Callable[[], Tensor]:
     ranker = _ranker(resnet).to(device).eval()
 
     def work() -> Tensor:

@@ -5,7 +5,7 @@ Every loss that a config may name is measured; a loss without a padded form is m
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, L the longest list, K the first ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import Row, mslr_lengths, peak_bytes
-from ltrscale.batch import to_offsets
+from jobs.bench.measure import LABEL_SHARES, Row, mslr_offsets, peak_bytes
 from ltrscale.config import by_kind
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.ranking import pairwise
@@ -25,8 +24,7 @@ from ltrscale.ranking.loss import Loss as RankingLoss
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.metrics import rank_discounts
 
-GROUPS = 256
-LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
+GROUPS = 128
 TEMPERATURE = 1.0
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -48,16 +46,21 @@ SETTINGS = {"temperature": TEMPERATURE, "samples": 2}
 """For the losses that have these keys."""
 
 
-def bench_losses() -> list[Row]:
+def bench_losses() -> Iterator[Row]:
     """Time of every loss and memory of those with a padded form, then the speed of LambdaRank."""
-    kinds = list(by_kind(LossConfig))
-    return [row for kind in kinds for row in measure(kind)] + _against_lightgbm()
+    for kind in by_kind(LossConfig):
+        yield from measure(kind)
+    yield from _against_lightgbm()
 
 
-def measure(kind: str, groups: int = GROUPS) -> list[Row]:
+def measure(kind: str, groups: int = GROUPS) -> Iterator[Row]:
     """Time and, against a padded form if there is one, peak memory of one loss."""
     peer = PEERS.get(kind)
-    return [_time(kind, peer, groups)] if peer is None else [_time(kind, peer, groups), _memory(kind, peer, groups)]
+    yield _time(kind, peer, groups)
+    if peer is not None:
+        ours, padded = (peak_bytes(partial(_work_by_kind, kind, padded), 4, groups) for padded in (False, True))
+        name = f"{kind}, forward and backward: peak memory, ragged / padded to the longest list"
+        yield Row.memory(name, ours, padded, goal=1.0 if peer.linear else 0.5)
 
 
 def _config(kind: str) -> RankingLoss:
@@ -77,59 +80,40 @@ def _ragged(kind: str) -> Loss:
 
 def _time(kind: str, peer: _Peer | None, groups: int) -> Row:
     lists = _lists(groups)
-    ragged, padded, repeats = _work(_ragged(kind), *lists), [], 7
-    if peer is not None:
-        if "samples" not in type(_config(kind)).model_fields:  # the two forms draw different noise
-            _assert_same(kind, peer)
-        padded = [_work(_padded(kind, peer), *lists)]
-        repeats = 7 if peer.linear else 1  # one run of a padded form with all pairs takes seconds
-    seconds, *padded_seconds = (total_s / len(lists[0]) for total_s in cpu_seconds(ragged, *padded, repeats=repeats))
-    speed = "speed, ragged / padded to the longest list" if padded_seconds else "time, ragged"
-    return Row(
-        name=f"{kind}, forward and backward: {speed}",
-        ratio=padded_seconds[0] / seconds if padded_seconds else None,
-        goal=None if peer is None or peer.linear else 2.0,
-        ours=f"{seconds * 1e6:.2f} us/doc",
-        peer=f"{padded_seconds[0] * 1e6:.2f} us/doc" if padded_seconds else "",
-        note=f"{groups} groups of web search lengths, the longest {int(lists[2].diff().max())}"
-        + ("" if padded_seconds else "; no padded form to compare with"),
-    )
+    n, name = len(lists[0]), f"{kind}, forward and backward:"
+    note = f"{groups} groups of web search lengths, the longest {int(lists[2].diff().max())}"
+    ragged = _work(_ragged(kind), *lists)
+    if peer is None:
+        (seconds,) = cpu_seconds(ragged)
+        rate = f"{n / seconds / 1e6:.2f} M docs/CPU-s"
+        return Row(f"{name} time, ragged", None, rate, note=f"{note}; no padded form to compare with")
+    if "samples" not in type(_config(kind)).model_fields:  # the two forms draw different noise
+        _assert_same(kind, peer)
+    # one run of a padded form with all pairs takes seconds
+    seconds, padded_s = cpu_seconds(ragged, _work(_padded(kind, peer), *lists), repeats=7 if peer.linear else 1)
+    name += " speed, ragged / padded to the longest list"
+    return Row.speed(name, n, seconds, padded_s, goal=None if peer.linear else 2.0, note=note)
 
 
-def _memory(kind: str, peer: _Peer, groups: int) -> Row:
-    ours, padded = (peak_bytes(partial(_work_by_kind, kind, padded), 4, [groups])[0] for padded in (False, True))
-    return Row(
-        name=f"{kind}, forward and backward: peak memory, ragged / padded to the longest list",
-        ratio=ours / padded,
-        goal=1.0 if peer.linear else 0.5,
-        at_least=False,
-        ours=f"{ours / 1e6:.0f} MB",
-        peer=f"{padded / 1e6:.0f} MB",
-        note="growth of peak resident memory, one process each",
-    )
-
-
-def _against_lightgbm() -> list[Row]:
+def _against_lightgbm() -> Iterator[Row]:
     """LightGBM's objective: a boosting round of LambdaRank minus one of squared error, which grow the same stump."""
     scores_N, labels_N, offsets_Q1 = _lists(GROUPS)
-    n, rows = len(scores_N), []
-    for pairs, truncation in (("pairs with the first 30 ranks, its default", 30), ("all pairs", len(scores_N))):
+    n = len(scores_N)
+    for pairs, truncation, goal in (("pairs with the first 30 ranks, its default", 30, 0.8), ("all pairs", n, None)):
         loss = partial(pairwise.lambdarank, truncation=truncation, normalise="lightgbm")
         lambdarank = _booster("lambdarank", scores_N, labels_N, offsets_Q1, lambdarank_truncation_level=truncation)
         squared = _booster("regression", scores_N, labels_N, offsets_Q1)
         work = _work(loss, scores_N, labels_N, offsets_Q1)
         seconds, round_seconds, other_seconds = cpu_seconds(work, lambdarank.update, squared.update, repeats=15)
         peer_seconds = Timings([a - b for a, b in zip(round_seconds.rounds, other_seconds.rounds, strict=True)])
-        row = Row(
-            name=f"LambdaRank, {pairs}: documents per CPU second, ours / LightGBM's objective",
-            ratio=peer_seconds / seconds,
-            goal=0.8 if truncation < len(scores_N) else None,
-            ours=f"{n / seconds / 1e6:.2f} M/s",
-            peer=f"{n / peer_seconds / 1e6:.2f} M/s",
+        yield Row.speed(
+            f"LambdaRank, {pairs}: documents per CPU second, ours / LightGBM's objective",
+            n,
+            seconds,
+            peer_seconds,
+            goal=goal,
             note="the same gradient, ours with the loss, LightGBM's with second derivatives",
         )
-        rows.append(row)
-    return rows
 
 
 def _booster(
@@ -147,7 +131,7 @@ def _booster(
 def _lists(groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random scores, labels with the frequencies of web search, and offsets."""
     generator = _generator()
-    offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(groups, seed=0)))
+    offsets_Q1 = mslr_offsets(groups)
     n = int(offsets_Q1[-1])
     labels_N = torch.tensor(LABEL_SHARES).multinomial(n, replacement=True, generator=generator).float()
     return torch.randn(n, generator=generator).requires_grad_(), labels_N, offsets_Q1

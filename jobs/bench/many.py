@@ -7,16 +7,15 @@ What a rank does alone, its plan, is measured on row groups of a large data set 
 Shapes: see `ltrscale.batch`.
 """
 
-import functools
 import itertools
 import json
-import logging
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from jobs.bench.measure import Row, apart
+from jobs.bench.measure import Row, apart, group_table, plain_features, quiet, select_all, write_tables
 from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
-from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import OPEN_FILES, ParquetReads, open_parquet, plan_reads, read_planned
 from ltrscale.errors import Stopped
-from ltrscale.progress import log
+from ltrscale.processor import cpu_seconds
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.hangs import Pulse, WorkerProgress
 from ltrscale.runtime.mailbox import Beat, Left, Sender, WorkerJoined, open_mailbox
@@ -63,20 +59,14 @@ def write_groups(url: str) -> None:
     """Write a small data set of 64 files, one file a period, with some 16 row groups each."""
     rng = np.random.default_rng(0)
     lengths_Q = rng.integers(4, 21, _GROUPS)
-    with storage.Commit(url) as commit:
-        writer = DatasetWriter(commit, n_features=_FEATURES, row_group_bytes=_ROW_GROUP_BYTES)
+
+    def files() -> Iterator[tuple[str, pa.Table]]:
         for first in range(0, _GROUPS, _PER_FILE):
             block_Q = lengths_Q[first : first + _PER_FILE]
-            table = pa.table(
-                {
-                    "gid": pa.array(np.arange(first, first + len(block_Q))),
-                    "features": pa.array([rng.normal(size=n * _FEATURES).astype(np.float32) for n in block_Q]),
-                    "labels": pa.nulls(len(block_Q), pa.list_(pa.float32())),
-                }
-            )
-            writer.add(f"{first // _PER_FILE:02d}", table)
-        features = tuple(Feature(name=f"f{i}") for i in range(_FEATURES))
-        commit_dataset(commit, Manifest(features=features, files=writer.close()))
+            features_NF = rng.normal(size=(block_Q.sum(), _FEATURES))
+            yield f"{first // _PER_FILE:02d}", group_table(first, block_Q, features_NF, None)
+
+    write_tables(url, _FEATURES, files(), row_group_bytes=_ROW_GROUP_BYTES)
 
 
 class LeastSquares(nn.Module):
@@ -116,7 +106,7 @@ class SmallTraining:
         Raises:
             RuntimeError: the account of the epoch did not close.
         """
-        selection = select(Split(data=(self.data,)), labelled=False)
+        selection = select_all(self.data)
         documents = -(-selection.n_documents // STEPS)
         config = PretrainConfig(
             stream=StreamConfig(docs_per_batch=documents, streams=STREAMS, prefetch=0), epochs=1, checkpoint_minutes=60
@@ -140,7 +130,7 @@ class SmallTraining:
             except Stopped:
                 assert self.stop_after is not None
 
-        with _quiet():
+        with quiet():
             on_ranks(world, work)
         return models
 
@@ -152,20 +142,9 @@ class SmallTraining:
             self.opened[what] += 1
             return open_parquet(url)
 
-        for table in read_planned(plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(opening), threads=0):
+        for table in read_planned(plan_reads(row_groups), columns, lru_cache(OPEN_FILES)(opening), threads=0):
             self.row_groups[what] += 1
             yield table
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """All ranks log in this process: only their warnings appear."""
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def bench_many() -> list[Row]:
@@ -224,7 +203,7 @@ def _measure(world: int, data: str, out: str) -> dict[str, float]:
         "bytes of a checkpoint's manifest": manifest_bytes,
         "bytes of an epoch's record": len(json.dumps(whole.records[-1])),
         "requests to torchrun's store in a beat": requests_of_a_beat(world),
-        "ms of plan in a worker": min(_plan_ms(world) for _ in range(3)),
+        "ms of plan in a worker": 1e3 * cpu_seconds(partial(_plan, world), repeats=3)[0],
     }
 
 
@@ -290,25 +269,23 @@ class _Planned(Exception):  # noqa: N818 - no error
     """The plan of an epoch is made."""
 
 
-def _plan_ms(world: int) -> float:
-    """Processor time in which a worker counts an epoch of the data set on paper, and plans what to read."""
+def _plan(world: int) -> None:
+    """Count an epoch of the data set on paper, and plan what a worker reads of it."""
 
     def reader(*_: object) -> Iterator[pa.Table]:
         raise _Planned
 
     stream = GroupStream(on_paper(), StreamConfig(docs_per_batch=1 << 20, streams=STREAMS), world=world, reader=reader)
-    start = time.process_time()
     assert stream.groups_per_epoch
     assert stream.documents_per_epoch
     with suppress(_Planned):
         next(stream.epoch(0))
-    return 1e3 * (time.process_time() - start)
 
 
-@functools.cache
+@cache
 def on_paper() -> Selection:
     """A selection of 35 million lists, 420 million documents, as the manifest of many files would list them."""
-    features = tuple(Feature(name=f"f{i}") for i in range(12))
+    features = plain_features(12)
     documents = np.random.default_rng(0).integers(3_000, 5_401, ON_PAPER).tolist()
     file = FileToRead("", "all", dataset="s3://logs/news", sha256="0" * 64, bytes=1 << 28, stored=features)
     files = [replace(file, url=f"s3://logs/news/part-{i:05d}.parquet") for i in range(-(-ON_PAPER // 32))]
@@ -346,7 +323,7 @@ def _post(mailbox: Any, ranks: Sequence[int]) -> None:
     with ExitStack() as stack:
         for rank, sender in senders.items():
             sender(WorkerJoined(rank, None))
-            stack.enter_context(Pulse().sent(functools.partial(beat, rank)))
+            stack.enter_context(Pulse().sent(partial(beat, rank)))
         time.sleep(_LISTEN_S)
     for rank, sender in senders.items():
         sender(Left(rank, None))

@@ -1,27 +1,33 @@
-"""The row that a benchmark reports, and measurements of memory and time whose ratios hold on a busy machine."""
+"""The row that a benchmark reports, measurements of memory and time that hold on a busy machine, and made-up data."""
 
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.alongside import alongside
+from ltrscale.arrays import Ints
+from ltrscale.batch import to_offsets
 from ltrscale.data.dataset.manifest import Feature, Manifest
-from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset
-from ltrscale.processor import Timings, cpu_seconds
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset, to_lists
 from ltrscale.progress import log
+from ltrscale.stages.stage import Stage
 
 _LOOK_S = 0.003
 
@@ -31,29 +37,91 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the benchmark table: a ratio measured in one run, or a count, and its goal.
+    """One line of the benchmark table: a ratio measured in one run, a count or a size, and its goal.
 
-    `at_least`: the goal is a lower bound of the ratio, otherwise an upper bound. `ours` and `peer` are the measured
-    values with units. If there is no ratio, because there is no peer or no measurement, `note` says why.
+    `at_least`: the goal is a lower bound of the figure, otherwise an upper bound. `ours` and `peer` are the measured
+    values with units. If there is no figure, because there is no peer or no measurement, `note` says why.
     """
 
     name: str
-    ratio: float | None
+    figure: float | None
     ours: str = ""
     peer: str = ""
     note: str = ""
     goal: float | None = None
     at_least: bool = True
 
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None without a goal or a figure."""
+        if self.goal is None or self.figure is None:
+            return None
+        return self.figure >= self.goal if self.at_least else self.figure <= self.goal
 
-def quiet_cpu_seconds(*works: Callable[[], object], repeats: int) -> list[Timings]:
-    """As `cpu_seconds`, for works that log their progress: only their warnings appear."""
+    @classmethod
+    def speed(
+        cls,
+        name: str,
+        n: int,
+        ours_s: float,
+        peer_s: float,
+        *,
+        goal: float | None = None,
+        what: str = "docs",
+        note: str = "",
+    ) -> "Row":
+        """How many times as much we do in a second of a processor as the peer; both did `n` of something.
+
+        Example:
+            >>> row = Row.speed("parsing", 1000, 0.01, 0.04)
+            >>> row.figure, row.ours, row.peer
+            (4.0, '100.0 k docs/CPU-s', '25.0 k docs/CPU-s')
+        """
+        ours, peer = (f"{_in_thousands(n / seconds)} {what}/CPU-s" for seconds in (ours_s, peer_s))
+        return cls(name, peer_s / ours_s, ours, peer, note, goal)
+
+    @classmethod
+    def cost(
+        cls, name: str, n: int, ours_s: float, peer_s: float, *, goal: float | None = None, note: str = ""
+    ) -> "Row":
+        """How many times the time of the peer we take for each of `n` documents."""
+        ours, peer = (f"{1e6 * seconds / n:.1f} us/doc" for seconds in (ours_s, peer_s))
+        return cls(name, ours_s / peer_s, ours, peer, note, goal, at_least=False)
+
+    @classmethod
+    def memory(
+        cls,
+        name: str,
+        ours: int,
+        peer: int,
+        *,
+        goal: float | None = None,
+        note: str = "growth of peak resident memory, one process each",
+    ) -> "Row":
+        """How many times the bytes of the peer we take."""
+        sizes = (f"{size / 2**20:.0f} MB" for size in (ours, peer))
+        return cls(name, ours / peer, *sizes, note, goal, at_least=False)
+
+
+def _in_thousands(rate: float) -> str:
+    return f"{rate / 1e6:.2f} M" if rate >= 1e6 else f"{rate / 1e3:.1f} k"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Of what works log inside the block, only their warnings appear."""
     level = log.level
     log.setLevel(logging.WARNING)
     try:
-        return cpu_seconds(*works, repeats=repeats)
+        yield
     finally:
         log.setLevel(level)
+
+
+def run_stage(stage: Stage) -> None:
+    """Make the output of a stage, even if it is there, and report to nobody."""
+    with quiet():
+        stage.work({}, lambda _: None)
 
 
 def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -62,24 +130,31 @@ def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         return pool.submit(function, *arguments, **named).result()
 
 
-def peak_bytes(work: Callable[[int], object], warm_up: int, sizes: Sequence[int]) -> list[int]:
-    """Growth of the peak resident memory during `work(size)`, each size in a separate process (on Linux).
+def peak_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
+    """Growth of the peak resident memory during `work(argument)`, in a separate process (on Linux).
 
-    The work first runs with the small size `warm_up`, so that imports and library buffers do not count.
+    The work first runs with `warm_up`, something small, so that imports and library buffers do not count.
     """
-    return [apart(_growth, work, warm_up, size) for size in sizes]
+    return apart(_growth, work, warm_up, argument)
 
 
-def peak_own_bytes(work: Callable[[str], object], warm_up: str, argument: str) -> int:
-    """Growth of the peak anonymous memory during `work(argument)`, in a separate process (on Linux).
+def peak_own_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
+    """As `peak_bytes`, without pages of memory-mapped files, which the system can reclaim.
 
-    Pages of memory-mapped files do not count, because the system can reclaim them. The memory is sampled every few
-    milliseconds. The work first runs with `warm_up`.
+    The memory is sampled every few milliseconds.
     """
     return apart(_own_growth, work, warm_up, argument)
 
 
-def _own_growth(work: Callable[[str], object], warm_up: str, argument: str) -> int:
+def _growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:
+    torch.set_num_threads(1)
+    work(warm_up)
+    before = resident_peak()
+    work(argument)
+    return resident_peak() - before
+
+
+def _own_growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:
     torch.set_num_threads(1)
     work(warm_up)
     before = peak = _status_bytes("RssAnon")
@@ -92,14 +167,6 @@ def _own_growth(work: Callable[[str], object], warm_up: str, argument: str) -> i
     with alongside(look):
         work(argument)
     return peak - before
-
-
-def _growth(work: Callable[[int], object], warm_up: int, size: int) -> int:
-    torch.set_num_threads(1)
-    work(warm_up)
-    before = resident_peak()
-    work(size)
-    return resident_peak() - before
 
 
 def resident_peak() -> int:
@@ -138,23 +205,30 @@ def tree_seconds(root: int) -> float:
 
 LONGEST = 1251
 N_FEATURES = 136
+LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
+"""How often each label of web search comes."""
 _DIFFERENT_ROWS = 1000
 _GROUPS_A_BLOCK = 400
 
 
-def mslr_lengths(n_groups: int, seed: int) -> NDArray[np.int64]:
-    """Group lengths distributed like those of MSLR-WEB: a lognormal cut at its longest list.
+def mslr_lengths(n_groups: int) -> NDArray[np.int64]:
+    """Group lengths distributed like those of MSLR-WEB, always the same: a lognormal cut at its longest list.
 
     The mean is about 124; the average document is in a list of about 178 (E[L^2] / E[L]).
 
     Example:
-        >>> lengths_Q = mslr_lengths(50_000, seed=0)
+        >>> lengths_Q = mslr_lengths(50_000)
         >>> bool(abs(lengths_Q.mean() - 124) < 2), bool(abs((lengths_Q**2).sum() / lengths_Q.sum() - 178) < 4)
         (True, True)
     """
     spread = np.log(178 / 124)  # of a lognormal, E[L^2] / E[L] is the mean times exp(sigma^2)
-    lengths_Q = np.random.default_rng(seed).lognormal(np.log(124) - spread / 2, np.sqrt(spread), n_groups)
+    lengths_Q = np.random.default_rng(0).lognormal(np.log(124) - spread / 2, np.sqrt(spread), n_groups)
     return np.clip(np.rint(lengths_Q), 1, LONGEST).astype(np.int64)
+
+
+def mslr_offsets(n_groups: int) -> Tensor:
+    """The offsets of lists with such lengths."""
+    return to_offsets(torch.from_numpy(mslr_lengths(n_groups)))
 
 
 def write_letor(path: Path, n_groups: int) -> int:
@@ -169,7 +243,7 @@ def write_letor(path: Path, n_groups: int) -> int:
     values[:, ::2] = np.floor(values[:, ::2])
     values[rng.random(shape) < 1 / 3] = 0
     rows = [" ".join(f"{f}:{value:g}" for f, value in enumerate(row, 1)) for row in values.tolist()]
-    lengths_Q = mslr_lengths(n_groups, seed=0)
+    lengths_Q = mslr_lengths(n_groups)
     with path.open("w", newline="") as file:
         for query, length in enumerate(lengths_Q.tolist()):
             file.writelines(f"{i % 5} qid:{query} {rows[(query + i) % _DIFFERENT_ROWS]} \r\n" for i in range(length))
@@ -182,24 +256,56 @@ def write_dataset(url: str, compression: Compression, *, groups: int) -> None:
     A thousand groups have about 68 MB before compression. The content is deterministic.
     """
     rng = np.random.default_rng(0)
-    lengths_Q = mslr_lengths(groups, seed=0)
-    with storage.Commit(url) as commit:
-        writer = DatasetWriter(commit, n_features=N_FEATURES, compression=compression)
+    lengths_Q = mslr_lengths(groups)
+
+    def blocks() -> Iterator[tuple[str, pa.Table]]:
         for first in range(0, groups, _GROUPS_A_BLOCK):
             block_Q = lengths_Q[first : first + _GROUPS_A_BLOCK]
-            n = int(block_Q.sum())
-            features_NF = np.where(rng.random((n, N_FEATURES)) < 0.4, 0, rng.normal(size=(n, N_FEATURES)).round(2))
-            columns = {
-                "gid": pa.array(np.arange(first, first + len(block_Q))),
-                "features": _lists(features_NF, block_Q * N_FEATURES),
-                "labels": _lists(rng.integers(0, 5, n), block_Q),
-            }
-            writer.add("all", pa.table(columns))
-        files = tuple(writer.close())
-        features = tuple(Feature(name=f"f{i}") for i in range(N_FEATURES))
-        commit_dataset(commit, Manifest(features=features, files=files))
+            features_NF = mslr_features(rng, int(block_Q.sum()))
+            yield "all", group_table(first, block_Q, features_NF, rng.integers(0, 5, len(features_NF)))
+
+    write_tables(url, N_FEATURES, blocks(), compression=compression)
 
 
-def _lists(values: np.ndarray, lengths_Q: NDArray[np.int64]) -> pa.ListArray:
-    offsets = np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.ravel().astype(np.float32)))
+def mslr_features(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+    """Features of n documents that compress like those of MSLR-WEB."""
+    return np.where(rng.random((n, N_FEATURES)) < 0.4, 0, rng.normal(size=(n, N_FEATURES)).round(2))
+
+
+def group_table(
+    first: int, lengths_Q: Ints, features_NF: NDArray[Any], labels_N: NDArray[Any] | None, **columns: pa.Array
+) -> pa.Table:
+    """Rows of a data set for groups whose documents lie end to end, and whose numbers begin with `first`."""
+    present_Q = np.ones(len(lengths_Q), np.bool_)
+
+    def lists(values: NDArray[Any], lengths_Q: Ints) -> pa.ListArray:
+        return to_lists(pa.array(values.ravel().astype(np.float32)), lengths_Q, present_Q)
+
+    no_labels = pa.nulls(len(lengths_Q), pa.list_(pa.float32()))
+    return pa.table(
+        {
+            "gid": pa.array(np.arange(first, first + len(lengths_Q))),
+            **columns,
+            "features": lists(features_NF, lengths_Q * features_NF.shape[1]),
+            "labels": no_labels if labels_N is None else lists(labels_N, lengths_Q),
+        }
+    )
+
+
+def write_tables(url: str, n_features: int, tables: Iterable[tuple[str, pa.Table]], **layout: Any) -> None:
+    """Commit a data set of these tables, each of a period; `layout` has the writer's settings."""
+    with storage.Commit(url) as commit:
+        writer = DatasetWriter(commit, n_features=n_features, **layout)
+        for period, table in tables:
+            writer.add(period, table)
+        commit_dataset(commit, Manifest(features=plain_features(n_features), files=writer.close()))
+
+
+def plain_features(n: int) -> tuple[Feature, ...]:
+    """Numeric features f0, f1, ..."""
+    return tuple(Feature(name=f"f{i}") for i in range(n))
+
+
+def select_all(url: str, *, labelled: bool = False) -> Selection:
+    """All groups of a data set, or those with labels."""
+    return select(Split(data=(url,)), labelled=labelled)

@@ -18,15 +18,22 @@ import pyarrow as pa
 import torch
 from pyarrow import dataset as arrow_dataset
 
-from jobs.bench.measure import N_FEATURES, Row, apart, mslr_lengths, resident_peak
+from jobs.bench.measure import (
+    LABEL_SHARES,
+    N_FEATURES,
+    Row,
+    apart,
+    group_table,
+    mslr_offsets,
+    resident_peak,
+    write_tables,
+)
 from ltrscale import storage
-from ltrscale.batch import to_offsets
+from ltrscale.arrays import offsets
 from ltrscale.config import members, validate
 from ltrscale.data.dataset.files import DataFile
-from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
-from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset, to_lists
-from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.processor import cpu_seconds
@@ -37,23 +44,26 @@ from ltrscale.ranking.metrics import NDCGConfig, ndcg
 GROUPS = 2_000
 
 
-def bench_metrics() -> list[Row]:
-    """NDCG@10 in documents per second; ranx's objects are built, and its code compiled, before the clock starts.
+def bench_metrics() -> Iterator[Row]:
+    """NDCG@10 against ranx, each other metric against NDCG@10, and evaluations of committed scores."""
+    yield _against_ranx()
+    yield from (measure(cls) for cls in members(MetricConfig) if cls is not NDCGConfig)
+    yield from bench_committed()
 
-    Raises:
-        InputError: ranx is not installed.
-    """
+
+def _against_ranx() -> Row:
+    """NDCG@10; ranx's objects are built, and its code compiled, before the clock starts."""
+    name = f"NDCG@10 of {GROUPS:,} groups: documents per CPU second, ours / ranx"
     try:
         from ranx import Qrels, Run, evaluate
-    except ImportError as error:
-        raise InputError("only: benchmark 'metrics' needs ranx; pip install 'ltrscale[dev]' or leave it out") from error
+    except ImportError:
+        return Row(name, None, note="not measured: ranx is not installed; pip install 'ltrscale[dev]'")
 
-    lengths_Q = mslr_lengths(GROUPS, seed=0)
+    offsets_Q1 = mslr_offsets(GROUPS)
     rng = np.random.default_rng(0)
-    n = int(lengths_Q.sum())
+    n = int(offsets_Q1[-1])
     scores = rng.permutation(n) / n  # no ties: ranx orders them arbitrarily
-    labels = rng.choice(5, n, p=[0.52, 0.32, 0.13, 0.02, 0.01])
-    offsets_Q1 = to_offsets(torch.from_numpy(lengths_Q))
+    labels = rng.choice(5, n, p=LABEL_SHARES)
     labels[offsets_Q1[:-1].numpy()] = 1  # one relevant document per group: ranx has no undefined groups
 
     def by_group(values: np.ndarray) -> dict[str, dict[str, float]]:
@@ -73,35 +83,18 @@ def bench_metrics() -> list[Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first call compiles ranx's code, which emits warnings
         assert abs(ours() - peer()) < 1e-6
-    seconds, peer_seconds = cpu_seconds(ours, peer)
-    return [
-        Row(
-            name=f"NDCG@10 of {GROUPS:,} groups: documents per CPU second, ours / ranx",
-            ratio=peer_seconds / seconds,
-            goal=20.0,
-            ours=f"{n / seconds / 1e6:.1f} M/s",
-            peer=f"{n / peer_seconds / 1e6:.1f} M/s",
-            note="no ties, each batch ranked anew",
-        ),
-        *(measure(cls) for cls in members(MetricConfig) if cls is not NDCGConfig),
-        *bench_committed(),
-    ]
+    return Row.speed(name, n, *cpu_seconds(ours, peer), goal=20.0, note="no ties, each batch ranked anew")
 
 
 def measure(cls: type[Metric], groups: int = GROUPS) -> Row:
     """One metric, cut off at 10 if it can be, against NDCG@10."""
     metric, peer, generator = cls.made(k=10), NDCGConfig(k=10), torch.Generator().manual_seed(0)
-    offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(groups, seed=0)))
+    offsets_Q1 = mslr_offsets(groups)
     n = int(offsets_Q1[-1])
     lists = torch.randperm(n, generator=generator).double(), torch.randint(0, 5, (n,), generator=generator), offsets_Q1
-    seconds, peer_seconds = cpu_seconds(lambda: metric.values(*lists), lambda: peer.values(*lists))
-    return Row(
-        name=f"{metric.name} of {groups:,} groups: documents per CPU second, ours / our NDCG@10",
-        ratio=peer_seconds / seconds,
-        ours=f"{n / seconds / 1e6:.1f} M/s",
-        peer=f"{n / peer_seconds / 1e6:.1f} M/s",
-        note="no ties",
-    )
+    seconds = cpu_seconds(lambda: metric.values(*lists), lambda: peer.values(*lists))
+    name = f"{metric.name} of {groups:,} groups: documents per CPU second, ours / our NDCG@10"
+    return Row.speed(name, n, *seconds, note="no ties")
 
 
 TEST_GROUPS = 200_000
@@ -119,14 +112,18 @@ class Lists(NamedTuple):
 TINY, SHORT, SEARCH = Lists(2, 7), Lists(4, 20), Lists(N_FEATURES, 240)
 
 
-def bench_committed() -> list[Row]:
+def bench_committed() -> Iterator[Row]:
     """Documents per CPU second of an evaluation with its report, and peak memory at 5 and 50 times as many groups."""
     with storage.scratch.directory() as folder:
-        rows = speed(folder, TEST_GROUPS, SHORT) + speed(folder, TEST_GROUPS // 40, SEARCH)
-        return [*rows, memory(folder, (5 * TEST_GROUPS, 50 * TEST_GROUPS))]
+        yield from speed(folder, TEST_GROUPS, SHORT)
+        yield from speed(folder, TEST_GROUPS // 40, SEARCH)
+        sizes = 5 * TEST_GROUPS, 50 * TEST_GROUPS
+        small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
+        name = f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups"
+        yield Row.memory(name, large, small, goal=1.1, note="the whole process, imports included")
 
 
-def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
+def speed(folder: Path, groups: int, lists: Lists) -> Iterator[Row]:
     """Evaluation of the scores of one model, against pyarrow's scan of all columns, and of those that it needs."""
     bench_folder = made(folder, groups, lists)
     files = [sorted(map(str, bench_folder.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
@@ -135,31 +132,11 @@ def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
     scans = {"all columns": (None, None), "the columns it reads": (["gid", "labels"], ["gid", "scores"])}
     works = [partial(_scan, files, columns) for columns in scans.values()]
     seconds, *of_scans = cpu_seconds(partial(_evaluate, bench_folder), *works, repeats=3)
-    return [
-        Row(
-            name=f"evaluating committed scores / scan of the same files, {which_columns}",
-            ratio=peer_seconds / seconds,
-            goal=0.3 if which_columns == "all columns" else None,
-            ours=f"{documents / seconds / 1e6:.2f} M docs/CPU-s",
-            peer=f"{documents / peer_seconds / 1e6:.2f} M docs/CPU-s",
-            note=f"{groups:,} lists of {documents / groups:.0f}, {lists.features} features, 1 model",
-        )
-        for which_columns, peer_seconds in zip(scans, of_scans, strict=True)
-    ]
-
-
-def memory(folder: Path, sizes: tuple[int, int]) -> Row:
-    """Peak memory of an evaluation in its own process, imports included, by the number of groups."""
-    small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
-    return Row(
-        name=f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups",
-        ratio=large / small,
-        goal=1.1,
-        at_least=False,
-        ours=f"{large / 2**20:.0f} MB",
-        peer=f"{small / 2**20:.0f} MB",
-        note="the whole process",
-    )
+    for which_columns, scan_s in zip(scans, of_scans, strict=True):
+        name = f"evaluating committed scores / scan of the same files, {which_columns}"
+        goal = 0.3 if which_columns == "all columns" else None
+        note = f"{groups:,} lists of {documents / groups:.0f}, {lists.features} features, 1 model"
+        yield Row.speed(name, documents, seconds, scan_s, goal=goal, note=note)
 
 
 def made(folder: Path, groups: int, lists: Lists = SHORT) -> Path:
@@ -205,31 +182,20 @@ def _scan(files: list[list[str]], columns: tuple[list[str] | None, ...]) -> int:
 
 
 def _write_data(url: str, groups: int, lists: Lists) -> None:
-    features = tuple(Feature(name=f"f{i}") for i in range(lists.features))
-    with storage.Commit(url) as commit:
-        writer, first = DatasetWriter(commit, n_features=lists.features, compression="zstd"), 0
-        for period, count in (("2026-W00", 100), (VALIDATION, 100), (TEST, groups)):
-            for start in range(0, count, _BLOCK):
-                n = min(_BLOCK, count - start)
-                writer.add(period, _block(first + start, n, lists))
-            first += count
-        commit_dataset(commit, Manifest(features=features, files=writer.close()))
+    """Write two small periods and the one of the test; the content of a block does not depend on its ids."""
 
+    def blocks() -> Iterator[tuple[str, pa.Table]]:
+        first = 0
+        for period, periods_groups in (("2026-W00", 100), (VALIDATION, 100), (TEST, groups)):
+            for start in range(0, periods_groups, _BLOCK):
+                n = min(_BLOCK, periods_groups - start)
+                rng = np.random.default_rng(n)
+                lengths_Q = rng.integers(1, lists.longest + 1, n)
+                features_NF = rng.normal(size=(lengths_Q.sum(), lists.features))
+                yield period, group_table(first, lengths_Q, features_NF, rng.integers(0, 3, len(features_NF)))
+                first += n
 
-def _block(first: int, groups: int, lists: Lists) -> pa.Table:
-    """Groups with random content, which does not depend on the ids."""
-    rng = np.random.default_rng(groups)
-    lengths_Q, valid_Q = rng.integers(1, lists.longest + 1, groups), np.ones(groups, np.bool_)
-    n = int(lengths_Q.sum())
-    return pa.table(
-        {
-            "gid": pa.array(np.arange(first, first + groups)),
-            "features": to_lists(
-                pa.array(rng.normal(size=n * lists.features).astype(np.float32)), lengths_Q * lists.features, valid_Q
-            ),
-            "labels": to_lists(pa.array(rng.integers(0, 3, n).astype(np.float32)), lengths_Q, valid_Q),
-        }
-    )
+    write_tables(url, lists.features, blocks())
 
 
 def _write_scores(data: str, out: str) -> None:
@@ -255,5 +221,5 @@ def _scores(data: str, file: DataFile) -> Iterator[ScoredGroups]:
     path = storage.listed_file(data, file.path)
     for batch in arrow_dataset.dataset(path, format="parquet").to_batches(columns=["gid", "labels"]):
         lengths_Q = np.asarray(batch.column("labels").value_lengths(), dtype=np.int64)
-        offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)])
+        offsets_Q1 = offsets(lengths_Q)
         yield ScoredGroups(batch.column("gid").to_numpy(), offsets_Q1, rng.random(int(offsets_Q1[-1])))

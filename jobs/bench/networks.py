@@ -3,7 +3,7 @@
 Shapes: N documents, D embedding; S sequences, L tokens of the longest, T tokens, E width of a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import Row, mslr_lengths, peak_bytes
+from jobs.bench.measure import Row, mslr_offsets, peak_bytes
 from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
 from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoder import EncoderSettings
@@ -32,38 +32,33 @@ GROUPS = 16  # about 2,000 documents; some objectives contrast all of them with 
 RESNET = ResNetConfig(width=WIDTH, blocks=3)
 
 
-def bench_networks() -> list[Row]:
+def bench_networks() -> Iterator[Row]:
     """One row per objective and per encoder."""
-    objectives = [measure_objective(cls) for cls in members(FeatureMethodConfig)]
-    return [*objectives, *(measure_encoder(cls) for cls in members(FeatureEncoderConfig))]
+    yield from map(measure_objective, members(FeatureMethodConfig))
+    yield from map(measure_encoder, members(FeatureEncoderConfig))
 
 
 def measure_objective(cls: type[Objective], groups: int = GROUPS) -> Row:
     """A step of an objective with its default settings, on the ResNet."""
-    return _row(f"pretraining step, method {cls.model_fields['kind'].default}", cls(), RESNET, groups)
+    return _row(f"method {kind_of(cls)}", cls(), RESNET, groups)
 
 
 def measure_encoder(cls: type[EncoderSettings], groups: int = GROUPS) -> Row:
     """A step of SimSiam through an encoder with its default settings."""
-    return _row(
-        f"pretraining step, encoder {cls.model_fields['kind'].default}", SimSiamConfig(), cls.model_validate({}), groups
-    )
+    return _row(f"encoder {kind_of(cls)}", SimSiamConfig(), cls.model_validate({}), groups)
 
 
-def _row(name: str, method: Objective, encoder: EncoderSettings, groups: int) -> Row:
-    offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(groups, seed=0)))
-    batch = QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=_generator()), offsets_Q1)
-    peer = step_work(batch, SimSiamConfig(), RESNET)
-    seconds, peer_seconds = cpu_seconds(step_work(batch, method, encoder), peer, repeats=3)
-    n = batch.n_documents
-    return Row(
-        name=f"{name}: cost, ours / SimSiam on a 3-block ResNet",
-        ratio=seconds / peer_seconds,
-        at_least=False,
-        ours=f"{seconds / n * 1e6:.1f} us/doc",
-        peer=f"{peer_seconds / n * 1e6:.1f} us/doc",
-        note=f"{n:,} documents; augmentation, network, loss, gradient and Adam",
-    )
+def _row(what: str, method: Objective, encoder: EncoderSettings, groups: int) -> Row:
+    batch = _batch(groups)
+    works = step_work(batch, method, encoder), step_work(batch, SimSiamConfig(), RESNET)
+    note = f"{batch.n_documents:,} documents; augmentation, network, loss, gradient and Adam"
+    name = f"pretraining step, {what}: cost, ours / SimSiam on a 3-block ResNet"
+    return Row.cost(name, batch.n_documents, *cpu_seconds(*works, repeats=3), note=note)
+
+
+def _batch(groups: int) -> QueryGroups:
+    offsets_Q1 = mslr_offsets(groups)
+    return QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=_generator()), offsets_Q1)
 
 
 def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) -> Callable[[], None]:
@@ -94,72 +89,50 @@ CONTRASTED_GROUPS = 128
 DOCUMENTS = 1 << 15  # of the memory measurements, whose lists all have the same length
 
 
-def bench_contrast() -> list[Row]:
-    """The ratios of the loss and of the pretraining step."""
-    return [_against_padding(), _contrast_memory(), _contrast_time(), _contrast_step()]
+def bench_contrast() -> Iterator[Row]:
+    """The loss of SimCLR-Rank against its padded form and by the length of lists, and its step against SimSiam's."""
+    yield _against_padding()
+    short, long = (peak_bytes(_loss_at_length, 8, length) / DOCUMENTS for length in (32, 512))
+    yield Row(
+        name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
+        figure=long / short,
+        goal=1.2,
+        at_least=False,
+        ours=f"{long:.0f} B/doc",
+        peer=f"{short:.0f} B/doc",
+        note="growth of peak resident memory, one process each",
+    )
+    works = [_loss_work(torch.full((4096 // length,), length), simclr_rank)[0] for length in (512, 128)]
+    yield Row.cost("within-group InfoNCE: time per document, L = 512 / L = 128", 4096, *cpu_seconds(*works), goal=3.2)
+    yield _contrast_step()
 
 
 def _against_padding() -> Row:
-    lengths_Q = torch.from_numpy(mslr_lengths(CONTRASTED_GROUPS, seed=0))
+    lengths_Q = mslr_offsets(CONTRASTED_GROUPS).diff()
     offsets_Q1, z0_ND, z1_ND = _projections(lengths_Q[:4])
     expected_N = _simclr_rank_padded(z0_ND, z1_ND, offsets_Q1, temperature=TEMPERATURE)
     assert torch.allclose(simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=TEMPERATURE), expected_N, atol=1e-4)
     work, n = _loss_work(lengths_Q, simclr_rank)
     padded, _ = _loss_work(lengths_Q, _simclr_rank_padded)
-    seconds, padded_seconds = cpu_seconds(work, padded, repeats=3)
-    return Row(
-        name="within-group InfoNCE, forward and backward: speed, fused / padded to the longest list",
-        ratio=padded_seconds / seconds,
+    return Row.speed(
+        "within-group InfoNCE, forward and backward: speed, fused / padded to the longest list",
+        n,
+        *cpu_seconds(work, padded, repeats=3),
         goal=7.0,
-        ours=f"{seconds / n * 1e6:.1f} us/doc",
-        peer=f"{padded_seconds / n * 1e6:.1f} us/doc",
         note=f"{CONTRASTED_GROUPS} groups of web search lengths, the longest {int(lengths_Q.max())}",
     )
 
 
-def _contrast_memory() -> Row:
-    short, long = peak_bytes(_loss_at_length, 8, [32, 512])
-    return Row(
-        name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
-        ratio=long / short,
-        goal=1.2,
-        at_least=False,
-        ours=f"{long / DOCUMENTS:.0f} B/doc",
-        peer=f"{short / DOCUMENTS:.0f} B/doc",
-        note="growth of peak resident memory, one process each",
-    )
-
-
-def _contrast_time() -> Row:
-    (short, n), (long, _) = (_loss_work(torch.full((4096 // length,), length), simclr_rank) for length in (128, 512))
-    short_seconds, long_seconds = cpu_seconds(short, long)
-    return Row(
-        name="within-group InfoNCE: time per document, L = 512 / L = 128",
-        ratio=long_seconds / short_seconds,
-        goal=3.2,
-        at_least=False,
-        ours=f"{long_seconds / n * 1e6:.1f} us/doc",
-        peer=f"{short_seconds / n * 1e6:.1f} us/doc",
-    )
-
-
 def _contrast_step() -> Row:
-    offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(CONTRASTED_GROUPS, seed=0)))
-    groups = QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=_generator()), offsets_Q1)
+    groups = _batch(CONTRASTED_GROUPS)
     # the authors' networks: projectors as deep as in the public code; SimSiam adds a predictor
     simclr = SimCLRRankConfig(temperature=TEMPERATURE, projector=ProjectorConfig(layers=3, output=EMBEDDING))
     simsiam = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True))
-    seconds, simsiam_seconds = cpu_seconds(
-        *(step_work(groups, method, RESNET) for method in (simclr, simsiam)), repeats=5
-    )
-    n = groups.n_documents
-    return Row(
-        name="pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam",
-        ratio=seconds / simsiam_seconds,
+    return Row.cost(
+        "pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam",
+        groups.n_documents,
+        *cpu_seconds(*(step_work(groups, method, RESNET) for method in (simclr, simsiam)), repeats=5),
         goal=1.15,
-        at_least=False,
-        ours=f"{seconds / n * 1e6:.1f} us/doc",
-        peer=f"{simsiam_seconds / n * 1e6:.1f} us/doc",
         note="float32; augmentation, network, loss, gradient and Adam",
     )
 
@@ -213,12 +186,14 @@ MEDIAN, SPREAD, LONGEST = 45, 0.6, 128
 """Tokens of a pair of query and document: lognormal, cut at the longest."""
 
 
-def bench_text(sequences: int = SEQUENCES) -> list[Row]:
+def bench_text(sequences: int = SEQUENCES) -> Iterator[Row]:
     """Tokens per second and peak memory of a step, forward and backward."""
-    return [_speed(sequences), _memory(sequences)]
+    yield _text_speed(sequences)
+    ours, peer = (peak_bytes(partial(_run_step, form), 8, sequences) for form in (ragged, padded))
+    yield Row.memory("encoder of text, forward and backward: peak memory, ragged / padded to the longest", ours, peer)
 
 
-class _Batch(NamedTuple):
+class _Text(NamedTuple):
     """Sequences end to end, and the same ones padded."""
 
     ids_T: Tensor
@@ -227,15 +202,15 @@ class _Batch(NamedTuple):
     mask_SL: Tensor
 
 
-def _batch(sequences: int) -> _Batch:
-    generator = torch.Generator().manual_seed(0)
+def _text(sequences: int) -> _Text:
+    generator = _generator()
     drawn_S = (torch.randn(sequences, generator=generator) * SPREAD).exp() * MEDIAN
     lengths_S = drawn_S.long().clamp(8, LONGEST)
     tokens = int(lengths_S.sum())
     ids_T = torch.randint(VOCABULARY, (tokens,), generator=generator)
     types_T = torch.randint(2, (tokens,), generator=generator)
     mask_SL = torch.arange(int(lengths_S.max())) < lengths_S[:, None]
-    return _Batch(ids_T, types_T, to_offsets(lengths_S), mask_SL)
+    return _Text(ids_T, types_T, to_offsets(lengths_S), mask_SL)
 
 
 def _bert() -> Bert:
@@ -243,7 +218,7 @@ def _bert() -> Bert:
     return Bert(SMALL.replace(dropout=0.0), VOCABULARY)
 
 
-def padded(bert: Bert, batch: _Batch) -> Tensor:
+def padded(bert: Bert, batch: _Text) -> Tensor:
     """Embeddings [T, D] by the same weights on padded sequences, the usual form."""
     mask_SL = batch.mask_SL
     ids_SL, types_SL = (torch.zeros(mask_SL.shape, dtype=torch.int64) for _ in range(2))
@@ -262,13 +237,13 @@ def padded(bert: Bert, batch: _Batch) -> Tensor:
     return h_TD
 
 
-def ragged(bert: Bert, batch: _Batch) -> Tensor:
+def ragged(bert: Bert, batch: _Text) -> Tensor:
     """Embeddings [T, D] by the encoder as it is."""
     h_TD: Tensor = bert(batch.ids_T, batch.types_T, batch.offsets_S1)
     return h_TD
 
 
-def _step(form: Callable[[Bert, _Batch], Tensor], batch: _Batch) -> Callable[[], None]:
+def _step(form: Callable[[Bert, _Text], Tensor], batch: _Text) -> Callable[[], None]:
     bert = _bert()
 
     def work() -> None:
@@ -278,33 +253,20 @@ def _step(form: Callable[[Bert, _Batch], Tensor], batch: _Batch) -> Callable[[],
     return work
 
 
-def _speed(sequences: int) -> Row:
-    batch = _batch(sequences)
+def _text_speed(sequences: int) -> Row:
+    batch = _text(sequences)
     torch.testing.assert_close(ragged(_bert(), batch), padded(_bert(), batch), rtol=1e-4, atol=1e-4)
-    seconds, padded_seconds = cpu_seconds(_step(ragged, batch), _step(padded, batch), repeats=5)
     tokens = len(batch.ids_T)
-    return Row(
-        name="encoder of text, forward and backward: tokens per second, ragged / padded to the longest",
-        ratio=padded_seconds / seconds,
+    return Row.speed(
+        "encoder of text, forward and backward: tokens per second, ragged / padded to the longest",
+        tokens,
+        *cpu_seconds(_step(ragged, batch), _step(padded, batch), repeats=5),
         goal=1.5,
-        ours=f"{tokens / seconds / 1e3:.1f} k tokens/CPU-s",
-        peer=f"{tokens / padded_seconds / 1e3:.1f} k tokens/CPU-s",
+        what="tokens",
         note=f"{sequences} sequences of {tokens / sequences:.0f} tokens on average, the longest "
         f"{batch.mask_SL.shape[1]}; {SMALL.layers} layers of {SMALL.width}",
     )
 
 
-def _memory(sequences: int) -> Row:
-    ours, peer = (peak_bytes(partial(_run, form), 8, [sequences])[0] for form in (ragged, padded))
-    return Row(
-        name="encoder of text, forward and backward: peak memory, ragged / padded to the longest",
-        ratio=ours / peer,
-        at_least=False,
-        ours=f"{ours / 1e6:.0f} MB",
-        peer=f"{peer / 1e6:.0f} MB",
-        note="growth of peak resident memory, one process each",
-    )
-
-
-def _run(form: Callable[[Bert, _Batch], Tensor], sequences: int) -> None:
-    _step(form, _batch(sequences))()
+def _run_step(form: Callable[[Bert, _Text], Tensor], sequences: int) -> None:
+    _step(form, _text(sequences))()

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from jobs.bench.cost import (
+    Cluster,
     Machine,
     Network,
     Store,
@@ -35,7 +36,7 @@ from jobs.bench.cost import (
 )
 from jobs.bench.device import GPUS, count, lists, steps
 from jobs.bench.many import write_groups
-from jobs.bench.measure import N_FEATURES, Row, write_dataset
+from jobs.bench.measure import N_FEATURES, Row, select_all, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -60,6 +61,7 @@ FITTED, PREDICTED = (1, 2, 4), 8
 _FILES_A_WORKER = 8
 _DOCUMENTS = 512
 _PARAMETERS = 1 << 20
+_BYTES = 4 * _PARAMETERS
 _BYTES_A_DOCUMENT = 1000.0
 _SUMS = 15
 _CHECKPOINT_MINUTES = 0.1
@@ -110,62 +112,52 @@ class Times:
     """From the start of the processes to their end."""
 
 
-def bench_cost() -> list[Row]:
+def bench_cost() -> Iterator[Row]:
     """Predictions for 8 workers beside their measurement, and those for 64 GPUs."""
-    rows: list[Row] = []
     with storage.scratch.directory() as folder:
         data = f"{folder}/data"
         write_groups(data)
         for setting in SETTINGS:
-            rows += _checked(setting, data, folder)
-    return [*rows, *_rows_for_64_gpus()]
+            yield from _checked(setting, data, folder)
+    yield from _rows_for_64_gpus()
 
 
-def _checked(setting: Setting, data: str, folder: Path) -> list[Row]:
+def _checked(setting: Setting, data: str, folder: Path) -> Iterator[Row]:
+    """Fit the model, say what it predicts, and then measure that."""
     times = {world: _run(setting, data, world, folder) for world in FITTED}
     works = {world: _workload(setting, data, world) for world in (*FITTED, PREDICTED)}
-    small, large = ({world: getattr(of, name) for world, of in times.items()} for name in ("small", "large"))
-    network = fit_network(small, large, 4 * _PARAMETERS)
-    host_s = fit_host({world: of.step for world, of in times.items()}, works[1], network, _CORES)
-    if setting is not SETTINGS[0]:  # where reading bounds a step, the host's time does not show
-        host_s = 0.0
-    predicted = _prediction(setting, works[PREDICTED], times, works, network, host_s)
+    cluster, work = _fitted(setting, times, works), works[PREDICTED]
+    predicted = {
+        "step": step(work, PREDICTED, cluster).seconds,
+        "epoch": epoch_s(work, PREDICTED, cluster),
+        "whole": run_s(work, PREDICTED, cluster),
+    }
     fitted = (
-        f"a message {1e3 * network.latency_s:.1f} ms, {network.bandwidth / 1e6:.0f} MB/s, "
-        f"host {1e3 * host_s:.0f} ms a step on {_CORES} cores"
+        f"a message {1e3 * cluster.network.latency_s:.1f} ms, {cluster.network.bandwidth / 1e6:.0f} MB/s, "
+        f"host {1e3 * cluster.machine.host_s:.0f} ms a step on {_CORES} cores"
     )
     log.info("%s, fitted at %s: %s", setting.name, FITTED, fitted)
     log.info("predicted for %d workers: %s", PREDICTED, json.dumps(predicted))
     measured = _run(setting, data, PREDICTED, folder)
-    log.info("measured at %d workers: %s", PREDICTED, measured)
-    return [
-        Row(
+    for what, seconds in predicted.items():
+        yield Row(
             f"{PREDICTED} workers, {setting.name}: predicted / measured seconds of {what}",
-            predicted[what] / getattr(measured, what),
-            ours=f"{predicted[what]:.2f} s",
+            seconds / getattr(measured, what),
+            ours=f"{seconds:.2f} s",
             peer=f"{getattr(measured, what):.2f} s",
             note=", ".join(f"{world}: {getattr(of, what):.2f}" for world, of in times.items()) + f"; {fitted}",
         )
-        for what in ("step", "epoch", "whole")
-    ]
 
 
-def _prediction(
-    setting: Setting,
-    work: Workload,
-    times: Mapping[int, Times],
-    works: Mapping[int, Workload],
-    network: Network,
-    host_s: float,
-) -> dict[str, float]:
-    """Seconds of a step, of the epoch and of the whole run."""
+def _fitted(setting: Setting, times: Mapping[int, Times], works: Mapping[int, Workload]) -> Cluster:
+    """The machine here, as measured runs explain it."""
+    network = fit_network({w: of.small for w, of in times.items()}, {w: of.large for w, of in times.items()}, _BYTES)
+    host_s = fit_host({w: of.step for w, of in times.items()}, works[1], network, _CORES)
+    if setting is not SETTINGS[0]:  # where reading bounds a step, the host's time does not show
+        host_s = 0.0
     starts = {w: of.whole - of.epoch - account_s(works[w], w, setting.store) for w, of in times.items()}
     machine = Machine(_CORES, host_s, *fit_start(starts, _CORES), checkpoint_every_s=60 * _CHECKPOINT_MINUTES)
-    return {
-        "step": step(work, PREDICTED, network, setting.store, machine).seconds,
-        "epoch": epoch_s(work, PREDICTED, network, setting.store, machine),
-        "whole": run_s(work, PREDICTED, network, setting.store, machine),
-    }
+    return Cluster(network, setting.store, machine)
 
 
 def _selection(data: str, world: int) -> Selection:
@@ -192,7 +184,7 @@ def _workload(setting: Setting, data: str, world: int) -> Workload:
         bytes_per_document=_BYTES_A_DOCUMENT,
         documents_per_step=of_step,
         compute_s=setting.compute_s * of_step / _DOCUMENTS,
-        gradient_bytes=4 * _PARAMETERS,
+        gradient_bytes=_BYTES,
         tail=max(sum(documents[i] for i in stream) for stream in dealt) * world / n,
     )
 
@@ -259,15 +251,14 @@ def _far(store: Store, row_groups: Sequence[RowGroup], columns: Sequence[str]) -
         yield table
 
 
-S3 = Store(request_s=0.03, rate=60e6, requests=3, at_once=4)
+_S3 = Store(request_s=0.03, rate=60e6, requests=3, at_once=4)
 """S3 within its region: 30 ms to the first byte, and 60 MB/s of a connection."""
-ETHERNET = Network(latency_s=30e-6, bandwidth=5e9, tree=True)
+_ETHERNET = Network(latency_s=30e-6, bandwidth=5e9, tree=True)
 """NCCL between nodes: 30 us a message in a tree, and 40 Gbit/s for each GPU."""
-CLUSTER = Machine(cores=512, host_s=0.005, start_s=300.0)
+_NODES = Machine(cores=512, host_s=0.005, start_s=300.0)
 """Cores for each worker; five minutes for Ray, imports, checks of the files and one pass for the statistics."""
 _GPUS, _LISTS, _LENGTH, _FEATURES, _STEP = 64, 35e6, 12, 12, 16_384
 _ROW_GROUP_BYTES = 8 << 20
-_EPOCHS = (1, 10)
 
 
 def h200_workload() -> tuple[Workload, str]:
@@ -296,7 +287,7 @@ def _decode_s_a_byte() -> float:
     """Processor time of reading, shuffling and cutting local data into batches, for a byte of features and labels."""
     with storage.scratch.directory() as folder:
         write_dataset(f"{folder}/data", "zstd", groups=1000)
-        selection = select(Split(data=(f"{folder}/data",)), labelled=False)
+        selection = select_all(f"{folder}/data")
 
         def read() -> None:
             for _ in GroupStream(selection, StreamConfig(docs_per_batch=_STEP)).epoch(0):
@@ -306,23 +297,21 @@ def _decode_s_a_byte() -> float:
     return seconds / (4.0 * (N_FEATURES + 1) * selection.n_documents)
 
 
-def _rows_for_64_gpus() -> list[Row]:
+def _rows_for_64_gpus() -> Iterator[Row]:
     """One epoch and ten, as the model predicts them."""
     work, bound = h200_workload()
-    of_step, steps_of_epoch = step(work, _GPUS, ETHERNET, S3, CLUSTER), work.steps(_GPUS)
-    wholes = {n: run_s(work, _GPUS, ETHERNET, S3, CLUSTER, epochs=n) for n in _EPOCHS}
-    epoch = epoch_s(work, _GPUS, ETHERNET, S3, CLUSTER)
+    cluster = Cluster(_ETHERNET, _S3, _NODES)
+    of_step, epoch = step(work, _GPUS, cluster), epoch_s(work, _GPUS, cluster)
     parts = (
         f"a step of {_GPUS} x {_STEP:,} documents: computing {1e3 * of_step.compute:.1f} ms ({bound}), host "
         f"{1e3 * of_step.host:.1f}, exchanging {work.gradient_bytes / 1e6:.1f} MB {1e3 * of_step.exchange:.1f}, beside "
-        f"reading {1e3 * of_step.reading:.1f} ms; {steps_of_epoch:.0f} steps, {work.row_groups:,} row groups"
+        f"reading {1e3 * of_step.reading:.1f} ms; {work.steps(_GPUS):.0f} steps, {work.row_groups:,} row groups"
     )
-    return [
-        Row(
+    for n in (1, 10):
+        whole = run_s(work, _GPUS, cluster, epochs=n)
+        yield Row(
             f"{_GPUS} H200s, {_LISTS / 1e6:.0f} million lists, {n} epoch{'s' if n > 1 else ''}: predicted minutes",
             whole / 60,
             ours=f"{n * epoch:.0f} s of steps after {whole - n * epoch:.0f} s",
             note=parts,
         )
-        for n, whole in wholes.items()
-    ]

@@ -1,5 +1,6 @@
 """`prepare`: its memory, LETOR text against scikit-learn and XGBoost, and rows of items against DuckDB."""
 
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xgboost
 from pyarrow import csv
+from sklearn.datasets import load_svmlight_file
 
-from jobs.bench.measure import N_FEATURES, Row, apart, quiet_cpu_seconds, resident_peak, write_letor
+from jobs.bench.measure import N_FEATURES, Row, apart, resident_peak, run_stage, write_letor
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.prepare import PrepareJob
@@ -23,23 +24,14 @@ _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
 _PARSED_LISTS, _ROUNDS = 160, 7
 
 
-def bench_prepare_memory() -> list[Row]:
+def bench_prepare_memory() -> Iterator[Row]:
     """Prepare LETOR text of about 50 and 500 MB, one process each, and compare their peak resident memory."""
     with storage.scratch.directory() as folder:
         small, large = (
             _peak_of_prepare(folder / str(groups), groups) for groups in (_LISTS_OF_50_MB, _LISTS_OF_500_MB)
         )
-    return [
-        Row(
-            name="prepare: peak memory, an input 10 times larger",
-            ratio=large / small,
-            goal=1.2,
-            at_least=False,
-            ours=f"{large / 2**20:.0f} MB",
-            peer=f"{small / 2**20:.0f} MB",
-            note=f"{_LISTS_OF_50_MB} and {_LISTS_OF_500_MB} web search lists, {N_FEATURES} features, one period",
-        )
-    ]
+    note = f"{_LISTS_OF_50_MB} and {_LISTS_OF_500_MB} web search lists, {N_FEATURES} features, one period"
+    yield Row.memory("prepare: peak memory, an input 10 times larger", large, small, goal=1.2, note=note)
 
 
 def _peak_of_prepare(folder: Path, groups: int) -> int:
@@ -53,22 +45,12 @@ def _peak_of_prepare(folder: Path, groups: int) -> int:
 
 def _prepare(folder: str) -> int:
     config = PrepareConfig.model_validate({"inputs": f"{folder}/log.txt", "source": {"kind": "letor"}})
-    PrepareJob(out=f"{folder}/out", prepare=config).work({}, lambda _: None)
+    run_stage(PrepareJob(out=f"{folder}/out", prepare=config))
     return resident_peak()
 
 
-def bench_letor() -> list[Row]:
-    """Parse an MSLR-like file with our reader in turns with XGBoost's, then with scikit-learn's; medians.
-
-    Raises:
-        InputError: scikit-learn is not installed.
-    """
-    try:
-        from sklearn.datasets import load_svmlight_file
-    except ImportError as error:
-        missing = "only: benchmark 'letor' needs scikit-learn"
-        raise InputError(f"{missing}; pip install 'ltrscale[dev]' or leave it out") from error
-
+def bench_letor() -> Iterator[Row]:
+    """Parse an MSLR-like file with our reader in turns with XGBoost's, then with scikit-learn's."""
     with storage.scratch.directory() as folder:
         path = folder / "letor.txt"
         n = write_letor(path, _PARSED_LISTS)
@@ -86,29 +68,20 @@ def bench_letor() -> list[Row]:
             features_NF, *_ = load_svmlight_file(str(path), dtype=np.float32, query_id=True)
             assert features_NF.shape[0] == n
 
-        rows = []
         for peer, goal, work in (("XGBoost", 1, parse_with_xgboost), ("scikit-learn", 6, parse_with_sklearn)):
             ours_s, peer_s = cpu_seconds(parse, work, repeats=_ROUNDS)
-            row = Row(
-                name=f"LETOR text against {peer}",
-                ratio=peer_s / ours_s,
-                goal=goal,
-                ours=f"{n / ours_s / 1000:.0f} k docs/CPU-s",
-                peer=f"{n / peer_s / 1000:.0f} k docs/CPU-s",
-                note=f"{n:,} documents, {N_FEATURES} features, plain text",
-            )
-            rows.append(row)
-    return rows
+            note = f"{n:,} documents, {N_FEATURES} features, plain text"
+            yield Row.speed(f"LETOR text against {peer}", n, ours_s, peer_s, goal=goal, note=note)
 
 
 _QUERIES, _ITEMS = 15_000, 20
 _NUMBERS = tuple(f"f{i}" for i in range(10))
 _CATEGORIES = ("brand", "shelf")
 _COLUMNS = {"query": "query", "item": "item", "label": "label", "features": _NUMBERS, "categorical": _CATEGORIES}
-_TURNS = 5
+_TURNS = 3
 
 
-def bench_items(queries: int = _QUERIES) -> list[Row]:
+def bench_items(queries: int = _QUERIES) -> Iterator[Row]:
     """Prepare logs with a row an item and let DuckDB write the same lists: Parquet, CSV, and rows of queries apart."""
     with storage.scratch.directory() as folder:
         rows = _log_rows(queries)
@@ -116,11 +89,9 @@ def bench_items(queries: int = _QUERIES) -> list[Row]:
         for name, table in (("runs", rows), ("apart", rows.take(pa.array(apart_N)))):
             pq.write_table(table, folder / f"{name}.parquet")
         csv.write_csv(rows, folder / "runs.csv")
-        return [
-            _against_duckdb(folder, "runs.parquet", len(rows), "Parquet"),
-            _against_duckdb(folder, "runs.csv", len(rows), "CSV"),
-            _against_duckdb(folder, "apart.parquet", len(rows), "Parquet, rows of a query apart (`sort`)"),
-        ]
+        yield _against_duckdb(folder, "runs.parquet", len(rows), "Parquet")
+        yield _against_duckdb(folder, "runs.csv", len(rows), "CSV")
+        yield _against_duckdb(folder, "apart.parquet", len(rows), "Parquet, rows of a query apart (`sort`)")
 
 
 def _log_rows(queries: int) -> pa.Table:
@@ -151,19 +122,14 @@ def _against_duckdb(folder: Path, file: str, n: int, what: str) -> Row:
 
     def ours() -> None:
         out = f"{folder}/{next(turn)}"
-        PrepareJob(out=out, prepare=config).work({}, lambda _: None)
+        run_stage(PrepareJob(out=out, prepare=config))
         assert open_dataset(out).manifest.counts().documents == n
 
     def peer() -> None:
         with duckdb.connect(config={"threads": 1}) as connection:
             connection.sql(f"COPY ({grouped}) TO '{folder}/{next(turn)}.parquet' (COMPRESSION zstd)")
 
-    ours_s, peer_s = quiet_cpu_seconds(ours, peer, repeats=_TURNS)
-    return Row(
-        name=f"prepare items / DuckDB: {what}",
-        ratio=peer_s / ours_s,
-        goal=0.5,
-        ours=f"{n / ours_s / 1000:.0f} k rows/CPU-s",
-        peer=f"{n / peer_s / 1000:.0f} k rows/CPU-s",
-        note=f"{n:,} rows, {len(_NUMBERS)} numbers, {len(_CATEGORIES)} categories; ours with checks, sums, hashes",
-    )
+    ours_s, peer_s = cpu_seconds(ours, peer, repeats=_TURNS)
+    name = f"prepare items / DuckDB: {what}"
+    note = f"{n:,} rows, {len(_NUMBERS)} numbers, {len(_CATEGORIES)} categories; ours with checks, sums, hashes"
+    return Row.speed(name, n, ours_s, peer_s, goal=0.5, what="rows", note=note)

@@ -226,7 +226,7 @@ def _touched(name: str, tensors: Sequence[Tensor], result: Any) -> int:
 
 
 def _place() -> str:
-    """File and line of the package that is at work, `optimizer` for torch's own."""
+    """The innermost line of the package in the stack, as `file:line`."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         path = Path(frame.f_code.co_filename)
         if _PACKAGE in path.parents:

@@ -1,11 +1,10 @@
-"""How plans, selections and additions grow with the row groups of a data set: 10^4, 10^5 and 10^6 of them.
+"""How plans, selections and additions grow with the row groups of a data set, from 10^5 to 10^6 of them.
 
 The data sets are manifests alone: a hundredth as many periods as row groups, a tenth as many files. Nothing here opens
 a data file. Each work runs in a process of its own, after the same work on a small data set.
 """
 
 import itertools
-import logging
 import pickle
 import tempfile
 import time
@@ -16,11 +15,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from jobs.bench.measure import Row, apart, resident_peak
+from jobs.bench.measure import Row, apart, plain_features, quiet, resident_peak, select_all
 from ltrscale import storage
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Feature, Manifest, one_view, open_dataset
+from ltrscale.data.dataset.manifest import Manifest, one_view, open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
 from ltrscale.data.dataset.selection import scored_row_groups, select
@@ -34,15 +33,14 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.ingest.additions import with_addition
-from ltrscale.progress import log
 
-SIZES = (10_000, 100_000, 1_000_000)
+SIZES = (100_000, 1_000_000)
 _SMALL = 1000
-_FEATURES = tuple(Feature(name=f"f{i}") for i in range(12))
+_FEATURES = plain_features(12)
 _OF_FILE, _FILES_OF_PERIOD = 10, 10
 _GROUPS, _DOCUMENTS, _LABELLED = 1000, 12_000, 10
 _STREAMS, _WORKERS = 256, 64
-_PERIODS_ADDED = 100
+_PERIODS_ADDED = 20
 _PARTS = 100
 _NO_OUTLIERS = OutlierDetector(data="", features=(), gap=None, share=0, rules={})
 
@@ -57,17 +55,15 @@ class _Cost(NamedTuple):
     note: str
 
 
-def bench_scale(*, sizes: Sequence[int] = SIZES) -> list[Row]:
+def bench_scale(*, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
     """A row for each work and size, with its growth from one size to the next."""
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         urls = {size: f"{folder}/{size}" for size in (_SMALL, *sizes)}
         for size, url in urls.items():
             write_manifests(url, size)
         for name, (work, seconds, megabytes) in WORKS.items():
             costs = [apart(_measured, work, urls[_SMALL], urls[size]) for size in sizes]
-            rows += _rows(name, sizes, costs, seconds, megabytes)
-    return rows
+            yield from _rows(name, sizes, costs, seconds, megabytes)
 
 
 def _rows(name: str, sizes: Sequence[int], costs: Sequence[_Cost], seconds: float, megabytes: int) -> Iterator[Row]:
@@ -99,7 +95,7 @@ def write_manifests(url: str, row_groups: int) -> None:
         manifest = PeriodScores(period=period, files=tuple(scores), **counts)
         place = storage.join(period_url(f"{url}-scores", period), storage.HIDDEN_MANIFEST)
         storage.write_bytes(place, manifest.model_dump_json().encode())
-    selection = select(Split(data=(url,)), labelled=False)
+    selection = select_all(url)
     storage.write_bytes(f"{url}-selection", pickle.dumps(selection))  # what a worker receives
 
 
@@ -120,10 +116,10 @@ def _files(n: int, *, first: int) -> DataFiles:
 
 
 def _measured(work: Callable[[str], str], small: str, url: str) -> _Cost:
-    log.setLevel(logging.WARNING)
-    work(small)
-    memory, start = resident_peak(), time.process_time()
-    note = work(url)
+    with quiet():
+        work(small)
+        memory, start = resident_peak(), time.process_time()
+        note = work(url)
     return _Cost(time.process_time() - start, resident_peak() - memory, note)
 
 
@@ -133,7 +129,7 @@ def _open(url: str) -> str:
 
 
 def _select(url: str) -> str:
-    sent = pickle.dumps(select(Split(data=(url,)), labelled=False))
+    sent = pickle.dumps(select_all(url))
     return f"{len(sent) / 2**20:.0f} MB for a worker"
 
 

@@ -3,6 +3,7 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features.
 """
 
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -12,22 +13,31 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from jobs.bench.measure import N_FEATURES, Row, mslr_lengths, quiet_cpu_seconds
+from jobs.bench.measure import (
+    N_FEATURES,
+    Row,
+    group_table,
+    mslr_features,
+    mslr_lengths,
+    plain_features,
+    run_stage,
+    write_tables,
+)
 from ltrscale import bundle, storage
+from ltrscale.arrays import offsets
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.dataset.writer import DatasetWriter, commit_dataset
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.processor import cpu_seconds
 from ltrscale.scoring.score import ScoreJob
 
 _GROUPS, _TURNS = 1000, 5
 _DOCUMENTS = 1024  # in a batch of the bare loop, which is slower with 512, 2,048 or more
-_FEATURES = tuple(Feature(name=f"f{i}") for i in range(N_FEATURES))
 
 
-def bench_scoring(groups: int = _GROUPS) -> list[Row]:
+def bench_scoring(groups: int = _GROUPS) -> Iterator[Row]:
     """Score web search lists with the default network, by `jobs.score` and by a bare loop, in turns."""
     with storage.scratch.directory() as folder:
         data, model = str(folder / "data"), str(folder / "bundle")
@@ -37,25 +47,16 @@ def bench_scoring(groups: int = _GROUPS) -> list[Row]:
         turn = count()
 
         def ours() -> None:
-            job = ScoreJob(data=data, bundle=model, out=f"{folder}/{next(turn)}", device="cpu")
-            job.work({}, lambda _: None)
+            run_stage(ScoreJob(data=data, bundle=model, out=f"{folder}/{next(turn)}", device="cpu"))
 
         def peer() -> None:
             network = bundle.load(model).ranker()
             for file in files:
                 _score_file(network, file, folder / f"{next(turn)}.parquet")
 
-        ours_s, peer_s = quiet_cpu_seconds(ours, peer, repeats=_TURNS)
-    return [
-        Row(
-            name="scoring with a network / a bare torch loop",
-            ratio=peer_s / ours_s,
-            goal=0.9,
-            ours=f"{n / ours_s / 1000:.1f} k docs/CPU-s",
-            peer=f"{n / peer_s / 1000:.1f} k docs/CPU-s",
-            note=f"{n:,} documents, {N_FEATURES} features, the default network; ids, scores and ranks written",
-        )
-    ]
+        ours_s, peer_s = cpu_seconds(ours, peer, repeats=_TURNS)
+    note = f"{n:,} documents, {N_FEATURES} features, the default network; ids, scores and ranks written"
+    yield Row.speed("scoring with a network / a bare torch loop", n, ours_s, peer_s, goal=0.9, note=note)
 
 
 def _score_file(network: nn.Module, source: str, target: Path) -> None:
@@ -85,25 +86,17 @@ def _score_file(network: nn.Module, source: str, target: Path) -> None:
 
 def _write(url: str, groups: int) -> int:
     """Write a data set of web search lists with ids; returns its number of documents."""
-    rng, lengths_Q = np.random.default_rng(0), mslr_lengths(groups, seed=0)
+    rng, lengths_Q = np.random.default_rng(0), mslr_lengths(groups)
     n = int(lengths_Q.sum())
-    x_NF = np.where(rng.random((n, N_FEATURES)) < 0.4, 0, rng.normal(size=(n, N_FEATURES)).round(2))
-    offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
+    features_NF = mslr_features(rng, n)
     ids_N = pa.array(rng.integers(0, 10 * n, n)).cast(pa.string())
-    columns = {
-        "gid": pa.array(np.arange(groups)),
+    ids = {
         "query_id": pa.array(np.arange(groups)).cast(pa.string()),
-        "doc_ids": pa.ListArray.from_arrays(pa.array(offsets_Q1), ids_N),
-        "features": pa.ListArray.from_arrays(
-            pa.array(offsets_Q1 * N_FEATURES), pa.array(x_NF.ravel().astype(np.float32))
-        ),
-        "labels": pa.nulls(groups, pa.list_(pa.float32())),
+        "doc_ids": pa.ListArray.from_arrays(pa.array(offsets(lengths_Q), pa.int32()), ids_N),
     }
-    with storage.Commit(url) as commit:
-        # as if behind a million documents: a small data set of its own would have small row groups
-        writer = DatasetWriter(commit, n_features=N_FEATURES, before=(8_000, 1_000_000))
-        writer.add("all", pa.table(columns))
-        commit_dataset(commit, Manifest(features=_FEATURES, files=writer.close()))
+    table = group_table(0, lengths_Q, features_NF, None, **ids)
+    # as if behind a million documents: a small data set of its own would have small row groups
+    write_tables(url, N_FEATURES, [("all", table)], before=(8_000, 1_000_000))
     return n
 
 
@@ -114,5 +107,5 @@ def _save(url: str) -> None:
     transform = fit_transform([torch.randn(1000, N_FEATURES)], ["numeric"] * N_FEATURES, network.transform)
     architecture = Architecture(transform=network.transform, encoder=network.encoder, head=HeadConfig())
     ranker = Ranker(architecture, transform).eval()
-    about = bundle.BundleFacts(config={}, features=_FEATURES, dataset_hash="", metrics={}, made_by={})
+    about = bundle.BundleFacts(config={}, features=plain_features(N_FEATURES), dataset_hash="", metrics={}, made_by={})
     bundle.save_ranker(url, ranker, about)

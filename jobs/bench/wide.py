@@ -7,8 +7,7 @@ Shapes: N documents, F features.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from jobs.bench.device import Repeated
-from jobs.bench.measure import Row, apart, resident_peak
+from jobs.bench.measure import Row, apart, resident_peak, run_stage
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
@@ -63,8 +62,8 @@ class Shape(NamedTuple):
         return 4 * self.features * self.length
 
 
-WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 100, 5000)
-SMALL_WIDE, SMALL_NARROW = Shape(1000, 2000, 1, 50), Shape(10, 2000, 100, 5000)
+WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 25, 1250)
+_PERIODS = ("train", "validation", "test")
 
 
 class Cost(NamedTuple):
@@ -84,58 +83,48 @@ GOALS = {
 """Of each stage: memory over the longest list, and time a value over that of narrow data."""
 
 
-def bench_wide(quick: bool = False) -> list[Row]:
-    """Prepare, statistics, pretraining, trees and scoring of wide data; `quick` takes small lists of 1,000 features."""
-    shapes = (SMALL_WIDE, SMALL_NARROW) if quick else (WIDE, NARROW)
+def bench_wide() -> Iterator[Row]:
+    """Prepare, statistics, pretraining, trees and scoring of wide data, and a table of rows on the host."""
     with storage.scratch.directory() as folder:
-        wide, narrow = (costs(folder / str(shape.features), shape) for shape in shapes)
-    rows = [row for stage in GOALS for row in _rows(stage, wide[stage], narrow[stage], *shapes)]
-    rows += table_rows(TABLE_ROWS // 100 if quick else TABLE_ROWS)
-    return [replace(row, goal=None) for row in rows] if quick else rows  # beside small lists all else is large
+        wide, narrow = (costs(folder / str(shape.features), shape) for shape in (WIDE, NARROW))
+    for stage in GOALS:
+        yield from _rows(stage, wide[stage], narrow[stage])
+    yield from table_rows(TABLE_ROWS)
 
 
 def costs(folder: Path, shape: Shape) -> dict[str, Cost]:
     """What each stage takes for lists of a shape."""
     folder.mkdir()
-    for period, short in (("train", shape), ("validation", shape._replace(long=0)), ("test", shape._replace(long=0))):
-        write_log(folder / f"{period}.parquet", short, seed=len(period))
-    works = (_prepare, _fit, _pretrain, _grow, _score)
-    names = [f"f{i}" for i in range(shape.features)]
-    return {
-        stage: apart(_measured, partial(work, str(folder), names)) for stage, work in zip(GOALS, works, strict=True)
-    }
+    for period, its_shape in zip(_PERIODS, (shape, shape._replace(long=0), shape._replace(long=0)), strict=True):
+        write_log(folder / f"{period}.parquet", its_shape, seed=len(period))
+    works = (partial(_prepare, features=shape.features), _fit, _pretrain, _grow, _score)
+    return {stage: apart(_measured, work, str(folder)) for stage, work in zip(GOALS, works, strict=True)}
 
 
-def _measured(work: Callable[[], object]) -> Cost:
+def _measured(work: Callable[[str], object], folder: str) -> Cost:
     torch.set_num_threads(1)
     before, start = resident_peak(), time.process_time()
-    work()
+    work(folder)
     return Cost(resident_peak() - before, time.process_time() - start)
 
 
-def _rows(stage: str, wide: Cost, narrow: Cost, shape: Shape, other: Shape) -> list[Row]:
+def _rows(stage: str, wide: Cost, narrow: Cost) -> Iterator[Row]:
     memory_goal, time_goal = GOALS[stage]
-    note = f"{shape.features:,} features, the longest list {shape.length:,} documents"
-    memory = Row(
-        name=f"wide {stage}: peak memory / longest list",
-        ratio=wide.peak / shape.longest_bytes,
-        goal=memory_goal,
-        at_least=False,
-        ours=f"{wide.peak / 2**20:.0f} MB",
-        peer=f"{shape.longest_bytes / 2**20:.0f} MB",
-        note=f"{note}; {narrow.peak / 2**20:.0f} MB with {other.features} features",
+    note = f"{WIDE.features:,} features, the longest list {WIDE.length:,} documents; {narrow.peak / 2**20:.0f} MB with "
+    note += f"{NARROW.features} features"
+    yield Row.memory(
+        f"wide {stage}: peak memory / longest list", wide.peak, WIDE.longest_bytes, goal=memory_goal, note=note
     )
-    each, of_narrow = wide.seconds / shape.values, narrow.seconds / other.values
-    seconds = Row(
+    each, of_narrow = wide.seconds / WIDE.values, narrow.seconds / NARROW.values
+    yield Row(
         name=f"wide {stage}: time a value / narrow",
-        ratio=each / of_narrow,
+        figure=each / of_narrow,
         goal=time_goal,
         at_least=False,
         ours=f"{1e9 * each:.0f} CPU-ns",
         peer=f"{1e9 * of_narrow:.0f} CPU-ns",
-        note=f"{shape.values / 1e6:.0f} M values, against {other.features} features",
+        note=f"{WIDE.values / 1e6:.0f} M values, against {NARROW.features} features",
     )
-    return [memory, seconds]
 
 
 def write_log(path: Path, shape: Shape, seed: int) -> None:
@@ -154,44 +143,42 @@ def write_log(path: Path, shape: Shape, seed: int) -> None:
             writer.write_table(pa.table([*plain, *map(pa.array, np.ascontiguousarray(columns))], pa.schema(fields)))
 
 
-def _prepare(folder: str, names: list[str]) -> None:
-    inputs = [{"path": f"{folder}/{name}.parquet", "period": name} for name in ("train", "validation", "test")]
-    columns = {"query": "query", "item": None, "label": "label", "features": names}
+def _prepare(folder: str, features: int) -> None:
+    inputs = [{"path": f"{folder}/{period}.parquet", "period": period} for period in _PERIODS]
+    columns = {"query": "query", "item": None, "label": "label", "features": [f"f{i}" for i in range(features)]}
     source = {"kind": "items", "columns": columns}
     config = PrepareConfig.model_validate({"inputs": inputs, "source": source})
-    PrepareJob(out=f"{folder}/data", prepare=config).work({}, lambda _: None)
+    run_stage(PrepareJob(out=f"{folder}/data", prepare=config))
 
 
 def _split(folder: str, period: str) -> Split:
     return Split(data=(f"{folder}/data",), periods=(period,))
 
 
-def _fit(folder: str, names: list[str]) -> None:  # noqa: ARG001
+def _fit(folder: str) -> None:
     fit(select(_split(folder, "train"), labelled=False), NetworkConfig())
 
 
-def _pretrain(folder: str, names: list[str]) -> None:  # noqa: ARG001
+def _pretrain(folder: str) -> None:
     config = PretrainConfig.model_validate({"epochs": 1, "device": "cpu", "network": {"encoder": _ENCODER}})
-    PretrainJob(out=f"{folder}/pretrained", train=_split(folder, "train"), pretrain=config).work({}, lambda _: None)
+    run_stage(PretrainJob(out=f"{folder}/pretrained", train=_split(folder, "train"), pretrain=config))
 
 
-def _grow(folder: str, names: list[str]) -> None:  # noqa: ARG001
-    periods = ("train", "validation", "test")
-    splits = SplitsWithTest(**{period: _split(folder, period) for period in periods})
+def _grow(folder: str) -> None:
+    splits = SplitsWithTest(**{period: _split(folder, period) for period in _PERIODS})
     config = LightGBMConfig(num_trees=3, num_threads=1, early_stopping_rounds=None)
-    GBDTJob(out=f"{folder}/gbdt", splits=splits, gbdt=config).work({}, lambda _: None)
+    run_stage(GBDTJob(out=f"{folder}/gbdt", splits=splits, gbdt=config))
 
 
-def _score(folder: str, names: list[str]) -> None:  # noqa: ARG001
-    job = ScoreJob(data=f"{folder}/data", bundle=f"{folder}/gbdt", out=f"{folder}/scores", device="cpu")
-    job.work({}, lambda _: None)
+def _score(folder: str) -> None:
+    run_stage(ScoreJob(data=f"{folder}/data", bundle=f"{folder}/gbdt", out=f"{folder}/scores", device="cpu"))
 
 
 TABLE_ROWS = 2_000_000
 _DIMENSIONS, _LISTS, _NUMBERS = 16, 400, 10
 
 
-def table_rows(rows: int, repeats: int = 5) -> list[Row]:
+def table_rows(rows: int, repeats: int = 5) -> Iterator[Row]:
     """A training step with an embedding table on the host, by the rows that it uses, against the dense table."""
     on_host, dense = (_trainer(rows, host_rows) for host_rows in (0, None))
     steps = on_host.epoch(), dense.epoch()
@@ -200,25 +187,12 @@ def table_rows(rows: int, repeats: int = 5) -> list[Row]:
     assert used is not None
     sent, all_rows = len(used) * (8 + 4 * _DIMENSIONS), 4 * rows * _DIMENSIONS
     note = f"{rows:,} rows of {_DIMENSIONS}, Adam; {_LISTS * _SHORT:,} documents use {len(used):,} rows"
-    time_row = Row(
-        name="a step with a table on the host / with a dense one",
-        ratio=host_s / dense_s,
-        goal=0.5,
-        at_least=False,
-        ours=f"{1000 * min(host_s.rounds):.0f} CPU-ms",
-        peer=f"{1000 * min(dense_s.rounds):.0f} CPU-ms",
-        note=note,
-    )
-    sent_row = Row(
-        name="bytes that a worker sends of a table in a step: used rows / dense gradient",
-        ratio=sent / all_rows,
-        goal=0.01,
-        at_least=False,
-        ours=f"{sent / 1e6:.2f} MB",
-        peer=f"{all_rows / 1e6:.0f} MB",
-        note=note,
-    )
-    return [time_row, sent_row]
+    times = (f"{1000 * seconds:.0f} CPU-ms" for seconds in (host_s, dense_s))
+    name = "a step with a table on the host / with a dense one"
+    yield Row(name, host_s / dense_s, *times, note, goal=0.5, at_least=False)
+    sizes = (f"{size / 1e6:.2f} MB" for size in (sent, all_rows))
+    name = "bytes that a worker sends of a table in a step: used rows / dense gradient"
+    yield Row(name, sent / all_rows, *sizes, note, goal=0.01, at_least=False)
 
 
 def _lists() -> QueryGroups:

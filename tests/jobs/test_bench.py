@@ -1,11 +1,16 @@
 """The benchmarks have every loss, metric, pretext objective and encoder that a config may name."""
 
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jobs.bench import losses, metrics, networks, prepare, scoring, wide
+from jobs.bench import bench, losses, metrics, networks, prepare, scoring, wide
+from jobs.bench.measure import Row
 from ltrscale.config import kind_of, members
+from ltrscale.errors import InputError
 from ltrscale.models.choices import FeatureEncoderConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import LossConfig, MetricConfig
@@ -16,11 +21,12 @@ KINDS = [kind_of(cls) for cls in members(LossConfig)]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_loss_is_timed_beside_its_padded_form_if_it_has_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_memory", lambda *_: None)  # a process each
-    row = losses.measure(kind, groups=4)[0]
+    monkeypatch.setattr(losses, "peak_bytes", lambda *_: 1)  # a process each
+    row, *memory = losses.measure(kind, groups=4)
     assert row.name.startswith(f"{kind}, ")
-    assert row.ours.endswith(" us/doc")
-    assert (row.ratio is not None) == bool(row.peer) == (kind in losses.PEERS)
+    assert row.ours.endswith(" docs/CPU-s")
+    assert len(memory) == (kind in losses.PEERS)
+    assert (row.figure is not None) == bool(row.peer) == (kind in losses.PEERS)
 
 
 def test_every_padded_form_belongs_to_an_existing_loss() -> None:
@@ -32,7 +38,45 @@ def test_every_padded_form_belongs_to_an_existing_loss() -> None:
 def test_every_metric_is_timed(cls: type) -> None:
     row = metrics.measure(cls, groups=4)
     assert row.name.startswith(kind_of(cls))
-    assert row.ratio
+    assert row.figure
+
+
+def test_a_peer_that_is_not_installed_is_named_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ranx", None)
+    row = next(iter(metrics.bench_metrics()))
+    assert row.figure is None
+    assert "ranx is not installed" in row.note
+
+
+def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def two_rows() -> Iterator[Row]:
+        yield Row("speed", 2.0, goal=1.5)
+        yield Row("memory", 3, goal=1.5, at_least=False)
+        raise OSError("the disk is full")
+
+    monkeypatch.setitem(bench.BENCHES, "text", two_rows)
+    monkeypatch.setitem(bench.BENCHES, "scale", lambda: [Row("a count", 1000)])
+    with pytest.raises(OSError, match="full"):
+        bench.bench(bench.BenchJob(only=("text",), out=str(tmp_path)))
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["figure"] for row in rows] == [2.0, 3]
+    with caplog.at_level("INFO", "ltrscale"):
+        bench.bench(bench.BenchJob(only=("scale",)))
+    assert "measuring scale, 1 of 1" in caplog.text
+    assert "1,000" in capsys.readouterr().out
+    assert (Row("speed", 2.0, goal=1.5).met, Row("m", 3, goal=1.5, at_least=False).met) == (True, False)
+    assert Row("a count", 1000).met is None
+
+
+@pytest.mark.parametrize(("only", "quick"), [("speed", False), ("wide", True)])
+def test_what_cannot_be_measured_is_refused_before_the_work(only: str, quick: bool) -> None:
+    with pytest.raises(InputError, match=f"only: .*'{only}'"):
+        bench.bench(bench.BenchJob(only=(only,), quick=quick))
 
 
 @pytest.mark.slow
@@ -40,43 +84,43 @@ def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -
     whole, needed = metrics.speed(tmp_path, 300, metrics.SHORT)
     assert whole.goal == 0.3
     assert whole.ours == needed.ours
-    assert whole.ratio
-    assert needed.ratio
+    assert whole.figure
+    assert needed.figure
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
 def test_a_step_of_every_objective_is_timed(cls: type) -> None:
-    assert networks.measure_objective(cls, groups=1).ratio
+    assert networks.measure_objective(cls, groups=1).figure
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", members(FeatureEncoderConfig), ids=kind_of)
 def test_a_step_through_every_encoder_is_timed(cls: type) -> None:
-    assert networks.measure_encoder(cls, groups=1).ratio
+    assert networks.measure_encoder(cls, groups=1).figure
 
 
 @pytest.mark.slow
 def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "peak_bytes", lambda *_: [1])  # a process each
+    monkeypatch.setattr(networks, "peak_bytes", lambda *_: 1)  # a process each
     speed, memory = networks.bench_text(sequences=4)
     assert speed.goal == 1.5
-    assert speed.ratio
-    assert memory.ratio == 1
+    assert speed.figure
+    assert memory.figure == 1
 
 
 @pytest.mark.slow
 def test_preparing_rows_of_items_is_timed_beside_duckdb() -> None:
-    rows = prepare.bench_items(queries=20)
+    rows = [*prepare.bench_items(queries=20)]
     assert len(rows) == 3
-    assert all(row.goal == 0.5 and row.ratio for row in rows)
+    assert all(row.goal == 0.5 and row.figure for row in rows)
 
 
 @pytest.mark.slow
 def test_scoring_is_timed_beside_a_bare_loop() -> None:
     (row,) = scoring.bench_scoring(groups=4)
     assert row.goal == 0.9
-    assert row.ratio
+    assert row.figure
 
 
 @pytest.mark.nightly
@@ -92,6 +136,6 @@ def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_step_with_a_table_on_the_host_sends_and_takes_less_than_with_a_dense_one() -> None:
     for row in wide.table_rows(1_000_000, repeats=3):
-        assert row.ratio is not None
+        assert row.figure is not None
         assert row.goal is not None
-        assert row.ratio < row.goal, row
+        assert row.figure < row.goal, row

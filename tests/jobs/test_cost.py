@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 
 from jobs.bench import predict
-from jobs.bench.cost import Machine, Network, Store, Workload, account_s, epoch_s, fit_host, fit_network, run_s, step
+from jobs.bench.cost import (
+    Cluster,
+    Machine,
+    Network,
+    Store,
+    Workload,
+    account_s,
+    epoch_s,
+    fit_host,
+    fit_network,
+    run_s,
+    step,
+)
 from jobs.bench.many import write_groups
 
 WORK = Workload(
@@ -18,21 +30,27 @@ WORK = Workload(
     gradient_bytes=4e6,
 )
 NETWORK, FAST = Network(1e-3, 1e8), Store(0.01, 1e9, requests=1, at_once=4)
+
+
+def of(machine: Machine, store: Store = FAST) -> Cluster:
+    return Cluster(NETWORK, store, machine)
+
+
 WORLDS = (1, 2, 4, 8, 64)
 
 
 def test_the_slower_of_computing_and_reading_bounds_a_step() -> None:
     machine = Machine(cores=math.inf, host_s=0.1, start_s=0)
     slow = FAST._replace(request_s=4.0)
-    alone = step(WORK, 1, NETWORK, FAST, machine)
+    alone = step(WORK, 1, of(machine))
     assert alone.seconds == alone.compute + alone.host == 0.6
-    assert step(WORK, 1, NETWORK, slow, machine).seconds == pytest.approx(2 * slow.row_group_s(1e5))
+    assert step(WORK, 1, of(machine, slow)).seconds == pytest.approx(2 * slow.row_group_s(1e5))
 
 
 def test_a_step_is_longer_on_more_workers_and_an_epoch_shorter() -> None:
     machine = Machine(cores=math.inf, host_s=0.01, start_s=0)
-    of_steps = [step(WORK, world, NETWORK, FAST, machine).seconds for world in WORLDS]
-    of_epochs = [epoch_s(WORK, world, NETWORK, FAST, machine) for world in WORLDS]
+    of_steps = [step(WORK, world, of(machine)).seconds for world in WORLDS]
+    of_epochs = [epoch_s(WORK, world, of(machine)) for world in WORLDS]
     assert of_steps == sorted(of_steps)
     assert of_epochs == sorted(of_epochs, reverse=True)
     assert [account_s(WORK, world, FAST) * world for world in WORLDS] == pytest.approx([account_s(WORK, 1, FAST)] * 5)
@@ -40,16 +58,16 @@ def test_a_step_is_longer_on_more_workers_and_an_epoch_shorter() -> None:
 
 def test_workers_that_share_cores_wait_for_one_another() -> None:
     shared, own = (Machine(cores, 0.1, 0) for cores in (2, math.inf))
-    of_eight = [step(WORK, 8, NETWORK, FAST, machine) for machine in (shared, own)]
-    assert [of.host for of in of_eight] == pytest.approx([0.4, 0.1])
+    of_eight = [step(WORK, 8, of(machine)) for machine in (shared, own)]
+    assert [one.host for one in of_eight] == pytest.approx([0.4, 0.1])
 
 
 def test_a_run_is_its_start_and_its_epochs_and_pauses_for_each_checkpoint() -> None:
     machine = Machine(cores=math.inf, host_s=0, start_s=60, checkpoint_every_s=100, pause_s=0.5)
-    epoch = epoch_s(WORK, 1, NETWORK, FAST, machine)  # 500 steps of .5 s
+    epoch = epoch_s(WORK, 1, of(machine))  # 500 steps of .5 s
     before = 60 + account_s(WORK, 1, FAST)
-    assert run_s(WORK, 1, NETWORK, FAST, machine) == pytest.approx(before + epoch + 2 * 0.5)
-    assert run_s(WORK, 1, NETWORK, FAST, machine, epochs=2) == pytest.approx(before + 2 * epoch + 5 * 0.5)
+    assert run_s(WORK, 1, of(machine)) == pytest.approx(before + epoch + 2 * 0.5)
+    assert run_s(WORK, 1, of(machine), epochs=2) == pytest.approx(before + 2 * epoch + 5 * 0.5)
 
 
 @pytest.mark.parametrize("host_s", [0.0, 0.03])
@@ -58,7 +76,7 @@ def test_a_fit_to_what_the_model_says_finds_the_model_again(host_s: float) -> No
     small, large = ({w: NETWORK.exchange_s(n, w) for w in (1, 2, 4)} for n in (0, 4e6))
     network = fit_network(small, large, 4e6)
     assert network[:2] == pytest.approx(NETWORK[:2])
-    steps = {w: step(WORK, w, NETWORK, Store(0, math.inf, 0, 1), machine).seconds for w in (1, 2, 4)}
+    steps = {w: step(WORK, w, of(machine, Store(0, math.inf, 0, 1))).seconds for w in (1, 2, 4)}
     assert fit_host(steps, WORK, network, 2) == pytest.approx(host_s, abs=1e-12)
 
 
