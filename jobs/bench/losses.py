@@ -24,7 +24,7 @@ from ltrscale.ranking.loss import Loss as RankingLoss
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.metrics import rank_discounts
 
-GROUPS = 128
+GROUPS = 64
 TEMPERATURE = 1.0
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

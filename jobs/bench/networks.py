@@ -28,7 +28,7 @@ from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.processor import cpu_seconds
 
 WIDTH = 136
-GROUPS = 16  # about 2,000 documents; some objectives contrast all of them with each other
+GROUPS = 8  # about 1,000 documents; some objectives contrast all of them with each other
 RESNET = ResNetConfig(width=WIDTH, blocks=3)
 
 

@@ -58,7 +58,7 @@ from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.reduce import sum_over_workers
 
 FITTED, PREDICTED = (1, 2, 4), 8
-_FILES_A_WORKER = 8
+_FILES_A_WORKER = 4
 _DOCUMENTS = 512
 _PARAMETERS = 1 << 20
 _BYTES = 4 * _PARAMETERS

@@ -21,7 +21,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.processor import cpu_seconds
 
 _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
-_PARSED_LISTS, _ROUNDS = 160, 7
+_PARSED_LISTS, _ROUNDS = 160, 5
 
 
 def bench_prepare_memory() -> Iterator[Row]:
@@ -74,7 +74,7 @@ def bench_letor() -> Iterator[Row]:
             yield Row.speed(f"LETOR text against {peer}", n, ours_s, peer_s, goal=goal, note=note)
 
 
-_QUERIES, _ITEMS = 15_000, 20
+_QUERIES, _ITEMS = 10_000, 20
 _NUMBERS = tuple(f"f{i}" for i in range(10))
 _CATEGORIES = ("brand", "shelf")
 _COLUMNS = {"query": "query", "item": "item", "label": "label", "features": _NUMBERS, "categorical": _CATEGORIES}

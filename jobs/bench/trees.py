@@ -17,8 +17,8 @@ from ltrscale.processor import cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 
-_LARGE = 8800  # lists of training: 1.1 million documents, a float matrix of 600 MB
-_USUAL = 800
+_LARGE = 6600  # lists of training: .8 million documents, a float matrix of 450 MB
+_USUAL = 500
 _FEW = 20  # for warming up
 _TREES, _TREES_SCORED, _TREES_FOR_MEMORY = 300, 500, 5
 _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=None)
