@@ -56,7 +56,7 @@ class BenchJob(Config):
     """Measure speed and memory against peers, as ratios in one run."""
 
     quick: bool = False
-    """Only the counts of `device` that have a goal: half a minute, and the same on every machine."""
+    """Only the counts of `device` that have a goal: a few minutes at most, and the same on every machine."""
     device: Device = "cpu"
     """A GPU on which `device` also times its steps."""
     only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")

@@ -99,8 +99,8 @@ class Row:
         note: str = "growth of peak resident memory, one process each",
     ) -> "Row":
         """How many times the bytes of the peer we take."""
-        sizes = (f"{size / 2**20:.0f} MB" for size in (ours, peer))
-        return cls(name, ours / peer, *sizes, note, goal, at_least=False)
+        megabytes, of_peer = (f"{size / 2**20:.0f} MB" for size in (ours, peer))
+        return cls(name, ours / peer, megabytes, of_peer, note, goal, at_least=False)
 
 
 def _in_thousands(rate: float) -> str:

@@ -97,7 +97,8 @@ def costs(folder: Path, shape: Shape) -> dict[str, Cost]:
     folder.mkdir()
     for period, its_shape in zip(_PERIODS, (shape, shape._replace(long=0), shape._replace(long=0)), strict=True):
         write_log(folder / f"{period}.parquet", its_shape, seed=len(period))
-    works = (partial(_prepare, features=shape.features), _fit, _pretrain, _grow, _score)
+    prepare = partial(_prepare, features=shape.features)
+    works: tuple[Callable[[str], object], ...] = (prepare, _fit, _pretrain, _grow, _score)
     return {stage: apart(_measured, work, str(folder)) for stage, work in zip(GOALS, works, strict=True)}
 
 
@@ -187,12 +188,12 @@ def table_rows(rows: int, repeats: int = 5) -> Iterator[Row]:
     assert used is not None
     sent, all_rows = len(used) * (8 + 4 * _DIMENSIONS), 4 * rows * _DIMENSIONS
     note = f"{rows:,} rows of {_DIMENSIONS}, Adam; {_LISTS * _SHORT:,} documents use {len(used):,} rows"
-    times = (f"{1000 * seconds:.0f} CPU-ms" for seconds in (host_s, dense_s))
+    took, dense_took = (f"{1000 * seconds:.0f} CPU-ms" for seconds in (host_s, dense_s))
     name = "a step with a table on the host / with a dense one"
-    yield Row(name, host_s / dense_s, *times, note, goal=0.5, at_least=False)
-    sizes = (f"{size / 1e6:.2f} MB" for size in (sent, all_rows))
+    yield Row(name, host_s / dense_s, took, dense_took, note, goal=0.5, at_least=False)
+    sent_mb, dense_mb = (f"{size / 1e6:.2f} MB" for size in (sent, all_rows))
     name = "bytes that a worker sends of a table in a step: used rows / dense gradient"
-    yield Row(name, sent / all_rows, *sizes, note, goal=0.01, at_least=False)
+    yield Row(name, sent / all_rows, sent_mb, dense_mb, note, goal=0.01, at_least=False)
 
 
 def _lists() -> QueryGroups:
