@@ -69,7 +69,7 @@ test-all: $(DEV)
 nightly: $(DEV)
 	$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile night -n 2 $(SPREAD) tests
 
-# Speed and memory against peers, about twenty minutes on two cores.
+# Speed and memory against peers, each figure logged as soon as it is measured.
 bench: $(DEV)
 	$(BIN)/python -m jobs.bench
 

@@ -117,7 +117,7 @@ def bench_committed() -> Iterator[Row]:
     with storage.scratch.directory() as folder:
         yield from speed(folder, TEST_GROUPS, SHORT)
         yield from speed(folder, TEST_GROUPS // 40, SEARCH)
-        sizes = TEST_GROUPS, 10 * TEST_GROUPS
+        sizes = 5 * TEST_GROUPS, 50 * TEST_GROUPS
         small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
         name = f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups"
         yield Row.memory(name, large, small, goal=1.1, note="the whole process, imports included")

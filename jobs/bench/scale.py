@@ -1,4 +1,4 @@
-"""How plans, selections and additions grow with the row groups of a data set, from 10^5 to 10^6 of them.
+"""How plans, selections and additions grow with the row groups of a data set: 10^4, 10^5 and 10^6 of them.
 
 The data sets are manifests alone: a hundredth as many periods as row groups, a tenth as many files. Nothing here opens
 a data file. Each work runs in a process of its own, after the same work on a small data set.
@@ -34,7 +34,7 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.ingest.additions import with_addition
 
-SIZES = (100_000, 1_000_000)
+SIZES = (10_000, 100_000, 1_000_000)
 _SMALL = 1000
 _FEATURES = plain_features(12)
 _OF_FILE, _FILES_OF_PERIOD = 10, 10

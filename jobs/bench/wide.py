@@ -62,7 +62,7 @@ class Shape(NamedTuple):
         return 4 * self.features * self.length
 
 
-WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 25, 1250)
+WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 100, 5000)
 _PERIODS = ("train", "validation", "test")
 
 
