@@ -17,8 +17,9 @@ from jobs.verbs import commands
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
-from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
 from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.ranking.metric import Metric
 
 _ABOVE = """# Reference

@@ -13,7 +13,8 @@ from ltrscale.ingest.inputs import SourceConfig
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NumbersConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
-from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.serving.export import AnyFormat
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.settings import ScheduleConfig

@@ -36,8 +36,8 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.pretext.watch import EVERY, unit_vectors
-from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import StepResult, Trainer

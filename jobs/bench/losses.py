@@ -19,9 +19,9 @@ from jobs.bench.measure import LABEL_SHARES, Row, mslr_offsets, peak_bytes
 from ltrscale.config import by_kind
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.ranking import pairwise
-from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss as RankingLoss
 from ltrscale.ranking.loss import Scored
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.ranking.metrics import rank_discounts
 
 GROUPS = 64

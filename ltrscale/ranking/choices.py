@@ -1,4 +1,4 @@
-"""The closed unions of ranking losses and metrics that a config may name. Add one line here for each new member."""
+"""The closed union of metrics that a config may name. Add one line here for each new member."""
 
 from typing import Annotated
 
@@ -7,38 +7,8 @@ from pydantic import AfterValidator, Field, ValidationError
 from ltrscale.config import by_kind, kind_of
 from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig, RBPConfig
 from ltrscale.ranking.libraries import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
-from ltrscale.ranking.loss import SigmoidConfig, SquaredErrorConfig
-from ltrscale.ranking.losses import (
-    ApproxNDCGConfig,
-    AttentionAllocationConfig,
-    GumbelApproxNDCGConfig,
-    ListMLEConfig,
-    ListNetConfig,
-    SoftmaxConfig,
-)
 from ltrscale.ranking.metric import Metric, Name
 from ltrscale.ranking.metrics import MAPConfig, MRRConfig, NDCGConfig, PrecisionConfig, RecallConfig, SuccessConfig
-from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
-from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
-
-LossConfig = Annotated[
-    SigmoidConfig
-    | SquaredErrorConfig
-    | RankNetConfig
-    | HingeConfig
-    | LambdaRankConfig
-    | SoftmaxConfig
-    | SoftmaxNegativesConfig
-    | AttentionAllocationConfig
-    | ListNetConfig
-    | ListMLEConfig
-    | ApproxNDCGConfig
-    | GumbelApproxNDCGConfig
-    | NeuralSortNDCGConfig
-    | GumbelNeuralSortNDCGConfig
-    | PiRankConfig,
-    Field(discriminator="kind"),
-]
 
 MetricConfig = Annotated[
     NDCGConfig

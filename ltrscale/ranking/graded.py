@@ -3,14 +3,14 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from ltrscale.batch import QueryGroups
+from ltrscale.late import Late
 from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
 from ltrscale.ranking.metrics import (
     NDCGConfig,
@@ -21,7 +21,15 @@ from ltrscale.ranking.metrics import (
     ndcg,
     rank_discounts,
 )
-from ltrscale.ranking.ranked import rankings, survival, undefined
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ltrscale.batch import QueryGroups
+    from ltrscale.ranking import ranked
+else:
+    torch, ranked = Late("torch"), Late("ltrscale.ranking.ranked")
 
 Gains = Literal["column"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
 """The gains of labels 0, 1, 2, ..., or those in the column `gains`."""
@@ -80,8 +88,8 @@ def _dcg(
     discounts: Callable[[int], Tensor],
 ) -> Tensor:
     """DCG for gains that rise with the values, from 0 at 0."""
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, values_N, offsets_Q1, k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, values_N, offsets_Q1, k):
         gains_MK = ranking.expected(gain(ranking.values_ML), k)
         dcg_M = gains_MK @ discounts(gains_MK.shape[1]).to(scores_N.device)
         values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] > 0, dcg_M, torch.nan)
@@ -106,10 +114,10 @@ def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grade
         >>> err(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]), k=2, grades=1)  # 1/2 * 1/2
         tensor([0.2500], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1, k):
         satisfies_ML = exponential_gain(ranking.values_ML.double().clamp(max=grades)) / 2**grades
-        stopped_MK = -survival(ranking, satisfies_ML, k).diff()
+        stopped_MK = -ranked.survival(ranking, satisfies_ML, k).diff()
         value_M = (stopped_MK / ranking.rank_L[:k]).sum(-1)
         values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] > 0, value_M, torch.nan)
     return values_Q
@@ -152,8 +160,8 @@ def rbp(
         >>> rbp(scores, labels, torch.tensor([0, 3]), persistence=0.5)  # 1/2 (1 + 1/4)
         tensor([0.6250], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1, 1 if k is None else k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1, 1 if k is None else k):
         relevant_ML = (ranking.values_ML >= threshold).double()
         weights_K = (1 - persistence) * persistence ** (ranking.rank_L[:k] - 1).double()
         value_M = ranking.expected(relevant_ML, k) @ weights_K

@@ -21,16 +21,24 @@ the scores; scores may be infinite. As in `metrics`, a score that is NaN, and k 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group.
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from ltrscale.batch import group_index, sum_by_group, to_offsets
+from ltrscale.late import Late
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metric import FirstRanks, Metric, Rules, Threshold
 from ltrscale.ranking.metrics import MAPConfig, NDCGConfig, PrecisionConfig, exponential_gain, rank_discounts
-from ltrscale.ranking.ranked import rankings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ltrscale import batch
+    from ltrscale.ranking import ranked
+else:
+    torch = Late("torch")
+    batch, ranked = Late("ltrscale.batch"), Late("ltrscale.ranking.ranked")
 
 LETOR = Rules(ties="input", discount="letor", short="zero", undefined="zero")
 """The script's rules for NDCG."""
@@ -136,7 +144,7 @@ def under(
         raise ValueError(f"{metric.name}: no program's rules are known; take one of {', '.join(KINDS)}")
     kept_N = torch.ones_like(labels_N, dtype=torch.bool) if retrieved_N is None else retrieved_N
     worth_N = _worth(rules, metric, labels_N, offsets_Q1)
-    lists = to_offsets(sum_by_group(kept_N.long(), offsets_Q1))
+    lists = batch.to_offsets(batch.sum_by_group(kept_N.long(), offsets_Q1))
     scores_N, ranked_N = scores_N[kept_N], worth_N[kept_N]
     if rules.scores == "float32":
         scores_N = scores_N.float()
@@ -145,7 +153,9 @@ def under(
     if isinstance(metric, NDCGConfig):
         values_Q = _ndcg_under(rules, metric.k, (scores_N, ranked_N, lists), (worth_N, offsets_Q1))
     else:
-        values_Q = _relevance_metric(rules, metric, (scores_N, ranked_N, lists), sum_by_group(worth_N, offsets_Q1))
+        values_Q = _relevance_metric(
+            rules, metric, (scores_N, ranked_N, lists), batch.sum_by_group(worth_N, offsets_Q1)
+        )
     if "short" in metric.ruled_by:
         lengths_Q, k = lists.diff(), int(metric.model_dump()["k"])
         if rules.short == "zero":
@@ -170,7 +180,7 @@ def _relevance_metric(rules: Rules, metric: Metric, lists: tuple[Tensor, Tensor,
         values_Q = metric.replace(threshold=1.0).values(*lists)
     _, relevant_N, offsets_Q1 = lists
     if metric.kind in ("map", "recall"):  # both divide by the number of relevant documents
-        values_Q = values_Q * (sum_by_group(relevant_N, offsets_Q1) / relevant_Q)
+        values_Q = values_Q * (batch.sum_by_group(relevant_N, offsets_Q1) / relevant_Q)
     return torch.where(values_Q.isnan() & (relevant_Q > 0), 0.0, values_Q)  # none of them was retrieved
 
 
@@ -178,7 +188,7 @@ def _ordered(rules: Rules, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tenso
     """Distinct scores in the order that the rules give to documents: minus the rank, counted from 0; shape [N]."""
     if scores_N.isnan().any():
         raise ValueError("scores contain NaN, so that no ranking is defined")
-    keys = [-scores_N, group_index(offsets_Q1)]
+    keys = [-scores_N, batch.group_index(offsets_Q1)]
     if rules.ties == "worst":
         keys.insert(0, labels_N)
     elif rules.ties == "item":
@@ -188,7 +198,7 @@ def _ordered(rules: Rules, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tenso
     order_N = torch.arange(len(scores_N), device=scores_N.device)
     for key_N in keys:  # stable sort: the last key counts most
         order_N = order_N[key_N[order_N].argsort(stable=True)]
-    places_N = torch.arange(len(scores_N), device=scores_N.device) - offsets_Q1[group_index(offsets_Q1)]
+    places_N = torch.arange(len(scores_N), device=scores_N.device) - offsets_Q1[batch.group_index(offsets_Q1)]
     return torch.empty(len(scores_N), dtype=torch.float64, device=scores_N.device).scatter_(
         0, order_N, -places_N.double()
     )
@@ -202,7 +212,7 @@ def _relevant(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor
     if rules.relevant == "from_1":
         return labels_N >= 1
     best_Q = torch.segment_reduce(labels_N.double(), "max", offsets=offsets_Q1)
-    return (labels_N > 0) & (labels_N == best_Q[group_index(offsets_Q1)])
+    return (labels_N > 0) & (labels_N == best_Q[batch.group_index(offsets_Q1)])
 
 
 def _ndcg_under(rules: Rules, k: int, lists: tuple[Tensor, Tensor, Tensor], pool: tuple[Tensor, Tensor]) -> Tensor:
@@ -215,7 +225,7 @@ def _ndcg_under(rules: Rules, k: int, lists: tuple[Tensor, Tensor, Tensor], pool
         best_N, best_Q1 = torch.where(scores_N > -k, gains_N, 0.0), offsets_Q1
     best_k = max(k, len(best_N)) if rules.ideal == "uncut" else k
     ideal_Q = gain_dcg(best_N, best_N, best_Q1, k=best_k, discounts=discounts)
-    without_Q = torch.where(sum_by_group(*pool) > 0, 0.0, torch.nan)  # relevant documents, but none ranked
+    without_Q = torch.where(batch.sum_by_group(*pool) > 0, 0.0, torch.nan)  # relevant documents, but none ranked
     return torch.where(dcg_Q > 0, dcg_Q / ideal_Q, without_Q)
 
 
@@ -226,7 +236,7 @@ def _letor_discounts(k: int) -> Tensor:
 
 def _block_precision(scores_N: Tensor, relevant_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Average precision where each document of a tied block counts at the block's last rank, shape [Q]."""
-    groups_N = group_index(offsets_Q1)
+    groups_N = batch.group_index(offsets_Q1)
     order_N = scores_N.argsort(descending=True, stable=True)
     order_N = order_N[groups_N[order_N].argsort(stable=True)]  # restore the order of groups
     ranked_scores_N = scores_N[order_N]
@@ -236,7 +246,7 @@ def _block_precision(scores_N: Tensor, relevant_N: Tensor, offsets_Q1: Tensor) -
     ranked_N = relevant_N[order_N]
     found_N = ranked_N.cumsum(0)[end_N] - (ranked_N.cumsum(0) - ranked_N)[offsets_Q1[:-1][groups_N]]
     precision_N = found_N / (end_N - offsets_Q1[:-1][groups_N] + 1)
-    return sum_by_group(precision_N * ranked_N, offsets_Q1) / sum_by_group(relevant_N, offsets_Q1)
+    return batch.sum_by_group(precision_N * ranked_N, offsets_Q1) / batch.sum_by_group(relevant_N, offsets_Q1)
 
 
 class _LetorMetric(Metric):
@@ -319,7 +329,7 @@ class LetorMeanNDCGConfig(Metric):
         """
         values_Q = torch.zeros(len(offsets_Q1) - 1, dtype=torch.float64, device=offsets_Q1.device)
         ordered_N = _ordered(self.rules, scores_N, labels_N, offsets_Q1, None)
-        for ranking in rankings(ordered_N, exponential_gain(labels_N), offsets_Q1):
+        for ranking in ranked.rankings(ordered_N, exponential_gain(labels_N), offsets_Q1):
             discounts_L = _letor_discounts(len(ranking.rank_L)).to(scores_N.device)
             dcg_ML, ideal_ML = (
                 (gains_ML * discounts_L).cumsum(-1) for gains_ML in (ranking.values_ML, ranking.best_ML)

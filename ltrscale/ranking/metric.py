@@ -7,15 +7,20 @@ without a relevant document, and which gain and discount to use. `Rules` has one
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ltrscale.batch import QueryGroups
 
 _FORM = re.compile(r"(?P<kind>\w+)(\((?P<keys>\w+=[^=,()@\s]+(, ?\w+=[^=,()@\s]+)*)\))?(@(?P<k>[1-9]\d*))?")
 
@@ -57,7 +62,7 @@ class Name(NamedTuple):
         keys = f"({','.join(f'{key}={value}' for key, value in self.keys)})" if self.keys else ""
         return self.kind + keys + (f"@{self.k}" if self.k is not None else "")
 
-    def uncut(self) -> "Name":
+    def uncut(self) -> Name:
         """The name without its cut-off."""
         return self._replace(k=None)
 

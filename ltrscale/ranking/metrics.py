@@ -14,18 +14,26 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slo
 bins of the score, b bins, C sums.
 """
 
-from collections.abc import Callable
-from typing import ClassVar, Literal
+from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ltrscale.arrays import HIGHEST_LABEL
-from ltrscale.batch import sum_by_group
 from ltrscale.config import Strict
+from ltrscale.late import Late
 from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
-from ltrscale.ranking.ranked import hazard, rankings, undefined
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
+    from ltrscale import batch
+    from ltrscale.ranking import ranked
+else:
+    torch, F = Late("torch"), Late("torch.nn.functional")
+    batch, ranked = Late("ltrscale.batch"), Late("ltrscale.ranking.ranked")
 
 
 def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
@@ -72,8 +80,8 @@ def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) 
 
 def _ndcg(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int, gain: Callable[[Tensor], Tensor]) -> Tensor:
     """NDCG for gains that rise with the values, from 0 at 0."""
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, values_N, offsets_Q1, k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, values_N, offsets_Q1, k):
         # Gain and discount separate, so the expected DCG is the DCG of the expected gains.
         gains_MK = ranking.expected_of(gain, k)
         ideal_MK = gain(ranking.best_ML[:, :k].contiguous())
@@ -93,7 +101,7 @@ def ideal_dcg(gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
         tensor([3., 0.], dtype=torch.float64)
     """
     ideal_Q = gains_N.new_zeros(len(offsets_Q1) - 1, dtype=torch.float64)
-    for ranking in rankings(gains_N, gains_N, offsets_Q1, k):
+    for ranking in ranked.rankings(gains_N, gains_N, offsets_Q1, k):
         best_MK = ranking.best_ML[:, :k].double()
         ideal_Q[ranking.groups_M] = best_MK @ rank_discounts(best_MK.shape[1], gains_N.device)
     return ideal_Q
@@ -109,10 +117,10 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
         >>> mrr(torch.tensor([3.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))  # (1/2 + 1/3) / 2
         tensor([0.4167], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1):
         relevant_ML = (ranking.values_ML >= threshold).double()
-        hazard_ML = hazard(ranking, relevant_ML)
+        hazard_ML = ranked.hazard(ranking, relevant_ML)
         none_before_ML = F.pad((1 - hazard_ML).cumprod(-1), (1, -1), value=1.0)
         value_M = (none_before_ML * hazard_ML / ranking.rank_L).sum(-1)
         values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
@@ -142,8 +150,8 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
         >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
         tensor([0.8333], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1):
         relevant_ML = (ranking.values_ML >= threshold).double()
         expected_ML, size_ML = ranking.expected(relevant_ML), ranking.size_ML
         before_ML = F.pad(expected_ML.cumsum(-1), (1, 0)).gather(1, ranking.first_ML)
@@ -166,7 +174,7 @@ class MAPConfig(Metric):
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The number of relevant documents."""
-        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
+        return batch.sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
@@ -176,8 +184,8 @@ def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int,
         >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
         tensor([0.5000], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1, k):
         relevant_ML = (ranking.values_ML >= threshold).double()
         value_M = ranking.expected(relevant_ML, k).sum(-1) / ranking.lengths_M.clamp(max=k)
         values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
@@ -208,8 +216,8 @@ def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, th
         >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
         tensor([0.5000], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1, k):
         relevant_ML = (ranking.values_ML >= threshold).double()
         found_M = ranking.expected(relevant_ML, k).sum(-1)
         values_Q[ranking.groups_M] = found_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
@@ -232,7 +240,7 @@ class RecallConfig(Metric):
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The number of relevant documents."""
-        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
+        return batch.sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
@@ -245,11 +253,11 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
         >>> success(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3]), k=2)  # 1 - C(2, 2) / C(3, 2)
         tensor([0.6667], dtype=torch.float64)
     """
-    values_Q = undefined(offsets_Q1)
-    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+    values_Q = ranked.undefined(offsets_Q1)
+    for ranking in ranked.rankings(scores_N, labels_N, offsets_Q1, k):
         relevant_ML = (ranking.values_ML >= threshold).double()
         # the whole list, because the block at rank k may end beyond k
-        hazard_MK = hazard(ranking, relevant_ML)[:, :k]
+        hazard_MK = ranked.hazard(ranking, relevant_ML)[:, :k]
         values_Q[ranking.groups_M] = torch.where(
             ranking.best_ML[:, 0] >= threshold, 1 - (1 - hazard_MK).prod(-1), torch.nan
         )

@@ -19,9 +19,10 @@ from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.ranker import RankerScores
-from ltrscale.ranking.choices import METRICS, LossConfig, MetricName
+from ltrscale.ranking.choices import METRICS, MetricName
 from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
 from ltrscale.ranking.loss import Scored
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.ranking.losses import ordinal
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig

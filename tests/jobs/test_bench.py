@@ -13,7 +13,8 @@ from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
 from ltrscale.models.choices import FeatureEncoderConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.ranking.choices import LossConfig, MetricConfig
+from ltrscale.ranking.choices import MetricConfig
+from ltrscale.ranking.loss_choices import LossConfig
 
 KINDS = [kind_of(cls) for cls in members(LossConfig)]
 

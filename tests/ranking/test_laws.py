@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import kind_of, members
-from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss, SigmoidConfig, SquaredErrorConfig
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
     AttentionAllocationConfig,

@@ -14,7 +14,7 @@ from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective

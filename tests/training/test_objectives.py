@@ -13,9 +13,9 @@ from ltrscale.models.encoders import IdentityConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.ranking import losses
-from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.ranking import ListLossConfig, RankingObjective
 

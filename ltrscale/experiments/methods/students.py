@@ -6,8 +6,8 @@ from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import SquaredErrorConfig
+from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 from ltrscale.trees.gbdt import TreesStudent
