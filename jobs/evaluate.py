@@ -23,7 +23,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.measure.evaluate import EvaluateJob
+    from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 
     return EvaluateJob, EvaluateJob.run
 

@@ -26,7 +26,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ingest.inputs import PrepareConfig

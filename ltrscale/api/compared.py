@@ -9,7 +9,7 @@ from ltrscale.api.conventions import NotFitted
 from ltrscale.api.estimator import Keys, Ranker
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.serving.columns import how_read

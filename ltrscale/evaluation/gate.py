@@ -7,24 +7,23 @@ out/plan            production alone, if only a plan is asked for
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import model_validator
 
-from ltrscale.bundle import load
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest, Texts
 from ltrscale.errors import InputError, Refused
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.power import POWER_ASKED, Power, Refuse, deviation_of
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.verdict import Bounds, check_leaks, judge, verdict_blocks
-from ltrscale.ingest.leaks import examine_features
+from ltrscale.late import Late
 from ltrscale.origin import made_by
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
@@ -33,6 +32,12 @@ from ltrscale.reports.render import REPORT
 from ltrscale.stages.inputs import content_of
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
+
+if TYPE_CHECKING:
+    from ltrscale import bundle
+    from ltrscale.ingest import leaks
+else:
+    bundle, leaks = Late("ltrscale.bundle"), Late("ltrscale.ingest.leaks")
 
 _CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
@@ -100,10 +105,12 @@ class GateJob(Config):
         place = join(self.out, "evaluation")
         with recorded(self.out, self, "gate"):
             moving = self.bounds.find_moving(open_dataset(config.splits.train.data[0]).manifest.features)
-            looks = examine_features(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
-            leaks = list(check_leaks(looks, load(self.candidate), self.bounds.expected))
+            looks = leaks.examine_features(
+                config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from
+            )
+            leaking = list(check_leaks(looks, bundle.load(self.candidate), self.bounds.expected))
             EvaluateJob(out=place, evaluate=config, ray=self.ray).run(show=False)
-            verdict = judge(Evaluation.read(place), self.bounds, leaks, moving)
+            verdict = judge(Evaluation.read(place), self.bounds, leaking, moving)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             made_from = [f"Compared: {bundles}. The figures are those of {join(place, REPORT)}."]

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 
-from scipy.special import bdtrc
-
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
+from ltrscale.late import Late
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
 from ltrscale.reports.document import Table, TableRow, cell
 from ltrscale.reports.findings import Findings
+
+special = Late("scipy.special")
 
 _SKEWED = 5
 """Number of skewed differences that a report names."""
@@ -98,7 +99,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     By chance one in 20 looks skewed (`Means.skewed_M`); their number is binomial if they are independent.
     """
     count = sum(skewed.values())
-    if not count or bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:
+    if not count or special.bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:
         return []
     names = [name for name, is_skewed in skewed.items() if is_skewed]
     shown = ", ".join(names[:_SKEWED]) + (", ..." if count > _SKEWED else "")

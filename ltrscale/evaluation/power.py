@@ -3,10 +3,11 @@
 import math
 from typing import Literal, Self
 
-from scipy.special import ndtr, ndtri
-
 from ltrscale.config import Strict
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
+from ltrscale.late import Late
+
+special = Late("scipy.special")
 
 TAIL = 0.025
 """Chance of a difference beyond one end of a 95% interval."""
@@ -40,8 +41,8 @@ class Power(Strict):
             certain = margin > 0
             passes, needed = (1.0, 1) if certain else (TAIL if deviation else 0.0, None)
         else:
-            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(TAIL)))
-            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(TAIL)) * deviation / margin) ** 2)
+            passes = float(special.ndtr(margin * math.sqrt(groups) / deviation + special.ndtri(TAIL)))
+            needed = math.ceil(((special.ndtri(POWER_ASKED) - special.ndtri(TAIL)) * deviation / margin) ** 2)
         return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
 
     @property
@@ -69,7 +70,7 @@ class Power(Strict):
 def deviation_of(compared: Comparison | Summary, groups: int) -> float:
     """Standard deviation of the values of one group, from the 95% interval of their mean."""
     low, high = interval_of(compared)
-    return (high - low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+    return (high - low) / (2 * -float(special.ndtri(TAIL))) * math.sqrt(groups)
 
 
 def interval_of(of: Comparison | Summary) -> tuple[float, float]:

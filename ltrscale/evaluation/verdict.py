@@ -4,15 +4,15 @@ A candidate must also not lean on a feature that may be a leak: `ltrscale.ingest
 about them; `bounds.expected` has the answer.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.special import stdtr, stdtrit
 
-from ltrscale.bundle import Bundle
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
@@ -24,11 +24,18 @@ from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.power import TAIL, Power, Refuse, deviation_of, interval_of
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison
-from ltrscale.ingest.leaks import ASK, questions
+from ltrscale.late import Late
 from ltrscale.ranking.choices import metric_label
-from ltrscale.ranking.single_feature import SingleFeature
 from ltrscale.reports.document import Block, Points, Table, cell
 from ltrscale.reports.findings import Findings
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle
+    from ltrscale.ingest import leaks
+    from ltrscale.ranking.single_feature import SingleFeature
+else:
+    leaks = Late("ltrscale.ingest.leaks")
+special = Late("scipy.special")
 
 _MOST_NAMED = 3
 
@@ -210,7 +217,7 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     beyond, half = -margin - compared.difference, interval_of(compared)[1] - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
-    return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
+    return float(special.stdtr(groups - 1, special.stdtrit(groups - 1, TAIL) * beyond / half))
 
 
 def drift_checks(drift: ByPeriod, bounds: Bounds, moving: Collection[str], method: str = CANDIDATE) -> Iterator[Check]:
@@ -257,12 +264,12 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
     known = [Feature(name=feature.name) for feature in features]
     allowed = {f.name for pattern in expected for f in matching(pattern, known, key="bounds.expected")}
     used = candidate.leans_on()
-    asked = {name: question for name, question in questions(features).items() if name in used}
+    asked = {name: question for name, question in leaks.questions(features).items() if name in used}
     for name, question in asked.items():
         share = used[name]
         gain = "" if share is None else f", and has {share:.0%} of the candidate's gain"
-        found, holds = question.removesuffix(f": {ASK}") + gain, name in allowed
-        remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
+        found, holds = question.removesuffix(f": {leaks.ASK}") + gain, name in allowed
+        remedy = f"{leaks.ASK} If so, name it in bounds.expected; else train without it (leave_out)"
         reason = f"{found}; bounds.expected names it" if holds else f"{found}: {remedy}"
         yield Check(bound="expected", where=name, holds=holds, reason=reason)
     if not asked:

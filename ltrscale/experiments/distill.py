@@ -31,7 +31,7 @@ from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import Agreement, AgreementJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS, read_group_metrics
 from ltrscale.evaluation.measure.page import how_to_read_evaluation
 from ltrscale.evaluation.measure.report import Evaluation

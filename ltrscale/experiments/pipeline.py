@@ -24,7 +24,8 @@ from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
+from ltrscale.evaluation.measure.evaluate import correction_of
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods

@@ -29,7 +29,7 @@ from ltrscale.data.dataset.periods import in_few_words, with_periods_named
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.gate import GateJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.verdict import Bounds, drift_checks

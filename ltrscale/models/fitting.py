@@ -7,18 +7,25 @@ differently, counts, vocabularies and samples stay the same, and moments differ 
 Shapes: N documents, F features, V codes of a vocabulary, M sampled documents, K quantiles.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ltrscale.arrays import N_CODES, Moments
 from ltrscale.draws import splitmix64
+from ltrscale.late import Late
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = Late("torch")
 
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1

@@ -18,7 +18,7 @@ from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import Manifest
 from ltrscale.data.dataset.writer import commit_dataset
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.score import ScoreJob

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitJob, _Learned
 from ltrscale.training.finetune import FinetuneJob

@@ -16,7 +16,7 @@ from ltrscale.data.dataset.periods import resolve_periods, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.progress import Report

@@ -21,7 +21,7 @@ from ltrscale.derive.relabel import RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.gate import GateJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.trees import GBDTMethod

@@ -19,7 +19,7 @@ import ltrscale
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.origin import is_made_by, made_by
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import Stage

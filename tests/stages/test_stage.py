@@ -15,7 +15,8 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import evaluate as evaluating
-from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.origin import made_by

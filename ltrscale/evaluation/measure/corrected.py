@@ -12,27 +12,36 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, T trials, K cut-
 ones, then the same with all weights 1.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from ltrscale.arrays import Doubles
-from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log_page import UnderstoodLog, Way
 from ltrscale.evaluation.pages import with_interval
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
+from ltrscale.late import Late
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
 from ltrscale.reports.document import Figure, Points, Table, TableRow
 from ltrscale.storage import read_manifest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ltrscale import batch
+    from ltrscale.batch import QueryGroups
+else:
+    torch, batch = Late("torch"), Late("ltrscale.batch")
 
 
 class PropensitiesConfig(Config):
@@ -55,7 +64,7 @@ class WeightCounts(NamedTuple):
     weights: float = 0.0
     squares: float = 0.0
 
-    def plus(self, other: "WeightCounts") -> "WeightCounts":
+    def plus(self, other: WeightCounts) -> WeightCounts:
         """The sum of both."""
         return WeightCounts._make(a + b for a, b in zip(self, other, strict=True))
 
@@ -121,7 +130,7 @@ class Correction:
             for scores_N in scores_T
         ]
         sums_QTM = torch.stack(sums_TMQ).nan_to_num(0.0).permute(2, 0, 1).numpy()  # a group without gain adds nothing
-        mass_2Q = torch.stack([sum_by_group(worth_N, offsets_Q1) for worth_N in worth_2N])
+        mass_2Q = torch.stack([batch.sum_by_group(worth_N, offsets_Q1) for worth_N in worth_2N])
         mass_QM = mass_2Q.repeat_interleave(len(self.cutoffs), dim=0).T.numpy()
         relevant_N = gains_N > 0
         used_N = weights_N[relevant_N & known_N]

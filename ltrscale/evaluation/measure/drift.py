@@ -12,30 +12,40 @@ needed beforehand.
 Shapes: N documents (or their values), Q groups, C cells, B bins.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.periods import resolve_periods, with_periods_named
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.late import Late
 from ltrscale.models.fitting import merged_counts
 from ltrscale.progress import progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ltrscale import batch, bundle
+    from ltrscale.batch import QueryGroups
+    from ltrscale.bundle import Bundle, Scorer
+    from ltrscale.data.stream import batches
+else:
+    batch, bundle = Late("ltrscale.batch"), Late("ltrscale.bundle")
+    batches = Late("ltrscale.data.stream.batches")
 
 _BINS = 10
 """Bins of about equal counts, plus two for values below and above all of training's, and one for missing values."""
@@ -252,8 +262,8 @@ def measure_drift(config: EvaluateConfig, documents: int = _DOCUMENTS) -> ByPeri
         Split(data=split.data, periods=split.periods, labels=split.labels)
         for split in (config.splits.train, config.splits.validation, config.splits.test)
     )
-    bundles = {name: load(urls[0]) for name, urls in config.models.items()}
-    read = {feature.name for bundle in bundles.values() for feature in bundle.features}
+    bundles = {name: bundle.load(urls[0]) for name, urls in config.models.items()}
+    read = {feature.name for opened in bundles.values() for feature in opened.features}
     all_features = select(train, labelled=False).features
     features = tuple(feature for feature in all_features if feature.name in read or not read)
     new = {_LENGTHS: BinnedValues()} | {("feature", f.name): BinnedValues(f.kind) for f in features}
@@ -273,7 +283,7 @@ def measure_drift(config: EvaluateConfig, documents: int = _DOCUMENTS) -> ByPeri
 
 
 _LENGTHS = "lists", "length"
-_Sampled = Callable[[Selection], Iterator[QueryGroups]]
+_Sampled = Callable[[Selection], "Iterator[QueryGroups]"]
 _Histograms = dict[tuple[str, str], BinnedValues]
 """By what is counted and its name: `feature` of a name, `lists` by length, `spread` of a method's scores."""
 
@@ -321,8 +331,8 @@ def _counted(
 ) -> _Counts:
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
-    selection = with_tokens_of(selection, [*bundles.values()])
-    counts, scorers = _Counts(histograms), scorers_of(bundles, features=features)
+    selection = bundle.with_tokens_of(selection, [*bundles.values()])
+    counts, scorers = _Counts(histograms), bundle.scorers_of(bundles, features=features)
     for groups in sampled(selection):
         counts.add(groups, features, scorers)
     return counts
@@ -332,7 +342,7 @@ def _sampled(selection: Selection, *, documents: int, docs_per_batch: int) -> It
     """The batches of a sample of a selection."""
     selection = spread(selection, documents=documents)
     with progress("drift", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=docs_per_batch):
+        for groups in batches.iterate(selection, docs_per_batch=docs_per_batch):
             yield groups
             advance(groups.n_documents)
 
@@ -340,9 +350,9 @@ def _sampled(selection: Selection, *, documents: int, docs_per_batch: int) -> It
 def _spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
     """The standard deviation of the scores within each group, shape [Q], float64; 0 for one document."""
     lengths_Q = groups.lengths_Q
-    mean_Q = sum_by_group(scores_N.double(), groups.offsets_Q1) / lengths_Q.clamp(min=1)
+    mean_Q = batch.sum_by_group(scores_N.double(), groups.offsets_Q1) / lengths_Q.clamp(min=1)
     from_mean_N = scores_N.double() - mean_Q.repeat_interleave(lengths_Q)
-    return (sum_by_group(from_mean_N.square(), groups.offsets_Q1) / lengths_Q.clamp(min=1)).sqrt()
+    return (batch.sum_by_group(from_mean_N.square(), groups.offsets_Q1) / lengths_Q.clamp(min=1)).sqrt()
 
 
 def _drift(reference: _Counts, counted: _Counts, labels: _LabelRates | None) -> PeriodDrift:
@@ -382,7 +392,7 @@ def _label_rates(split: Split, sampled: _Sampled, relevant_from: float) -> _Labe
     groups_read = documents = relevant = with_relevant = 0
     for groups in sampled(selection):
         assert groups.labels_N is not None
-        relevant_Q = sum_by_group((groups.labels_N >= relevant_from).long(), groups.offsets_Q1)
+        relevant_Q = batch.sum_by_group((groups.labels_N >= relevant_from).long(), groups.offsets_Q1)
         groups_read, documents = groups_read + groups.n_groups, documents + groups.n_documents
         relevant, with_relevant = relevant + int(relevant_Q.sum()), with_relevant + int((relevant_Q > 0).sum())
     return _LabelRates(groups=groups_read, documents=relevant / documents, relevant=with_relevant / groups_read)

@@ -7,17 +7,14 @@ Shapes: Q groups, B blocks of groups, T trials of all methods, K methods, M metr
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
 from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Operational
-from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -27,7 +24,7 @@ from ltrscale.evaluation.measure.corrected import Corrected, Correction, summari
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import Judged, judged_split, values_of
+from ltrscale.evaluation.measure.metrics import Judged, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import measure_periods
@@ -38,53 +35,8 @@ from ltrscale.evaluation.measure.slices import ALL, Slicer, in_order
 from ltrscale.evaluation.measure.tallies import Tallies
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
-from ltrscale.progress import Report, log
-from ltrscale.reports.document import Document
-from ltrscale.reports.findings import ReportStage, write_report
-from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.stages.inputs import content_of, hashes_of
-from ltrscale.stages.stage import Origin
-from ltrscale.stages.unseen import check_unseen, scored_by
-
-
-class EvaluateJob(ReportStage):
-    """Evaluate bundles on the test split, with slices and significance."""
-
-    stage: ClassVar = "evaluate"
-    out: Operational[str]
-    """Directory of the report."""
-    evaluate: EvaluateConfig
-    ray: Operational[bool] = False
-    """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""
-
-    def page(self) -> Document:
-        """The report of the committed findings."""
-        return document(Evaluation.read(self.out), self.out)
-
-    def check(self) -> None:
-        """Refuse splits that overlap, and bundles that have seen test periods."""
-        config = self.evaluate
-        check_disjoint(config.splits)
-        for url in [*config.bundles, *(url for split in config.scored for url in scored_by(split))]:
-            check_unseen(url, config.splits.test)
-
-    def inputs(self) -> dict[str, str]:
-        """The inputs by their types, the scores, judgements and propensities of the test periods, what drift needs."""
-        config = self.evaluate
-        judged = [] if config.judged is None else [judged_split(config.judged, config.splits.test)]
-        clicks = [] if config.propensities is None else [config.propensities.clicks]
-        train = [config.splits.train] if config.by_period else []
-        return hashes_of(self, *config.scored, *judged, *train) | {url: content_of(url) for url in clicks}
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Evaluate, and commit the report."""
-        with ray_cluster(1) if self.ray else nullcontext():
-            run, threads = (run_with_ray, 1) if self.ray else (run_here, 0)
-            found = evaluate(self.evaluate, self.out, made_by=origin, run=run, threads=threads)
-        for method in found.methods:
-            means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
-            report({"method": method.name, **means})
+from ltrscale.progress import log
+from ltrscale.reports.findings import write_report
 
 
 def evaluate(

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of
-from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.measure.settings import EvaluateSettings, judged_split
 from ltrscale.ranking.metric import Metric
 from ltrscale.ranking.metrics import UnfitLabelsError
 
@@ -107,11 +106,6 @@ class Judged:
             ids_Q = torch.tensor([gid for gid, in_period in self.unlisted if in_period == period])
             offsets_Q1 = torch.zeros(len(ids_Q) + 1, dtype=torch.int64)
             yield period, QueryGroups(torch.zeros(0, 0), offsets_Q1, labels_N=torch.zeros(0), ids_Q=ids_Q)
-
-
-def judged_split(url: str, test: Split) -> Split:
-    """The judgements of a data set for the periods of a test split."""
-    return Split(data=(url,), periods=with_periods_named(test).periods)
 
 
 def _query_of_groups(selection: Selection) -> list[tuple[str, int, str]]:

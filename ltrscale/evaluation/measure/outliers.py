@@ -6,22 +6,31 @@ lacks.
 Shapes: N documents, Q groups, F features, B bins.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest
+from ltrscale.late import Late
 from ltrscale.models.fitting import ValueCounts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ltrscale import batch
+    from ltrscale.batch import QueryGroups
+else:
+    torch, batch = Late("torch"), Late("ltrscale.batch")
 
 OUTLIER_BINS = 100
 _OUTLIER_TAIL = 0.01
@@ -29,7 +38,7 @@ _OUTLIER_TAIL = 0.01
 _GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """The gaps that `gap: auto` chooses from."""
 
-_Pass = Callable[[], Iterable[QueryGroups]]
+_Pass = Callable[[], "Iterable[QueryGroups]"]
 """Starts one pass over the validation groups."""
 
 
@@ -94,7 +103,7 @@ class OutlierDetector(Strict):
         for column, name in enumerate(self.features):
             if name in self.rules:
                 outlier_N |= self.rules[name].matches(groups.features_NF[:, column])
-        return sum_by_group(outlier_N.double(), groups.offsets_Q1) > 0
+        return batch.sum_by_group(outlier_N.double(), groups.offsets_Q1) > 0
 
 
 def fit_outliers(
@@ -250,4 +259,4 @@ class Seen:
         new_N = ((x_NF < self.low_F) | (x_NF > self.high_F)).any(axis=1)
         for i, codes_V in self.codes.items():
             new_N |= ~np.isin(x_NF[:, i], codes_V) & ~np.isnan(x_NF[:, i])
-        return sum_by_group(torch.from_numpy(new_N).long(), groups.offsets_Q1) > 0
+        return batch.sum_by_group(torch.from_numpy(new_N).long(), groups.offsets_Q1) > 0

@@ -4,13 +4,14 @@ Trials are the bundles or committed scores of each method. `metrics.json` has th
 metrics of every group beside it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale.bundle import Bundle
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
@@ -22,10 +23,16 @@ from ltrscale.evaluation.measure.shown import has_positions
 from ltrscale.evaluation.measure.slices import ALL, OF_PERIOD, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
-from ltrscale.ranking.loss import SigmoidConfig
+from ltrscale.late import Late
 from ltrscale.ranking.metrics import Calibration
 from ltrscale.reports.document import span
 from ltrscale.stages.provenance import Provenance
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle
+    from ltrscale.ranking import loss
+else:
+    loss = Late("ltrscale.ranking.loss")
 
 
 class MethodTrial(Strict):
@@ -57,7 +64,7 @@ class MethodTrial(Strict):
             validation_groups=bundle.count("validation_groups"),
             labels=validate(Provenance, bundle.made_by, bundle.url).labels(),
             debiased=debiased(bundle.config),
-            logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
+            logits=bundle.config.get("loss") == loss.SigmoidConfig().model_dump(mode="json"),
         )
 
 

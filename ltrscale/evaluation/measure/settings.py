@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, Operational, members, validate
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.conditions import ConditionText
@@ -194,3 +195,8 @@ class EvaluateConfig(EvaluateSettings):
     def scored(self) -> list[Split]:
         """The test split with each of the scores as its labels."""
         return [self.splits.test.with_scores(url) for url in self.scores.values()]
+
+
+def judged_split(url: str, test: Split) -> Split:
+    """The judgements of a data set for the periods of a test split."""
+    return Split(data=(url,), periods=with_periods_named(test).periods)

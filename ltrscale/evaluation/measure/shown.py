@@ -3,22 +3,28 @@
 Shapes: N documents.
 """
 
+from __future__ import annotations
+
 import itertools
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import POSITIONS
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ltrscale.batch import QueryGroups
+
 
 def order_shown(groups: QueryGroups) -> Tensor:
     """Scores that fall with the position at which a document was shown; documents without one are last, all tied."""
-    return -groups.shown_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
+    return -groups.shown_N.nan_to_num(nan=float(np.finfo(np.float32).max)).double()
 
 
 def has_positions(selection: Selection) -> bool:

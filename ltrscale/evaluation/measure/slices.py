@@ -7,26 +7,35 @@ of a column. A group may be in several. Columns of a group are `query_id` and `m
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 from pydantic import AfterValidator
 
 from ltrscale import storage
 from ltrscale.arrays import Bools
-from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.conditions import GroupColumns, columns_named, value_kind
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
+from ltrscale.late import Late
+
+if TYPE_CHECKING:
+    import torch
+
+    from ltrscale import batch
+    from ltrscale.batch import QueryGroups
+else:
+    torch, batch = Late("torch"), Late("ltrscale.batch")
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
@@ -174,7 +183,7 @@ class Slicer:
                 return pa.array(groups.lengths_Q.numpy())
             case "n_relevant":
                 relevant_N = groups.labels_N >= self.relevant_from
-                return pa.array(sum_by_group(relevant_N.long(), groups.offsets_Q1).numpy())
+                return pa.array(batch.sum_by_group(relevant_N.long(), groups.offsets_Q1).numpy())
             case "min_label" | "max_label":
                 values_Q = torch.segment_reduce(groups.labels_N, name[:3], offsets=groups.offsets_Q1)
                 return pa.array(values_Q.numpy(), mask=(groups.lengths_Q == 0).numpy())
@@ -182,7 +191,7 @@ class Slicer:
                 return pa.array(outlier_Q)
             case "missing":
                 missing_N = groups.features_NF.isnan().any(dim=1)
-                return pa.array(sum_by_group(missing_N.long(), groups.offsets_Q1).numpy() > 0)
+                return pa.array(batch.sum_by_group(missing_N.long(), groups.offsets_Q1).numpy() > 0)
             case "drifted":
                 assert self.seen is not None
                 return pa.array(self.seen.lacks(groups).numpy())

@@ -13,13 +13,18 @@ a group that a metric leaves undefined.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.draws import random_bits
+from ltrscale.late import Late
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Late("torch")
 
 _DRAWN = 1 << 18
 """Blocks or signs drawn at once, few enough that the results stay in the cache."""

@@ -16,10 +16,12 @@ from typing import Self
 
 import numpy as np
 from numpy.polynomial import Chebyshev
-from scipy.special import chdtri, nctdtr, nctdtrinc, ndtri, stdtr, stdtrit
 
 from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.late import Late
 from ltrscale.reports.document import Figure
+
+special = Late("scipy.special")
 
 _ALPHA, _POWER = 0.05, 0.8
 _MANY = 1e6
@@ -37,7 +39,7 @@ def errors_to_see(df_M: Doubles) -> Doubles:
     The noncentrality of a t (Cohen 1988, section 2.5), and the cost of `Means.p` allowing for skewed draws.
     """
     df_M = np.minimum(df_M, _MANY)
-    return np.asarray(nctdtrinc(df_M, 1 - _POWER, stdtrit(df_M, 1 - _ALPHA / 2)) * (1 + _SKEWED / df_M))
+    return np.asarray(special.nctdtrinc(df_M, 1 - _POWER, special.stdtrit(df_M, 1 - _ALPHA / 2)) * (1 + _SKEWED / df_M))
 
 
 def _errors_to_promise(df_M: Doubles) -> Doubles:
@@ -64,12 +66,12 @@ def _log_promise(inverse_G: Doubles) -> Doubles:
     """The logarithm of the factor at some 1 / df, by the secant method."""
     df_G1 = 1 / inverse_G[:, None]
     below_U = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    found_GU = np.sqrt(chdtri(df_G1, 1 - below_U) / df_G1)
-    limit_G1 = stdtrit(df_G1, 1 - _ALPHA / 2)
+    found_GU = np.sqrt(special.chdtri(df_G1, 1 - below_U) / df_G1)
+    limit_G1 = special.stdtrit(df_G1, 1 - _ALPHA / 2)
 
     def off(log_G: Doubles) -> Doubles:  # nearly a straight line, as quantiles of the normal distribution
-        missed_GU = nctdtr(df_G1, np.exp(log_G)[:, None] * found_GU, limit_G1)
-        return np.asarray(ndtri(missed_GU.mean(axis=1)) - ndtri(1 - _POWER))
+        missed_GU = special.nctdtr(df_G1, np.exp(log_G)[:, None] * found_GU, limit_G1)
+        return np.asarray(special.ndtri(missed_GU.mean(axis=1)) - special.ndtri(1 - _POWER))
 
     before_G, log_G = 1 + 2.85 * inverse_G, 1.05 + 2.85 * inverse_G
     off_before_G = off(before_G)
@@ -105,7 +107,7 @@ class Means:
 
     def interval(self) -> tuple[Doubles, Doubles]:
         """Ends of the 95% intervals: the means that `p` does not reject."""
-        limit_M = stdtrit(self.df_M, 1 - _ALPHA / 2)
+        limit_M = special.stdtrit(self.df_M, 1 - _ALPHA / 2)
         return self.mean_M - self._t(limit_M) * self.std_error_M, self.mean_M - self._t(-limit_M) * self.std_error_M
 
     def p(self) -> Doubles:
@@ -121,7 +123,7 @@ class Means:
         k_M = self.skewness_M
         with np.errstate(invalid="ignore"):
             hall_M = t_M + k_M * (t_M**2 / 3 + k_M * t_M**3 / 27 + 1 / 6)
-        return np.asarray(2 * stdtr(self.df_M, -np.abs(np.where(k_M == 0, t_M, hall_M))))
+        return np.asarray(2 * special.stdtr(self.df_M, -np.abs(np.where(k_M == 0, t_M, hall_M))))
 
     def _t(self, hall_M: Doubles) -> Doubles:
         """The inverse of the transformation, `(cbrt(1 + x) - 1) * 3 / k` with `x = k (hall - k / 6)`."""
@@ -204,7 +206,7 @@ def _look_skewed(skewness_FM: Doubles, n_draws: int) -> Bools:
     if n_draws < FEWEST_DRAWS:
         return np.zeros(skewness_FM.shape[1], np.bool_)
     variance = 6 * (n_draws - 2) / ((n_draws + 1) * (n_draws + 3)) * len(skewness_FM)
-    return np.asarray(np.abs(skewness_FM.sum(axis=0)) > stdtrit(np.inf, 1 - _ALPHA / 2) * math.sqrt(variance))
+    return np.asarray(np.abs(skewness_FM.sum(axis=0)) > special.stdtrit(np.inf, 1 - _ALPHA / 2) * math.sqrt(variance))
 
 
 def _components(squares_SM: Doubles) -> Doubles:

@@ -34,7 +34,7 @@ from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import multiplies_bfloat16
 from ltrscale.errors import InputError, Stopped
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.first_models import KNOWN_METHODS, TREES, TUNED, AutoSizes

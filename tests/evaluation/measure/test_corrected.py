@@ -17,7 +17,8 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.corrected import Correction, PropensitiesConfig, WeightCounts, summarised
-from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.measuring import _clicks_of
 from ltrscale.evaluation.measure.report import Evaluation, debiased
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig

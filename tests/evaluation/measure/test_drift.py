@@ -30,7 +30,8 @@ from ltrscale.evaluation.measure.drift import (
     measure_drift,
     psi,
 )
-from ltrscale.evaluation.measure.evaluate import EvaluateJob, _drift
+from ltrscale.evaluation.measure.evaluate import _drift
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import _rank_correlation, _trained_until
 from ltrscale.evaluation.measure.report import Evaluation

@@ -20,7 +20,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import GateJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.asked import asked_of
 from ltrscale.experiments.first.init import InitJob

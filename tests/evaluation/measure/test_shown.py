@@ -21,7 +21,8 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.gate import GateJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.measure.shown import order_shown

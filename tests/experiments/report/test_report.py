@@ -26,7 +26,7 @@ from ltrscale import storage
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.headline import best_of, headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierRule
 from ltrscale.evaluation.measure.report import Evaluation
