@@ -3,10 +3,11 @@
 The exports, `Ranker` and the model in MLflow's registry read rows in this way.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from ltrscale.bundle import Bundle
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
@@ -15,6 +16,9 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle
 
 ROW = "__row__"
 """The column of row numbers."""

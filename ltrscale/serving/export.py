@@ -15,23 +15,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle import load
 from ltrscale.config import Operational, by_kind
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError, without_credentials
+from ltrscale.late import Late
 from ltrscale.progress import Report, log
-from ltrscale.serving.columns import reading_raw
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format
 from ltrscale.serving.ltr_plugins import ElasticsearchFormat, OpenSearchFormat
-from ltrscale.serving.measured import query_times
-from ltrscale.serving.onnx_graph import OnnxFormat
-from ltrscale.serving.parity import Parity, check_parity
-from ltrscale.serving.raw import CODE, NO_ITEMS, raw_files_of
+from ltrscale.serving.onnx import OnnxFormat
 from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
 from ltrscale.serving.vespa import VespaFormat
 from ltrscale.stages.inputs import BundleUrl, dataset_hashes
 from ltrscale.stages.stage import Origin, Settings, Stage
+
+if TYPE_CHECKING:
+    from ltrscale import bundle as bundles
+    from ltrscale.serving import columns, measured, parity, raw
+else:
+    bundles, measured = Late("ltrscale.bundle"), Late("ltrscale.serving.measured")
+    columns, parity = Late("ltrscale.serving.columns"), Late("ltrscale.serving.parity")
+    raw = Late("ltrscale.serving.raw")
 
 AnyFormat = (
     LightGBMFormat | XGBoostFormat | OnnxFormat | ElasticsearchFormat | OpenSearchFormat | VespaFormat | TreeliteFormat
@@ -114,19 +118,21 @@ class ExportJob(Stage):
             with storage.Commit(self.out) as commit:
                 commit.finish({"made_by": origin, "name": self.registry.name, "version": version})
             return
-        bundle, to = load(self.bundle), FORMATS[self.to]
-        has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
+        bundle, to = bundles.load(self.bundle), FORMATS[self.to]
+        has_items = columns.reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not has_items:
-            raise InputError(f"raw: {self.bundle} {NO_ITEMS}; leave it out")
-        raw_files = raw_files_of(self.raw, self._data) if has_items else []
-        files, parity = check_parity(to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance)
-        _publish(to, files, parity, self.out, made_by=origin)
+            raise InputError(f"raw: {self.bundle} {raw.NO_ITEMS}; leave it out")
+        raw_files = raw.raw_files_of(self.raw, self._data) if has_items else []
+        files, compared = parity.check_parity(
+            to, bundle, self._split, raw_files, rows=self.rows, tolerance=self.tolerance
+        )
+        _publish(to, files, compared, self.out, made_by=origin)
 
     def run(self) -> bool:
         """Export unless it is up to date; then measure if `measure` is set."""
         result = super().run()
         if self.measure:
-            times = query_times(FORMATS[self.to], self.bundle, self.out, raw=self.raw, data=self._data)
+            times = measured.query_times(FORMATS[self.to], self.bundle, self.out, raw=self.raw, data=self._data)
             log.info("measure: %s: %s", self.out, times)
         return result
 
@@ -140,7 +146,7 @@ class ExportJob(Stage):
         return Split(data=(self._data,), periods=self.periods)
 
 
-def _publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
+def _publish(to: Format, files: Files, compared: "parity.Parity", out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit the checked files to a directory."""
     features = ExportedFeatures.model_validate_json(files[FEATURES_FILE])
     card = f"""# {to.title}
@@ -150,16 +156,16 @@ The model scores documents; higher is better.
 {to.use}
 
 {to.inputs(features)}
-{to.of_rows if CODE in files else ""}
+{to.of_rows if raw.CODE in files else ""}
 Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
-{parity.documents:,} documents: they were at most {parity.largest_difference:.3g} apart (`parity.json`).
+{compared.documents:,} documents: they were at most {compared.largest_difference:.3g} apart (`parity.json`).
 """
-    reports = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
+    reports = {_PARITY: (compared.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
         commit.write({**files, **reports})
         commit.finish({"made_by": made_by})
     message = "export: %s: the scores of %s documents are at most %.2g from the bundle's"
-    log.info(message, out, f"{parity.documents:,}", parity.largest_difference)
-    if parity.raw is not None:
+    log.info(message, out, f"{compared.documents:,}", compared.largest_difference)
+    if compared.raw is not None:
         message = "export: %s: raw_rows.py makes the features of %s rows of %s as prepare does; scores differ by %.2g"
-        log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
+        log.info(message, out, f"{compared.raw.documents:,}", compared.raw.file, compared.raw.largest_difference)

@@ -3,17 +3,21 @@
 Shapes: N documents, F raw features, G columns of the matrix.
 """
 
+from __future__ import annotations
+
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.bundle import Bundle
 from ltrscale.config import Config, Strict
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle
 
 CodeTexts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; features without recorded texts are absent."""

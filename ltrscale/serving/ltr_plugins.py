@@ -24,20 +24,24 @@ the references of both engines ("Function score query") and their `FieldValueFac
 Shapes: N documents, G columns, n of the documents.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in, labels_of
 from ltrscale.serving.trees import Step, Trees, leaves_of, missing_goes_left, trees_of
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle
 
 _FEATURES, _MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]

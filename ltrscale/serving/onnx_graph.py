@@ -1,9 +1,4 @@
-"""A network as an ONNX graph, its feature transform included: raw features in, scores out.
-
-    model.onnx       input `features`, float32 [documents, features]; output `scores`, float32 [documents]
-
-The documents must be those of one query if a score depends on the other documents of its list (a listwise network,
-features standardised per query); otherwise they may be any. Opset 18.
+"""The ONNX graph of a network, as torch exports it: raw features in, scores out.
 
 Shapes: N documents, Q groups, F features, V sorted values, R rows.
 """
@@ -13,10 +8,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,42 +17,13 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
-from ltrscale.serving.format import CodeTexts, Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
 
-_MODEL = "model.onnx"
 _OPSET = 18
 # Giles 2012, "Approximating the erfinv function", single precision: coefficients for w < 5 and w >= 5
 _CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
            -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
 _OUTER = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
          1.00167406, 2.83297682)  # fmt: skip
-
-
-class OnnxFormat(MatrixFormat):
-    """A network as an ONNX graph."""
-
-    kind: Literal["onnx"] = "onnx"
-    title: ClassVar[str] = "A ranker as an ONNX graph"
-    tolerance: ClassVar[float] = 1e-4
-    number: ClassVar[str] = "its code; one that the network has not learnt is the same as a missing one"
-    use: ClassVar[str] = """```python
-import onnxruntime
-scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features": matrix})[0]
-```"""
-
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
-        """The graph; its columns are the raw features."""
-        _check_exportable(bundle)
-        return {_MODEL: _graph(bundle)}, _raw_columns(bundle, observed.texts)
-
-    def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
-        """A session of onnxruntime."""
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise InputError("onnxruntime is not installed; pip install 'ltrscale[serve]'") from error
-        session = onnxruntime.InferenceSession(str(folder / _MODEL), providers=["CPUExecutionProvider"])
-        return (lambda matrix_NF: session.run(["scores"], {"features": matrix_NF})[0].astype(np.float64),)
 
 
 class _OneList(nn.Module):
@@ -81,21 +45,13 @@ def is_listwise(bundle: Bundle) -> bool:
     return any(part.reads_lists for part in bundle.parts)
 
 
-def _raw_columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:
-    labels = labels_of(feature.name for feature in bundle.features)
-    return tuple(
-        ModelColumn(
-            column=i,
-            name=feature.name,
-            label=label,
-            kind=feature.kind,
-            values=dict(texts.get(feature.name, {})) if feature.kind == "categorical" else None,
-        )
-        for i, (feature, label) in enumerate(zip(bundle.features, labels, strict=True))
-    )
+def graph_of(bundle: Bundle) -> bytes:
+    """The graph of a bundle's network.
 
-
-def _graph(bundle: Bundle) -> bytes:
+    Raises:
+        InputError: a graph cannot express the bundle; onnx is not installed.
+    """
+    _check_exportable(bundle)
     try:
         import onnxscript
     except ImportError as error:

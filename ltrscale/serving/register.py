@@ -1,20 +1,28 @@
 """Registers a bundle in MLflow's model registry, as a `python_function` model without a pickle."""
 
+from __future__ import annotations
+
 import os
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError, without_credentials
-from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.late import Late
 from ltrscale.progress import log
-from ltrscale.serving.columns import ROW, uses_in_scoring, uses_of
 from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, mlflow_errors, patient, plain_key
 from ltrscale.stages.trackers import numbers
+
+if TYPE_CHECKING:
+    from ltrscale import bundle as bundles
+    from ltrscale.ingest import mapping
+    from ltrscale.serving import columns
+else:
+    bundles = Late("ltrscale.bundle")
+    mapping, columns = Late("ltrscale.ingest.mapping"), Late("ltrscale.serving.columns")
 
 _LOADER = "ltrscale.api.in_mlflow"
 """The module that MLflow imports to open the model."""
@@ -97,10 +105,11 @@ def _signature(bundle: bundles.Bundle) -> Any:
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
-    columns, _ = uses_of(bundle)
-    if "query" not in columns:
+    found, _ = columns.uses_of(bundle)
+    if "query" not in found:
         return None
-    uses = validate(ColumnMapping, uses_in_scoring(columns, bundle, bundle.url), bundle.url)
+    scoring = columns.uses_in_scoring(found, bundle, bundle.url)
+    uses = validate(mapping.ColumnMapping, scoring, bundle.url)
     names = [*(name for name, _ in uses.named()), *uses.features, *uses.categorical, *uses.dates, *uses.vector_columns]
-    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != ROW]
+    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != columns.ROW]
     return ModelSignature(Schema(inputs), Schema([ColSpec("double")]))

@@ -3,19 +3,23 @@
 Shapes: N documents, G columns.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.bundle import Bundle, boosters
 from ltrscale.errors import InputError
 from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle, boosters
 
 _TEXT, _BINARY, _JSON, _CHECKPOINT, _TRITON = "model.txt", "model.ubj", "model.json", "checkpoint.tl", "config.pbtxt"
 

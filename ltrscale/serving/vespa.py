@@ -9,19 +9,23 @@ Sources: Vespa's documentation (Ranking with LightGBM Models) and its importer, 
 Shapes: N documents, G columns, n of the documents.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in
 from ltrscale.serving.trees import Step, Trees, leaves_of, missing_goes_left, trees_of
+
+if TYPE_CHECKING:
+    from ltrscale.bundle import Bundle
 
 _MODEL = "model.json"
 

@@ -122,6 +122,7 @@ def fit_outliers(
         InputError: `known` names a feature that the data set does not have.
 
     Example:
+        >>> from ltrscale.batch import QueryGroups
         >>> x_NF = torch.cat([torch.linspace(0, 1, 999), torch.tensor([50.0])])[:, None]
         >>> groups = QueryGroups(x_NF, torch.tensor([0, 500, 1000]))
         >>> fit_outliers(lambda: [groups], [Feature(name="x")], OutlierConfig(gap=20)).rules

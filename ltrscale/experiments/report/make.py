@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -13,17 +13,23 @@ from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.verdict import Verdict
-from ltrscale.experiments.report import groups, recorded
 from ltrscale.experiments.report.advice import next_step
-from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.experiments.study_stages import SUMMARY
+from ltrscale.late import Late
 from ltrscale.progress import Report, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.render import files
 from ltrscale.stages.inputs import content_of
 from ltrscale.stages.stage import Origin, Stage
-from ltrscale.tuning.results import TABLE
+
+if TYPE_CHECKING:
+    from ltrscale.experiments import study_stages
+    from ltrscale.experiments.report import differences, groups, recorded
+    from ltrscale.tuning import results
+else:
+    study_stages, results = Late("ltrscale.experiments.study_stages"), Late("ltrscale.tuning.results")
+    differences, groups = Late("ltrscale.experiments.report.differences"), Late("ltrscale.experiments.report.groups")
+    recorded = Late("ltrscale.experiments.report.recorded")
 
 _FEATURES_ASKED = 2
 """Maximum number of features that the opening asks about."""
@@ -81,12 +87,12 @@ class ReportJob(Stage):
     def inputs(self) -> dict[str, str]:
         """Content of the named outputs, the bundles and the data; missing ones count as absent."""
         sources = Sources.open(self.evaluation, self.compare)
-        study = None if self.study is None else storage.join(self.study, SUMMARY)
+        study = None if self.study is None else storage.join(self.study, study_stages.SUMMARY)
         places = [self.evaluation, self.gate, study, *self.embeddings.values()]
         urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
         contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
-        if self.search is not None and storage.exists(trials := storage.join(self.search, TABLE)):
+        if self.search is not None and storage.exists(trials := storage.join(self.search, results.TABLE)):
             contents[self.search] = storage.fingerprint(trials)
         return contents
 
@@ -157,7 +163,9 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         section("Agreement", "Do the methods rank alike?", agreement),
         section(
-            "Differences", "In which groups do two methods differ most?", differing(sources, job.lists, job.titles)
+            "Differences",
+            "In which groups do two methods differ most?",
+            differences.differing(sources, job.lists, job.titles),
         ),
         section("Quarantine", "What was left out of the data, and why?", recorded.quarantine(sources)),
         section("Cost", "What has each model cost?", recorded.cost(sources, job.study)),

@@ -3,15 +3,16 @@
 Each raises an `InputError` if it is missing or unreadable; the section that needs it is replaced by that message.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, load
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import read_as
@@ -19,11 +20,18 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.ingest.leaks import category_names, examine_features, questions
-from ltrscale.ranking.single_feature import SingleFeature
+from ltrscale.late import Late
 from ltrscale.reports.document import LeftOut
 from ltrscale.stages.provenance import Provenance
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
+
+if TYPE_CHECKING:
+    from ltrscale import bundle
+    from ltrscale.bundle import Bundle
+    from ltrscale.ingest import leaks
+    from ltrscale.ranking.single_feature import SingleFeature
+else:
+    bundle, leaks = Late("ltrscale.bundle"), Late("ltrscale.ingest.leaks")
 
 _MUCH_GAIN = 0.03
 """Minimum share of the trees' gain for a feature to count as memorised."""
@@ -83,21 +91,21 @@ class Sources:
     def opened(self, url: str) -> Bundle:
         """A bundle, opened once for all sections."""
         if url not in self._opened:
-            self._opened[url] = load(url)
+            self._opened[url] = bundle.load(url)
         return self._opened[url]
 
     @cached_property
     def single_features(self) -> list[SingleFeature]:
         """How well each feature alone ranks the test labels, best first."""
         evaluated = self.evaluated
-        return examine_features(
+        return leaks.examine_features(
             evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from
         )
 
     @cached_property
     def questions(self) -> Mapping[str, str]:
         """A question on each feature that ranks too well alone, best first, unless no method uses it."""
-        by_feature = questions(self.single_features)
+        by_feature = leaks.questions(self.single_features)
         if not by_feature or self.evaluated.scores:  # the features behind committed scores are unknown
             return by_feature
         try:
@@ -109,7 +117,7 @@ class Sources:
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
         """Category names by feature and code, as far as the test data sets record them."""
-        return category_names(self.evaluation.test.data)
+        return leaks.category_names(self.evaluation.test.data)
 
     @cached_property
     def memorised(self) -> Mapping[str, str]:
