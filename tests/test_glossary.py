@@ -25,6 +25,8 @@ def defined() -> Iterator[tuple[str, str]]:
             match node:
                 case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
                     names = [name]
+                case ast.Assign(value=ast.Call(func=ast.Name(id="Late"))):
+                    names = []  # an import
                 case ast.Assign(targets=targets):
                     names = [target.id for target in targets if isinstance(target, ast.Name)]
                 case _:

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from scipy.special import ndtri
 
 from ltrscale.arrays import Bits, Bools, Doubles, Ints, maximum, place_in_group
 from ltrscale.derive.rewrite import GroupBlock
@@ -27,7 +26,10 @@ from ltrscale.derive.step import (
 )
 from ltrscale.draws import open_uniforms, random_bits
 from ltrscale.errors import InputError
+from ltrscale.late import Late
 from ltrscale.simulate.users import PositionBased, User, attraction, relevance_probability
+
+special = Late("scipy.special")
 
 
 class LabelledFraction(LabelStep):
@@ -266,7 +268,7 @@ class Clicks(LabelStep):
                 sort_keys.insert(0, -block.features_NF[:, feature].astype(np.float64))  # numpy sorts NaN last
             positions_N = (place_in_group(block.offsets_Q1, *sort_keys) + 1).astype(np.float64)
         if self.jitter:
-            noise_N = ndtri(open_uniforms((seed, "jitter"), block.on_documents(block.keys_Q), block.index_N))
+            noise_N = special.ndtri(open_uniforms((seed, "jitter"), block.on_documents(block.keys_Q), block.index_N))
             moved_N = (place_in_group(block.offsets_Q1, positions_N + self.jitter * noise_N) + 1).astype(np.float64)
             positions_N = np.where(np.isnan(positions_N), np.nan, moved_N)
         return positions_N if self.depth is None else np.where(positions_N <= self.depth, positions_N, np.nan)

@@ -61,11 +61,35 @@ def test_it_starts_without_what_jobs_compute_with() -> None:
     assert {"numpy", "pyarrow", "ray", "s3fs", "torch"}.isdisjoint(loaded)
 
 
-@pytest.mark.parametrize("name", ["init", "prepare", "relabel", "runs", "doctor", "submit"])
+SOON = ["init", "prepare", "relabel", "runs", "doctor", "submit", "export", "report", "gate", "evaluate"]
+"""Verbs that start in about a second of processor time."""
+LATE = {"torch", "ray", "scipy", "sklearn", "pandas", "matplotlib", "lightgbm", "optuna", "mlflow", "onnx"}
+"""What takes a second or a good part of it to load, and what computes with it."""
+
+
+@pytest.mark.parametrize("name", SOON)
 def test_what_needs_no_network_starts_without_torch(name: str) -> None:
-    code = f"from jobs.verbs import command; command({name!r}).job(); import sys; print('torch' in sys.modules)"
+    code = f"from jobs.verbs import command; command({name!r}).job(); import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert LATE.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("evaluate --set evaluate.metrics=[ndgc@5]", "'ndgc@5' is no metric; take ndcg@K"),
+        ("gate --set bounds.margn=0.01", "did you mean 'bounds.margin'?"),
+        ("export --to onxx --set bundle=there", "to: Input should be 'lightgbm', 'xgboost', 'onnx'"),
+        ("export --to onnx --set bundle=there", "data: name the data set on whose documents the scores are compared"),
+        ("report --set evaluation=nowhere", "nowhere: no evaluation is committed there; make it with jobs.evaluate"),
+    ],
+)
+def test_what_is_wrong_is_said_without_torch(line: str, said: str, tmp_path: Path) -> None:
+    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {AS_PROGRAM}"
+    command = [sys.executable, "-c", code, *line.split(), "--set", f"out={tmp_path / 'out'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert LATE.isdisjoint(done.stdout.split())
 
 
 def test_a_verb_is_the_job_of_its_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

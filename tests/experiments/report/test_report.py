@@ -6,6 +6,8 @@ One fixture trains trees and two networks, one of them pretrained, evaluates the
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from html import unescape
@@ -53,6 +55,7 @@ pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"
 FEATURES = ["x", f"y{COMMENT}", "z"]
 COLOURS = [MARKUP, "red", "a name of more than 64 characters, of which a table does not show the end at all"]
+ROOT = Path(__file__).resolve().parents[3]
 METHODS = ["gbdt", f"scratch {MARKUP}", "`pretrained`|*b*"]
 PERIODS = {"train": ["a", "b"], "validation": ["c"], "test": ["d", "e"]}
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
@@ -580,3 +583,12 @@ def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapp
     with pytest.raises(InputError, match="compare: the evaluation has no method 'other'; it has gbdt, "):
         ReportJob(out=places["page"], **settings, compare=("gbdt", "other")).run()
     assert storage.read_manifest(places["page"]) is not None
+
+
+def test_what_is_up_to_date_is_shown_without_torch(places: Mapping[str, str]) -> None:
+    for verb, out in (("evaluate", places["evaluation"]), ("report", places["page"])):
+        code = f"import jobs.{verb}, jobs.cli, sys; jobs.cli.main(jobs.{verb}.COMMAND); print(*sys.modules)"
+        command = [sys.executable, "-c", code, "--config", f"{out}/run/config.yaml", "--set", f"out={out}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert f"{verb}: {out} is up to date" in done.stderr
+        assert {"torch", "ray", "scipy"}.isdisjoint(done.stdout.split())
