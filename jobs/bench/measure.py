@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -298,7 +298,9 @@ def write_tables(url: str, n_features: int, tables: Iterable[tuple[str, pa.Table
         writer = DatasetWriter(commit, n_features=n_features, **layout)
         for period, table in tables:
             writer.add(period, table)
-        commit_dataset(commit, Manifest(features=plain_features(n_features), files=writer.close()))
+        version: Literal[1, 2] = 2 if layout.get("compression") == "lz4_bytes" else 1
+        files = writer.close()
+        commit_dataset(commit, Manifest(version=version, features=plain_features(n_features), files=files))
 
 
 def plain_features(n: int) -> tuple[Feature, ...]:

@@ -16,6 +16,7 @@ from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.dataset.writer import Compression
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.disk_cache import cached
 from ltrscale.data.stream.plan import canonical_streams
@@ -41,6 +42,7 @@ def bench_stream() -> Iterator[Row]:
             selection = select_all(str(folder), labelled=True)
             yield _against_scan(selection, compression)
             yield from _with_cache(selection, compression)
+    yield from _by_compression()
     yield from _on_s3()
 
 
@@ -53,6 +55,21 @@ def _against_scan(selection: Selection, compression: str) -> Row:
     note = f"{N_FEATURES} features, lists of {selection.n_documents / selection.n_groups:.0f}, one thread"
     name = f"ragged batches / pyarrow scan ({compression})"
     return Row.speed(name, selection.n_documents, ours_s, scan_s, goal=0.9, note=note)
+
+
+def _by_compression() -> Iterator[Row]:
+    """Epochs from Parquet in each compression, relative to the default one."""
+    names: tuple[Compression, ...] = ("zstd", "none", "lz4", "lz4_bytes")
+    with storage.scratch.directory() as folder:
+        for name in names:
+            write_dataset(str(folder / name), name, groups=_GROUPS)
+        selections = [select_all(str(folder / name), labelled=True) for name in names]
+        seconds = cpu_seconds(*(partial(_epoch, _stream(selection)) for selection in selections), repeats=5)
+        for name, selection, ours_s in zip(names[1:], selections[1:], seconds[1:], strict=True):
+            goal = 2.0 if name == "lz4_bytes" else None
+            note = f"files of {sum(file.bytes for file in selection.row_groups.own_files) / 1e6:.0f} MB"
+            n = selection.n_documents
+            yield Row.speed(f"epoch ({name}) / ({names[0]})", n, ours_s, seconds[0], goal=goal, note=note)
 
 
 def _stream(selection: Selection, reader: RowGroupReader = read_direct) -> GroupStream:

@@ -34,7 +34,7 @@ from ltrscale.data.dataset.tokens import (
     summed,
     to_columns,
 )
-from ltrscale.data.dataset.writer import PER_DOCUMENT, DatasetWriter, commit_dataset, to_lists
+from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, commit_dataset, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 
@@ -249,7 +249,8 @@ class GroupWriter:
         self._renumber = renumber
         self._statistics = statistics
         n_features = len(source.manifest.features)
-        self._writer = DatasetWriter(commit, n_features=n_features)
+        compression: Compression = "lz4_bytes" if source.manifest.version == 2 else "zstd"
+        self._writer = DatasetWriter(commit, n_features=n_features, compression=compression)
         self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
         cut = source.manifest.token_summaries.items()
         self._tokens = {
@@ -270,6 +271,7 @@ class GroupWriter:
         """Write the remaining groups and commit."""
         source = self._source.manifest
         manifest = Manifest(
+            version=source.version,
             features=source.features,
             files=self._writer.close(),
             summaries=self._stats.summaries(),

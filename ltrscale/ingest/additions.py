@@ -165,6 +165,7 @@ def joined_manifests(old: Manifest, new: Manifest) -> Manifest:
     # None where either data set has too many texts to record
     texts = {name: merged_texts(old.categories.get(name), new.categories.get(name)) for name in old.categories}
     return Manifest(
+        version=max(old.version, new.version),
         features=old.features,
         files=DataFiles.joined([old.files, new.files]),
         parts=old.parts,

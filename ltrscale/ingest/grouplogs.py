@@ -5,6 +5,7 @@ Shapes: N rows (documents), G groups of a batch, F features, T tokens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Self
 
 import numpy as np
@@ -13,13 +14,14 @@ import pyarrow.compute as pc
 
 from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
+from ltrscale.data.dataset.feature_column import as_lists, with_lists
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
 from ltrscale.ingest.mapping import ListColumns
 from ltrscale.ingest.resolve import check_same_features, missing, resolve_groups
-from ltrscale.ingest.rows import Raw, RowBlock
+from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, damage
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import parquet_schema, read_parquet
 from ltrscale.ingest.texts import Encoding, TextColumn, TokenReader
@@ -37,7 +39,7 @@ class GroupRows(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file."""
-        return tuple(resolve_groups(_schema_of(files[0].url), self.columns, files[0].url))
+        return tuple(resolve_groups(self._schema(files[0].url), self.columns, files[0].url))
 
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
@@ -58,14 +60,22 @@ class GroupRows(Source):
 
     def _groups(self, url: str, features: Sequence[Feature], first: str) -> Iterator[Raw]:
         """The columns in use of a file that has the features of the first one."""
-        mapping, schema = self.columns, _schema_of(url)
+        mapping, schema = self.columns, self._schema(url)
         found = resolve_groups(schema, mapping, url)
         if not mapping.matrix:
             check_same_features(schema, found, features, mapping, url, first)
         elif list(features) != found:
             raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
         needed = {*mapping.beside_features(), *mapping.feature_columns(schema)}
-        return read_parquet(url, [name for name in schema.names if name in needed], _GROUPS)
+        raws = read_parquet(url, [name for name in schema.names if name in needed], _GROUPS)
+        return map(partial(_with_lists, url, mapping.features[0]), raws) if mapping.matrix else raws
+
+    def _schema(self, url: str) -> pa.Schema:
+        """The columns of a file, with lists where the one column of features holds bytes."""
+        if not url.endswith(".parquet"):
+            raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
+        schema = parquet_schema(url)
+        return with_lists(schema, self.columns.features[0]) if self.columns.matrix else schema
 
     def for_scoring(self, needs: Needs) -> Self:
         """The same source with only the columns that a model reads; one column with all features stays whole."""
@@ -84,10 +94,10 @@ class GroupRows(Source):
         return self.columns
 
 
-def _schema_of(url: str) -> pa.Schema:
-    if not url.endswith(".parquet"):
-        raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
-    return parquet_schema(url)
+def _with_lists(url: str, features: str, raw: Raw) -> Raw:
+    with damage(url, f"the rows from {raw.lines_N[0]} on"):
+        rows = as_lists(raw.rows, features)
+    return raw._replace(rows=rows, texts=RowTexts(rows, raw.lines_N))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Operational
+from ltrscale.data.dataset.feature_column import with_lists
 from ltrscale.data.dataset.files import DataFiles, total_of
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.tokens import put_vocabulary
@@ -183,7 +184,7 @@ def _write(
     """Put all files in place; returns the manifest of these files alone, and its totals."""
     ids, schema = QueryIds(folder), None
     if existing is not None:
-        schema = parquet_schema(storage.listed_file(existing.url, existing.manifest.files[0].path))
+        schema = with_lists(parquet_schema(storage.listed_file(existing.url, existing.manifest.files[0].path)))
         if any(not unit.period for unit in units):
             additions.recall_ids(existing, ids, folder)
     unfinished = Unfinished(commit, origin, existing)
@@ -232,6 +233,7 @@ def _manifest(
     texts = {name: encoder.texts for name, encoder in totals.encoders.items()}
     source, encoding = settings.config.source, settings.encoding
     new = Manifest(
+        version=2 if settings.config.compression == "lz4_bytes" else 1,
         features=settings.features,
         files=DataFiles.joined(totals.files),
         summaries=totals.stats.summaries(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ltrscale import storage
+from ltrscale.data.dataset.feature_column import with_lists
 from ltrscale.data.dataset.manifest import Dataset, Manifest, parse_dataset_manifest
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import without_credentials
@@ -70,7 +71,8 @@ class Unfinished:
         totals.places = LikePlaces.restored(self._saved["places"], len(self.manifest.features))
         totals.first_rejections = [Rejection(**rejection) for rejection in self._saved["first_rejections"]]
         if totals.schema is None and self.manifest.files:
-            totals.schema = parquet_schema(storage.listed_file(self._commit.url, self.manifest.files[0].path))
+            file = storage.listed_file(self._commit.url, self.manifest.files[0].path)
+            totals.schema = with_lists(parquet_schema(file))
             totals.schema_of = self._saved["schema_of"]
 
     @property

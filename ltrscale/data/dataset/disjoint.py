@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
+from ltrscale.data.dataset.feature_column import as_lists
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import each_row_group, labelled_queries
 from ltrscale.data.dataset.manifest import Dataset
@@ -212,7 +213,7 @@ def _first_lists(url: str, files: DataFiles) -> str:
 @lru_cache(_KNOWN)
 def _hashes(url: str, sha256: str) -> tuple[bytes, ...]:  # noqa: ARG001 - other content, another answer
     def read(file: pq.ParquetFile, number: int) -> list[bytes]:
-        table = file.read_row_group(number, columns=["features", "labels"], use_threads=False)
+        table = as_lists(file.read_row_group(number, columns=["features", "labels"], use_threads=False))
         return [*map(_hash, *(table[name].slice(0, _FIRST) for name in ("features", "labels")))]
 
     found = itertools.chain.from_iterable(each_row_group(url, read, "features"))

@@ -18,6 +18,7 @@ from pyarrow import fs as arrow
 
 from ltrscale import storage
 from ltrscale.config import Strict
+from ltrscale.data.dataset.feature_column import with_lists
 from ltrscale.data.dataset.files import Counts, DataFile, ListedPath, total_of
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.progress import Advance
@@ -159,7 +160,7 @@ def _examine_footer(source: pa.NativeFile, file: DataFile) -> ColumnTypes | _Fau
         return footer
     try:
         metadata = pq.read_metadata(pa.BufferReader(footer))
-        columns = {field.name: _type_name(field.type) for field in metadata.schema.to_arrow_schema()}
+        columns = {field.name: _type_name(field.type) for field in with_lists(metadata.schema.to_arrow_schema())}
         return _rows_fault(metadata, file) or columns
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # parsed from memory, so not a fault of storage
         return _Fault("bad footer", _printable(error))

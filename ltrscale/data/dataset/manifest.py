@@ -156,7 +156,8 @@ class Manifest(Strict):
     """`manifest.json` of a data set directory."""
 
     format: Literal["ltrscale-dataset"] = "ltrscale-dataset"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
+    """2 where files may hold features as bytes (`feature_column`)."""
     features: tuple[Feature, ...]
     files: DataFiles
     """In order of periods and paths; those that the parts list are read with the data set."""

@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints, offsets
+from ltrscale.data.dataset.feature_column import FEATURES, as_bytes
 from ltrscale.data.dataset.files import ADDITION, FILE, FILE_SCHEMA, QUARANTINE, Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import ADDED, Manifest, ManifestPart
 from ltrscale.data.dataset.tokens import token_bytes
@@ -43,14 +44,15 @@ from ltrscale.origin import as_text
 MIN_ROW_GROUPS = 64
 ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20
 """Small enough to shuffle and share among workers; large enough for few requests to object storage."""
-Compression = Literal["zstd", "lz4", "none"]
+Compression = Literal["zstd", "lz4", "none", "lz4_bytes"]
+"""The codec of data files; with `lz4_bytes` their features are bytes instead of lists (`feature_column`)."""
 _SMALLEST = 64 << 10
 _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64
 BESIDE_LABELS = ("positions", "clicks", "weights", "gains")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
 """Columns with one number per document, in the order they are written."""
-_PLAIN = ("gid", "features", *PER_DOCUMENT)
+_PLAIN = ("gid", FEATURES, *PER_DOCUMENT)
 _FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
 _PART = pa.schema([pa.field("kind", pa.string()), *FILE_SCHEMA, pa.field("made_by", pa.string())])
 
@@ -148,7 +150,7 @@ class DatasetWriter:
         return self._lengths(table) * 4 * (self._n_features + 1) + token_bytes(table)
 
     def _lengths(self, table: pa.Table) -> Ints:
-        return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
+        return np.asarray(pc.list_value_length(table.column(FEATURES)), dtype=np.int64) // self._n_features
 
     def _target(self) -> int:
         """The size in bytes of a complete row group at this point of the data set."""
@@ -187,12 +189,13 @@ class DatasetWriter:
 
     def _write(self, state: _Period, table: pa.Table) -> None:
         """Write one row group; close the file where it is large enough."""
+        stored = as_bytes(table) if self._compression == "lz4_bytes" else table
         if state.writer is None:
-            self._open_file(state, table.schema)
+            self._open_file(state, stored.schema)
         assert state.writer is not None
         assert state.sink is not None
         with storage.named_errors(self._commit.url, "write"):
-            state.writer.write_table(table, row_group_size=len(table))
+            state.writer.write_table(stored, row_group_size=len(stored))
         labelled = len(table) - table.column("labels").null_count
         lengths_Q = self._lengths(table)
         state.row_groups.append(Counts(len(table), int(lengths_Q.sum()), labelled))
@@ -235,7 +238,7 @@ def parquet_writer(
     return pq.ParquetWriter(
         sink,
         schema,
-        compression=compression,
+        compression="lz4" if compression == "lz4_bytes" else compression,
         use_dictionary=columns,
         write_statistics=statistics,
         write_page_checksum=True,

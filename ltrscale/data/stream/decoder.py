@@ -49,6 +49,7 @@ class Decoder:
         )
         self._types: dict[str, pa.DataType] = {}
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
+        self._last: tuple[tuple[Feature, ...], list[int] | None] = (), None
 
     def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> Ints:
         """The rows that are served, numbered over all tables: all rows, or the kept labelled ones.
@@ -162,9 +163,12 @@ class Decoder:
 
     def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
         """The places of the served features in a file with these features (see `manifest.places`)."""
-        if stored not in self._places:
-            self._places[stored] = find_places(self.selection.features, stored, whose="the selection", on_purpose=True)
-        return self._places[stored]
+        if stored is not self._last[0]:  # the files of a data set share them, and their hash takes long
+            if stored not in self._places:
+                found = find_places(self.selection.features, stored, whose="the selection", on_purpose=True)
+                self._places[stored] = found
+            self._last = stored, self._places[stored]
+        return self._last[1]
 
 
 def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> Ints:

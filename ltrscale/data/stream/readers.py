@@ -25,6 +25,7 @@ from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
 from ltrscale.data.dataset import scores
+from ltrscale.data.dataset.feature_column import as_lists
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import read_dataset
 from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
@@ -193,7 +194,11 @@ def _read_once(
         expected = f"the manifest lists {item.groups}"
         raise InputError(f"{url}: row group {number} has {groups} query groups where {expected}; {remedy}")
     with storage.named_errors(url), _damage(url, remedy):
-        return storage.patiently(functools.partial(file.read, number, columns))
+        table = storage.patiently(functools.partial(file.read, number, columns))
+    try:
+        return as_lists(table)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{url}: row group {number}: {error}; {remedy}") from error
 
 
 def open_parquet(url: str) -> ParquetReads:
