@@ -15,7 +15,10 @@ from ltrscale.config import validate
 from ltrscale.data.dataset import writer
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.origin import inputs_of
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.ids import hash_ids
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
@@ -394,3 +397,20 @@ def test_the_texts_of_categories_are_those_of_all_periods_until_they_are_too_man
     assert list(second["city"]) == ["berlin", "paris", "rome"]
     third = texts(day(3, [f"city {i}" for i in range(5000)]), add=True)
     assert third == {"c": second["c"]}
+
+
+def test_periods_may_be_added_in_another_form(tmp_path: Path) -> None:
+    """A data set of lists gets a period of bytes, and one of bytes a period of lists; the groups are the same."""
+    first, second = write_days(tmp_path, [1]), write_days(tmp_path, [2])
+    found = {}
+    for forms in (("zstd", "zstd"), ("lz4_bytes", "lz4_bytes"), ("zstd", "lz4_bytes"), ("lz4_bytes", "zstd")):
+        out = str(tmp_path / "-".join(forms))
+        prepare(config(first, add=True, compression=forms[0]), out)
+        made = prepare(config(second, add=True, compression=forms[1]), out)
+        kinds = [pq.read_schema(storage.join(out, file.path)).field("features").type for file in made.manifest.files]
+        assert [pa.types.is_large_binary(kind) for kind in kinds] == [form == "lz4_bytes" for form in forms]
+        assert made.manifest.version == (2 if "lz4_bytes" in forms else 1)
+        row_groups = select(Split(data=(out,)), labelled=False).row_groups
+        rows = pa.concat_tables(read_direct(row_groups, ["gid", "query_id", "doc_ids", "features", "labels"]))
+        found[forms] = repr((rows.to_pylist(), made.manifest.summaries))  # NaN is not NaN
+    assert len({*found.values()}) == 1

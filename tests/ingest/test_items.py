@@ -755,6 +755,23 @@ def test_a_data_set_can_be_prepared_again(shared_data: Path, tmp_path: Path) -> 
     np.testing.assert_array_equal(features_of_one, features_of_two)  # NaN equals NaN
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
+def test_a_column_of_bytes_is_one_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
+    values = [
+        None if row is None else np.array(row, np.float32).tobytes() for row in GROUP_TABLE["features"].to_pylist()
+    ]
+    rows, rejected = groups(write_parquet(tmp_path, GROUP_TABLE | {"features": pa.array(values, kind)}))
+    plain, same = groups(write_parquet(tmp_path, GROUP_TABLE, "plain.parquet"))
+    np.testing.assert_array_equal(rows.features_NF, plain.features_NF)
+    assert [(each.line, each.rule) for each in rejected] == [(each.line, each.rule) for each in same]
+    values[1] = b"12345"
+    path = write_parquet(tmp_path, GROUP_TABLE | {"features": pa.array(values, kind)}, "damaged.parquet")
+    with pytest.raises(
+        InputError, match=r"damaged\.parquet: cannot decode the rows from 1 on: row 1 has features of 5"
+    ):
+        groups(path)
+
+
 def test_lists_that_do_not_agree_are_rejected(tmp_path: Path) -> None:
     columns = {
         "query_id": ["odd", "labels", "docs", None, "good", "bytes"],

@@ -1,7 +1,6 @@
 """Features as bytes are the features as lists: the same bits, batches, models and errors."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dataset_columns import update_manifest
+from dataset_columns import features_cast, store_as_bytes, update_manifest, write_row_groups
 from known_datasets import KnownDataset, MakeDataset
 
 from ltrscale import storage
@@ -30,27 +29,6 @@ from ltrscale.errors import InputError
 LENGTHS = {"a": [[3, 1], [4, 2, 2], [1]], "b": [[5], [1, 3], [2, 2]]}
 PAYLOADS = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800000, 0xFF800000, 1], np.uint32).view(np.float32)
 """NaNs with payloads, -0.0, both infinities and the smallest number."""
-
-
-def store_as_bytes(url: str, periods: Sequence[str] = ("a", "b"), kind: pa.DataType | None = None) -> None:
-    """Rewrite the files of some periods as `lz4_bytes`, or with bytes of another type."""
-    for period in periods:
-        for path in Path(url).glob(f"period={period}/*.parquet"):
-            with pq.ParquetFile(path) as file:
-                tables = [as_bytes(file.read_row_group(i)) for i in range(file.num_row_groups)]
-            write(path, [table if kind is None else cast(table, kind) for table in tables])
-    update_manifest(url)
-
-
-def cast(table: pa.Table, kind: pa.DataType) -> pa.Table:
-    place = table.schema.get_field_index("features")
-    return table.set_column(place, "features", table["features"].cast(kind))
-
-
-def write(path: Path, tables: Sequence[pa.Table]) -> None:
-    with pq.ParquetWriter(path, tables[0].schema, compression="lz4", write_page_checksum=True) as writer:
-        for table in tables:
-            writer.write_table(table, row_group_size=len(table))
 
 
 @pytest.fixture
@@ -79,7 +57,7 @@ def test_bytes_and_back_are_the_same_bits(lengths: list[int], n_features: int) -
             len(lengths) - len(table) :
         ]
         for kind in (pa.binary(), pa.large_binary()):
-            rows = as_lists(cast(stored, kind))
+            rows = as_lists(features_cast(stored, kind))
             again, before = (each["features"].combine_chunks() for each in (rows, table))
             assert pc_lengths(again) == pc_lengths(before)
             assert again.flatten().to_numpy().tobytes() == before.flatten().to_numpy().tobytes()
@@ -149,7 +127,7 @@ def test_damaged_values_are_one_line_with_file_and_row_group(
     first, *others = tables[0]["features"].to_pylist()
     place = tables[0].schema.get_field_index("features")
     damaged = pa.array([change(first), *others], pa.large_binary())
-    write(path, [tables[0].set_column(place, "features", damaged), *tables[1:]])
+    write_row_groups(path, [tables[0].set_column(place, "features", damaged), *tables[1:]])
     update_manifest(both[1].url)
     with pytest.raises(InputError, match=rf"^{path}: .*{message}.*; prepare the data set again$") as error:
         list(iterate(choose(both[1])))
@@ -163,7 +141,9 @@ def test_values_that_move_between_groups_are_found(both: tuple[KnownDataset, Kno
         tables = [file.read_row_group(i) for i in range(file.num_row_groups)]
     one, other = tables[0]["features"].to_pylist()
     moved = pa.array([one[:-4], one[-4:] + other], pa.large_binary())
-    write(path, [tables[0].set_column(tables[0].schema.get_field_index("features"), "features", moved), *tables[1:]])
+    write_row_groups(
+        path, [tables[0].set_column(tables[0].schema.get_field_index("features"), "features", moved), *tables[1:]]
+    )
     update_manifest(both[1].url)
     with pytest.raises(InputError, match=rf"^{path}: row group 0: a list is no multiple of 3 features; prepare"):
         list(iterate(choose(both[1])))
