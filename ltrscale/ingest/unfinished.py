@@ -71,8 +71,8 @@ class Unfinished:
         totals.places = LikePlaces.restored(self._saved["places"], len(self.manifest.features))
         totals.first_rejections = [Rejection(**rejection) for rejection in self._saved["first_rejections"]]
         if totals.schema is None and self.manifest.files:
-            file = storage.listed_file(self._commit.url, self.manifest.files[0].path)
-            totals.schema = with_lists(parquet_schema(file))
+            first = storage.listed_file(self._commit.url, self.manifest.files[0].path)
+            totals.schema = with_lists(parquet_schema(first))
             totals.schema_of = self._saved["schema_of"]
 
     @property

@@ -41,9 +41,9 @@ def as_lists(rows: Rows, name: str = FEATURES) -> Rows:
     if place < 0 or not is_bytes(rows.schema.types[place]):
         return rows
     column = rows.column(place)
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    lists = [*map(_lists, chunks)]
-    return rows.set_column(place, name, pa.chunked_array(lists, _LISTS) if isinstance(rows, pa.Table) else lists[0])
+    if isinstance(column, pa.ChunkedArray):
+        return rows.set_column(place, name, pa.chunked_array([*map(_lists, column.chunks)], _LISTS))
+    return rows.set_column(place, name, _lists(column))
 
 
 def _lists(column: pa.Array) -> pa.ListArray:
