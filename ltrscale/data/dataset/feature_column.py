@@ -40,7 +40,7 @@ def as_lists(rows: Rows, name: str = FEATURES) -> Rows:
     place = rows.schema.get_field_index(name)
     if place < 0 or not is_bytes(rows.schema.types[place]):
         return rows
-    column = rows.column(place)
+    column: pa.Array | pa.ChunkedArray = rows.column(place)
     if isinstance(column, pa.ChunkedArray):
         return rows.set_column(place, name, pa.chunked_array([*map(_lists, column.chunks)], _LISTS))
     return rows.set_column(place, name, _lists(column))
