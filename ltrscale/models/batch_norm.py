@@ -4,7 +4,7 @@ Shapes: N documents, D columns.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ltrscale.layout import send
+
+SeenBatches = tuple[int, Tensor, "SeenBatches"] | tuple[()]
+"""Documents of a micro-batch, with its mean and unbiased variance [2, D], and what was seen before it."""
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -66,31 +69,31 @@ class MicroBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
-        self.seen: list[tuple[int, Tensor]] = []
-        """Documents of each micro-batch since the last update, with its mean and unbiased variance [2, D]."""
+        self.seen: SeenBatches = ()
+        """The micro-batches since the last update. What was seen before is passed on unread, so compiled code does not
+        depend on it."""
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Normalise each column."""
         if not self.training or len(x_ND) < 2:
             if self.training and len(x_ND) == 1:
                 only_D = x_ND.detach()[0].to(self.running_mean.dtype)
-                self._remember(1, torch.stack([only_D, torch.zeros_like(only_D)]))
+                self.seen = (1, torch.stack([only_D, torch.zeros_like(only_D)]), self.seen)
             return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         # With momentum 1, the fused kernel writes the micro-batch's mean and unbiased variance to these.
         statistics_2D = self.running_mean.new_zeros(2, len(self.running_mean))
         mean_D, var_D = statistics_2D.unbind()
         y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
-        self._remember(len(x_ND), statistics_2D)
+        self.seen = (len(x_ND), statistics_2D, self.seen)
         return y_ND
 
-    def _remember(self, count: int, statistics_2D: Tensor) -> None:
-        from ltrscale.models import uncompiled  # loads the compiler
-
-        # compiled code would depend on how many micro-batches were seen
-        uncompiled.call(self._keep, count, statistics_2D)
-
-    def _keep(self, count: int, statistics_2D: Tensor) -> None:
-        self.seen.append((count, statistics_2D))
+    def take(self) -> list[tuple[int, Tensor]]:
+        """What was seen since the last call, the first micro-batch first."""
+        seen, self.seen, taken = self.seen, (), []
+        while seen:
+            count, statistics_2D, seen = seen
+            taken.append((count, statistics_2D))
+        return taken[::-1]
 
 
 def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
@@ -101,10 +104,9 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
     Returns:
         float64, for n norms of total width D: n numbers of documents, D sums, and D sums of squares.
     """
-    device = norms[0].running_mean.device
-    counts = send(np.array([sum(n for n, _ in norm.seen) for norm in norms], np.float64), device)
-    of_norms = {norm: norm.seen or [(0, norm.running_mean.new_zeros(2, len(norm.running_mean)))] for norm in norms}
-    seen = [statistics for of_norm in of_norms.values() for statistics in of_norm]
+    of_norms = [norm.take() or [(0, norm.running_mean.new_zeros(2, len(norm.running_mean)))] for norm in norms]
+    counts = send(np.array([sum(n for n, _ in each) for each in of_norms], np.float64), norms[0].running_mean.device)
+    seen = list(chain.from_iterable(of_norms))
     # in float32, the sum of squares minus the squared mean would cancel
     stacked_2D = torch.cat([statistics_2D for _, statistics_2D in seen], 1).double()
     widths = [statistics_2D.shape[1] for _, statistics_2D in seen]
@@ -112,13 +114,11 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
     sums = torch._foreach_mul(means, [float(n) for n, _ in seen])
     squares = torch._foreach_mul(variances, [float(max(0, n - 1)) for n, _ in seen])
     torch._foreach_addcmul_(squares, means, sums)
-    firsts = [0, *accumulate(len(of_norm) for of_norm in of_norms.values())][:-1]
-    for first, of_norm in zip(firsts, of_norms.values(), strict=True):
+    firsts = [0, *accumulate(len(of_norm) for of_norm in of_norms)][:-1]
+    for first, of_norm in zip(firsts, of_norms, strict=True):
         for later in range(first + 1, first + len(of_norm)):  # each further micro-batch is added to the first
             for values in (sums, squares):
                 values[first].add_(values[later])
-    for norm in norms:
-        norm.seen = []
     return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
 
 

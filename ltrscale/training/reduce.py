@@ -139,7 +139,7 @@ def set_norms(norms: Sequence[MicroBatchNorm], seen: Tensor) -> None:
 def forget_moments(model: nn.Module) -> None:
     """Drop the moments that BatchNorms have collected since their last update."""
     for norm in _norms(model):
-        norm.seen = []
+        norm.seen = ()
 
 
 def _norms(model: nn.Module) -> list[MicroBatchNorm]:

@@ -109,7 +109,7 @@ def test_a_step_adds_the_weighted_mean_gradient_of_the_pretext_loss(synthetic_da
     gradients = torch.autograd.grad(total / documents, list(named.values()), allow_unused=True)
     for module in trainer.model.modules():
         if isinstance(module, MicroBatchNorm):
-            module.seen = []
+            module.seen = ()
     own = first_moves(make(synthetic_dataset, None))
     both = first_moves(trainer)
     moved = 0
