@@ -93,6 +93,9 @@ GIGABYTES = {
 }
 """Gigabytes that such a step moves, as goals."""
 
+COMPILED: dict[Precision, int] = {"float32": 160, "bf16": 105}
+"""Goals of SimCLR-Rank with `compile`, in kilobytes a document."""
+
 
 class Counted(NamedTuple):
     """A step at one size."""
@@ -162,6 +165,7 @@ def bench_device(quick: bool = False, device: str = "cpu") -> Iterator[Row]:
         documents, counts = counted[name][MANY]
         moved, note = round(counts.touched / 1e9, 1), f"{documents:,} documents"
         yield Row(f"gigabytes of a step, {name}", moved, goal=goal, at_least=False, note=note)
+    yield from _compiled() if device == "cpu" else apart(_compiled)
     yield from _worst(counted)
     if not quick:
         yield from _published() if device == "cpu" else apart(_published)
@@ -188,6 +192,23 @@ def _launches(name: str, by_size: dict[int, Counted]) -> Row:
         note=f"{documents:,} documents; {by_size[FEW].counts.launches} at {by_size[FEW].documents:,}, "
         f"{by_size[SHORT].counts.launches} in lists of {SHORT}",
     )
+
+
+def _compiled() -> list[Row]:
+    from jobs.bench.compiled import bytes_compiled  # loads the compiler
+
+    groups, network = lists(FEW), NetworkConfig.model_validate({"encoder": RESNET.model_dump()})
+    net = Pretrainer(_transform(), network, SimCLRRankConfig(), ZeroingConfig())
+    return [
+        Row(
+            name=f"kilobytes of a document, simclr_rank compiled, {precision}",
+            figure=round(bytes_compiled(net, groups, precision) / 1e3),
+            goal=goal,
+            at_least=False,
+            note=f"by Inductor's count, {groups.n_documents:,} documents",
+        )
+        for precision, goal in COMPILED.items()
+    ]
 
 
 def _worst(counted: dict[str, dict[int, Counted]]) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
 from ltrscale.models.encoder import Encoder
 from ltrscale.models.ranker import Projector
+from ltrscale.pretext import fused
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Pretrainer
 from ltrscale.pretext.siamese import Siamese
@@ -27,7 +28,6 @@ from ltrscale.pretext.watch import unit_vectors
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities that a CPU handles at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory
 does not grow with the list length; see `block_entries` for a GPU."""
-_LARGEST_EXPONENT = 80
 
 
 class Contrastive(Siamese):
@@ -42,9 +42,11 @@ class Contrastive(Siamese):
         """A projector."""
         return AddedModules(projector=Projector(encoder.member_width, self.projector))
 
-    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:  # noqa: ARG002
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
         """The InfoNCE loss of each document."""
-        return simclr_rank(z0_NP, z1_NP, among_Q1, temperature=self.temperature, with_positive=self.with_positive)
+        kept, on_gpu = self.with_positive, z0_NP.device.type != "cpu"  # on a CPU the number of chunks varies too much
+        compiled = net.compiled and on_gpu
+        return simclr_rank(z0_NP, z1_NP, among_Q1, temperature=self.temperature, with_positive=kept, compiled=compiled)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`2 log(2L - 1)` for L documents, `2 log(2L - 2)` without the positive; 0 for a document alone."""
@@ -93,7 +95,13 @@ class SimCLRSampleConfig(_TwoViews):
 
 
 def simclr_rank(
-    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float, with_positive: bool = True
+    z0_ND: Tensor,
+    z1_ND: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    temperature: float,
+    with_positive: bool = True,
+    compiled: bool = False,
 ) -> Tensor:
     """SimCLR-Rank: distinguish a document's two views from all other views of its query group, shape [N].
 
@@ -112,6 +120,8 @@ def simclr_rank(
         offsets_Q1: offsets of the groups. A document alone in its group has loss 0 and gradient 0.
         temperature: tau > 0.
         with_positive: whether v takes the value z_a'.
+        compiled: compute it by `fused.info_nce`, unless that would keep too many similarities; in float16 where
+            products may be rounded to TF32, or under autocast.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -125,7 +135,13 @@ def simclr_rank(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
-    with torch.autocast(z0_ND.device.type, enabled=False):  # autocast would compute matmuls in bfloat16
+    device, chunks = z0_ND.device, _view_chunks(offsets_Q1)
+    half = torch.is_autocast_enabled(device.type) or torch.get_float32_matmul_precision() != "highest"
+    with torch.autocast(device.type, enabled=False):  # autocast would compute matmuls in bfloat16
+        if compiled and sum(4 * m * length**2 for m, length in chunks.shapes) <= 4 * block_entries(device):
+            similar = fused.Similarities(1 / temperature, with_positive, half)
+            fused_N: Tensor = fused.compiled()(z0_ND, z1_ND, chunks, similar)
+            return fused_N
         views_N2D = unit_vectors(torch.stack([z0_ND, z1_ND], 1))
         positive_N = (views_N2D[:, 0] * views_N2D[:, 1]).sum(-1) / temperature
         total_N2: Tensor = _GroupLogSumExp.apply(views_N2D, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
@@ -285,7 +301,7 @@ class _Similarities(NamedTuple):
     @property
     def bounded(self) -> bool:
         """True if `exp(-2 scale)`, the least exponential, is a normal float32: then no maximum is subtracted."""
-        return 2 * self.scale < _LARGEST_EXPONENT
+        return 2 * self.scale < fused.LARGEST_EXPONENT
 
     def views(self, chunks: Chunks, views_N2D: Tensor, *slots: Tensor) -> Iterator[list[Tensor]]:
         """Yield the views [M, U, D], what is added to their logits [M, U], and values of slots, each in chunks."""

@@ -116,6 +116,8 @@ class Pretrainer(nn.Module):
         method.check_encoder(network.encoder)
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
+        self.compiled = False
+        """Whether losses are computed by compiled code, as the parts of the network are."""
         self.watch = CollapseWatch()
         # Not saved with the weights: a resumed run reads them from its data again.
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)

@@ -17,7 +17,10 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import Stopped
 from ltrscale.models.encoder import Encoder
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.ranker import Projector
 from ltrscale.models.tables import device_of
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Advance, log, progress
 from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.storage import join
@@ -88,7 +91,7 @@ class Training:
             UnavailableError: an outage of the store lasted.
         """
         if self.config.compile:
-            compile_encoders(self.model)
+            compile_parts(self.model)
         validation = None if self.best is None else self.best.data.validation
         read = [self.selection] if validation is None else [self.selection, validation]
         read += [phase.auxiliary.unlabelled.selection for phase in phases if phase.auxiliary is not None]
@@ -277,8 +280,15 @@ class Training:
         return Auxiliary(objective, stream, device_of(self.model))
 
 
-def compile_encoders(model: nn.Module) -> None:
-    """Compile every encoder of a model, for any number of documents; keeps the names of weights."""
+def compile_parts(model: nn.Module) -> None:
+    """Compile transform, encoders, projector and contrast of a model, for any number of documents.
+
+    Each is one graph. Their borders cost no memory traffic, because a product writes its result in any case. Names of
+    weights stay as they are.
+    """
     for module in model.modules():
-        if isinstance(module, Encoder):
+        whole = isinstance(module, FeatureTransform) and not module.config.per_query  # lists are laid out in Python
+        if whole or isinstance(module, Encoder | Projector):
             module.compile(dynamic=True)
+        elif isinstance(module, Pretrainer):
+            module.compiled = True

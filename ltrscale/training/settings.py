@@ -165,9 +165,10 @@ class TrainingConfig(Config):
     precision: Precision = "float32"
     """`bf16` computes matrix products in bfloat16 (autocast), `tf32` in TensorFloat-32 on GPUs that have it."""
     compile: bool = False
-    """Compile the encoder with torch.compile, for batches of any length. It fuses what lies between matrix products and
-    batch norms, and takes a minute at the start of each worker: worth it for long runs on a GPU; on a CPU it is
-    slower."""
+    """Compile transform, encoder, projector and, on a GPU, the contrast of SimCLR and its kin with torch.compile, for
+    batches of any length. It fuses what lies between matrix products, and takes a minute or two at the start of each
+    worker: worth it for long runs on a GPU; on a CPU it is slower. The contrast then keeps the similarities of a batch
+    for the gradient, in float16 under `tf32` and `bf16`; dropout has other draws."""
     deterministic: bool = False
     """Use only algorithms that give the same bits each time; on a GPU some of them are slower."""
     checkpoint_minutes: Operational[float] = Field(10.0, gt=0)

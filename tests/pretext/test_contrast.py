@@ -13,8 +13,8 @@ from reference import pretext as reference
 from torch import Tensor
 
 from jobs.bench.pretend import pretending
-from ltrscale.batch import to_offsets
-from ltrscale.pretext import contrast
+from ltrscale.batch import length_chunks, to_offsets
+from ltrscale.pretext import contrast, fused
 from ltrscale.pretext.contrast import scarf, simclr_rank
 from ltrscale.pretext.siamese import simsiam
 
@@ -79,6 +79,29 @@ def test_value_and_gradient_are_those_of_the_loop_over_groups(
     total = (document_weights(len(loss_N)) * loss_N).sum() + 0 * (z0_ND.sum() + z1_ND.sum())
     for actual, expected in zip(ours, (loss_N.detach(), *torch.autograd.grad(total, [z0_ND, z1_ND])), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.1])
+@pytest.mark.parametrize("with_positive", [True, False])
+def test_what_a_compiler_takes_is_the_same_loss(temperature: float, with_positive: bool) -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(2, [5, 0, 1, 40, 13, 40, 2])
+    expected = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature, with_positive=with_positive)
+    z0_ND, z1_ND = z0_ND.detach().requires_grad_(), z1_ND.detach().requires_grad_()
+    similar = fused.Similarities(1 / temperature, with_positive, half=False)
+    loss_N = fused.info_nce(z0_ND, z1_ND, length_chunks(offsets_Q1, budget=9), similar)
+    grads = torch.autograd.grad(document_weights(len(loss_N)) @ loss_N, [z0_ND, z1_ND])
+    torch.testing.assert_close((loss_N.detach(), *grads), expected)
+
+
+def test_float16_rounds_the_gradient_a_fraction_of_what_bfloat16_would() -> None:
+    offsets_Q1 = torch.tensor([0, 100])
+    z_2ND = torch.randn(2, 100, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    grads = []
+    for half in (False, True):
+        similar = fused.Similarities(10.0, with_positive=True, half=half)
+        loss_N = fused.info_nce(*z_2ND, length_chunks(offsets_Q1, budget=9), similar)
+        grads += torch.autograd.grad(loss_N.sum(), z_2ND)
+    assert (grads[1] - grads[0]).norm() <= 5e-4 * grads[0].norm()
 
 
 with_and_without_the_positive = pytest.mark.parametrize("with_positive", [True, False])

