@@ -45,7 +45,7 @@ class Contrastive(Siamese):
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
         """The InfoNCE loss of each document."""
         kept, on_gpu = self.with_positive, z0_NP.device.type != "cpu"  # on a CPU the number of chunks varies too much
-        compiled = net.compiled and on_gpu
+        compiled = on_gpu and net.compiled
         return simclr_rank(z0_NP, z1_NP, among_Q1, temperature=self.temperature, with_positive=kept, compiled=compiled)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
