@@ -63,6 +63,7 @@ def test_a_compiled_run_is_the_same_run_and_compiles_no_length_anew(synthetic_da
         torch.testing.assert_close(compiled.model.state_dict()[name], value, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.nightly
 def test_the_compiled_contrast_is_the_same_and_compiles_no_length_anew() -> None:
     for length in (7, 9):
         groups = QueryGroups.concat([lists(3, length), lists(1, 1)])
