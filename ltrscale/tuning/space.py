@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -68,7 +70,8 @@ class Dimension(Config):
             raise ValueError("log needs low above 0 and no step")
         if self.integer and any(x is not None and x != int(x) for x in (self.low, self.high, self.step)):
             raise ValueError("integer needs whole numbers for low, high and step")
-        if self.step is not None and not _is_whole((self.high - self.low) / self.step):
+        # as decimals, because Optuna takes less than high where their steps do not meet it
+        if self.step is not None and (Decimal(str(self.high)) - Decimal(str(self.low))) % Decimal(str(self.step)):
             raise ValueError(f"steps of {self.step:g} from low {self.low:g} do not meet high {self.high:g}")
         return self
 
@@ -86,7 +89,7 @@ class Dimension(Config):
         low, high = self.bounds
         if self.integer:
             return [int(low), int(high)]
-        between = low + (self.step or (high - low) / 3)
+        between = low + (self.step or (high - low) / math.e)  # of a continuous range never a whole number
         return [low, high, between]
 
     def values(self) -> Iterable[Any] | None:

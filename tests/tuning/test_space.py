@@ -32,6 +32,7 @@ from ltrscale.tuning.space import Dimension, cells, from_optuna, is_in, label, t
         ({"low": 1, "high": 9, "log": True, "step": 2}, "log needs low above 0 and no step"),
         ({"low": 0.5, "high": 3, "integer": True}, "integer needs whole numbers"),
         ({"low": 0, "high": 1, "step": 0.3}, "do not meet high"),
+        ({"low": 0, "high": 1, "step": 0.3333333333333333}, "do not meet high"),
         ({"low": 0, "high": 1, "step": 0}, "greater than 0"),
         ({"low": 0, "high": float("inf")}, "finite"),
     ],

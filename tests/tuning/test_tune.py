@@ -72,6 +72,7 @@ def pretraining(**values: Any) -> dict[str, Any]:
         ({"gbdt.num_leaves": {"low": 1, "high": 9, "integer": True}}, "1 does not fit: .*greater than or equal to 2"),
         ({"gbdt.num_leaves": {"low": 2, "high": 9}}, "takes whole numbers only; add integer: true"),
         ({"gbdt.num_leaves": {"low": 2, "high": 9.5}}, "takes whole numbers only; add integer: true"),
+        ({"gbdt.num_leaves": {"low": 2, "high": 32}}, "takes whole numbers only; add integer: true"),
         ({"gbdt.feature_fraction": {"low": 0.5, "high": 1.5}}, "1.5 does not fit"),
         ({"gbdt.kind": {"choices": ["lightgbm", "lightgmb"]}}, "lightgmb does not fit"),
         ({"gbdt.num_leaves.deep": {"choices": [3]}}, "check the dots|does not fit"),
