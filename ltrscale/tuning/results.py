@@ -139,14 +139,15 @@ def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
 
 
 def _best(outcome: SearchOutcome, leader: Trial, trials: Sequence[Trial]) -> Iterator[Block]:
-    value, first = value_of(leader), next((trial.result for trial in trials if trial.number == 0), None)
-    if leader.number == 0:
+    value, first = value_of(leader), next((trial for trial in trials if trial.number == 0), None)
+    if leader is first:
         compared = "no trial is better than the settings as given"
-    elif first is None or first.value is None:
-        how = "is missing" if first is None else f"{first.state}: {first.reason}" if first.reason else first.state
-        compared = f"the trial of the settings as given has no value ({how})"
+    elif first is not None and first.result.state == "complete":
+        given = value_of(first)
+        compared = f"the settings as given (trial 0) have {given:.4f}, a difference of {value - given:+.4f}"
     else:
-        compared = f"the settings as given (trial 0) have {first.value:.4f}, a difference of {value - first.value:+.4f}"
+        how = ": ".join(filter(None, [first.result.state, first.result.reason])) if first else "is missing"
+        compared = f"the trial of the settings as given is not complete ({how})"
     yield Text(f"Trial {leader.number}: {value:.4f}; {compared}.")
     if settings := [f"{key}: {shown}" for key in outcome.space if (shown := outcome.shown(leader, key))]:
         yield Points(settings)
@@ -189,10 +190,11 @@ def _result_charts(outcome: SearchOutcome) -> Iterator[Chart]:
 
 
 def history_chart(trials: Sequence[Trial], metric: str) -> charts.Spec:
-    """The metric of each trial that has one, and the best so far."""
+    """The metric of each trial that has one, and the best so far of those that are complete."""
     rows: list[dict[str, float | str]] = [{"x": t.number, "y": value_of(t), "series": "trial"} for t in trials]
-    highest = itertools.accumulate(map(value_of, trials), max)
-    rows += [{"x": t.number, "y": y, "series": "best so far"} for t, y in zip(trials, highest, strict=True)]
+    complete = [trial for trial in trials if trial.result.state == "complete"]
+    highest = itertools.accumulate(map(value_of, complete), max)
+    rows += [{"x": t.number, "y": y, "series": "best so far"} for t, y in zip(complete, highest, strict=True)]
     ticks = [trial.number for trial in trials] if len(trials) <= _TICKS else []
     return charts.lines(rows, x="trial", y=metric, ticks=ticks)
 

@@ -11,8 +11,8 @@ import pytest
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.stages.runs import RUN_FILES
-from ltrscale.tuning.history import History, Result, Trial, best
-from ltrscale.tuning.results import TABLE, SearchOutcome, write_results
+from ltrscale.tuning.history import LATE, History, Result, Trial, best
+from ltrscale.tuning.results import TABLE, SearchOutcome, history_chart, write_results
 from ltrscale.tuning.space import Dimension
 
 GOOD = Result(state="complete", value=0.5, curve=((1, 0.4), (2, 0.5)), seconds=1.5)
@@ -152,6 +152,19 @@ def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> N
     assert found is not None
     assert found.number == 3
     assert best(history.trials()[:1]) is None
+
+
+@pytest.mark.parametrize("given", [Result(state="stopped", value=0.9, reason=LATE), Result(state="failed", reason="x")])
+def test_the_report_compares_complete_trials_alone(given: Result, history: History) -> None:
+    results = [given, Result(state="complete", value=0.5), Result(state="stopped", value=0.7)]
+    trials = [Trial(number=n, params={"x": n}, result=result) for n, result in enumerate(results)]
+    outcome = SearchOutcome({"x": Dimension(low=0, high=9)}, trials, "ndcg@5", lambda *_: True)
+    write_results(history.url, outcome, commands=[])
+    report = storage.read_bytes(storage.join(history.url, "report.md")).decode()
+    compared = f"settings as given is not complete ({given.state}: {given.reason})"
+    assert f"Trial 1: 0.5000; the trial of the {compared}." in report
+    rows = history_chart([trial for trial in trials if trial.result.value is not None], "ndcg@5")["data"]["values"]
+    assert [row["y"] for row in rows if row["series"] == "best so far"] == [0.5]
 
 
 def test_no_cell_of_the_table_is_a_formula(history: History) -> None:
