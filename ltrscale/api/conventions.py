@@ -71,7 +71,11 @@ class Arguments(Config):
     def as_method(self) -> ReadingMethod:
         """The method's config in a pipeline."""
         config, method_settings = _config_of(self.method)
-        return validate(config, overlay(method_settings, self.settings or {}), f"Ranker({self.method!r}).settings")
+        settings, where = overlay(method_settings, self.settings or {}), f"Ranker({self.method!r}).settings"
+        method = validate(config, settings, where)
+        if overlay(settings, method_settings) != settings:
+            raise InputError(f"{where}: their kind is that of another method; give it as method")
+        return method
 
 
 def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:

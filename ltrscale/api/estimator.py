@@ -294,6 +294,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `predict`; `rows` are not two rows of one query.
         """
+        if depth < 2:
+            raise InputError(f"depth is {depth}; give 2 or more, the last rank that is compared with the first")
         model = self._fitted()
         table, uses = self._as_fitted(X, None, group, columns)
         item = uses.get("item")
@@ -392,7 +394,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _every_row(self, table: pa.Table, uses: Keys) -> AbstractContextManager[Split]:
         """Rows to score as a data set for the block; every row needs a score, so none may be rejected."""
-        return frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}})
+        return frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0})
 
     def _open(self, model: FittedModel) -> Self:
         self._model, self.columns_ = model, model.columns

@@ -117,7 +117,8 @@ class SavedRanker(Strict):
         """Commit a copy of a bundle with this beside it."""
         files = bundles.bundle_files(bundle)
         manifest = json.loads(files.pop(storage.MANIFEST))
-        files[_ESTIMATOR] = json.dumps(self.model_dump(mode="json"), indent=1).encode()
+        plain = self.model_dump(mode="json", fallback=lambda value: value.tolist())  # of numpy, as searches give them
+        files[_ESTIMATOR] = json.dumps(plain, indent=1).encode()
         with storage.Commit(url) as commit:
             commit.write(files)
             commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})

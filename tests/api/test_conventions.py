@@ -172,6 +172,15 @@ def test_an_array_keeps_its_width_in_copies_and_files(fitted: Ranker, tmp_path: 
             one.predict(np.hstack([X, X[:, :1]]), group=QUERY)
 
 
+def test_numbers_of_numpy_in_arguments_are_saved_as_plain_ones(tmp_path: Path) -> None:
+    """A search of scikit-learn sets values of its grid, which may be an array."""
+    one = ranker(seed=np.int64(3)).set_params(settings__gbdt__num_trees=np.arange(3, 6)[0])
+    one.fit(X, Y, group=QUERY, features=np.array(["1", "3"])).save(str(tmp_path / "saved"))
+    loaded = Ranker.load(str(tmp_path / "saved"))
+    assert (loaded.seed, loaded.settings, loaded.columns_["features"]) == (3, one.settings, ["1", "3"])
+    np.testing.assert_array_equal(loaded.predict(X, group=QUERY), one.predict(X, group=QUERY))
+
+
 def test_numbers_of_more_digits_are_read_as_doubles(fitted: Ranker) -> None:
     scores_N = fitted.predict(X.astype(np.longdouble), group=QUERY)
     np.testing.assert_array_equal(scores_N, fitted.predict(X, group=QUERY))
