@@ -30,7 +30,7 @@ from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import doubtful, row_numbers
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
-from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.mapping import ColumnMapping, named_columns
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import LogColumn, columns_of
 from ltrscale.ingest.remarks import RejectedRowsError
@@ -71,10 +71,15 @@ def rows_as_table(
 def _without_unread(table: pa.Table, columns: Mapping[str, Any], name: str) -> pa.Table:
     """A table without the columns of types that no use reads; an `InputError` if one of them is named."""
     unread = {each.name: each.type for each in table.schema if not cols.is_kept(each.type)}
-    if named := unread.keys() & {text for value in columns.values() for text in _texts(value)}:
+    if unread and (named := unread.keys() & _mapping(columns, name).used()):
         of = min(named)
         raise InputError(f"{name}: column {of!r} is {unread[of]}, which no use reads; convert it to text or numbers")
     return table.drop_columns([*unread])
+
+
+def _mapping(columns: Mapping[str, Any], name: str) -> ColumnMapping:
+    """The uses of columns; features that are still to be found are a star."""
+    return validate(ColumnMapping, {"features": ["*"], **columns, "optional": ()}, name)
 
 
 _NAMING = {*ColumnMapping.model_fields} - {"grades"}
@@ -85,14 +90,15 @@ def _as_names(value: Any) -> Any:
     """Column names as text; a data frame may have numbers as names, which Arrow has as text.
 
     Example:
-        >>> _as_names(1), _as_names([2, "x"]), _as_names({3: ["hour"]}), _as_names({4: 0.5}), _as_names(None)
-        ('1', ['2', 'x'], {'3': ['hour']}, {'4': 0.5}, None)
+        >>> _as_names(1), _as_names(np.array([2, 5])), _as_names({3: ["hour"]}), _as_names({4: 0.5}), _as_names(None)
+        ('1', ['2', '5'], {'3': ['hour']}, {'4': 0.5}, None)
     """
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(name): each for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_as_names(each) for each in value]
-    return str(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
@@ -135,10 +141,10 @@ def _unused(
     columns: Mapping[str, Any], schema: pa.Schema, log_columns: Sequence[LogColumn], seen: Structure
 ) -> dict[str, pa.DataType]:
     """The types of columns without a use, except bytes that are not text, and row numbers, of which it warns."""
-    used = {text for use in columns.values() for text in _texts(use)}
+    mapping = _mapping(columns, "X")
+    used = {*mapping.used(), *named_columns(schema.names, mapping.exclude)}
     used |= {each.name for each in log_columns if not (each.distinct or each.missing or each.size)}  # such bytes
-    prefixes = tuple(text[:-1] for text in used if text.endswith("*"))
-    free = {each.name: each.type for each in schema if each.name not in used and not each.name.startswith(prefixes)}
+    free = {each.name: each.type for each in schema if each.name not in used}
     for name, why in row_numbers(log_columns, seen).items():
         if name in free and not name.isdecimal():  # digits name the columns of an array
             log.warning("column %r is left out: %s; name the features if it is one", name, why)
@@ -169,23 +175,6 @@ def _warn_of_doubtful(reasons: Mapping[str, str], features: Collection[str]) -> 
         )
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts inside plain data, with the keys of mappings to texts, which name columns.
-
-    Example:
-        >>> list(_texts({"label": "y", "dates": {"listed": ["hour"]}, "grades": {"cart": 1}}))
-        ['label', 'y', 'dates', 'listed', 'hour', 'grades']
-    """
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            if not isinstance(part, int | float):
-                yield from (str(key), *_texts(part))
-    elif isinstance(value, list | tuple):
-        yield from (text for part in value for text in _texts(part))
-
-
 def validation_table(validation: Any, columns: Mapping[str, Any], width: int | None) -> pa.Table:
     """A table of validation groups, given in the way of the training rows: `width` and `columns` are of these.
 
@@ -211,7 +200,7 @@ def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: in
     label_N = table[columns["label"]]
     missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
     query_N = _value_codes(table, columns["query"])
-    labelled_M = np.unique(query_N[~missing_N])
+    labelled_M = np.unique(query_N[~missing_N & (query_N >= 0)])  # `prepare` rejects rows without a query
     if len(labelled_M) < 2:
         raise InputError(
             f"{len(labelled_M)} query groups of X have labels, and one must be left for training when others are held "
@@ -246,7 +235,7 @@ def prepare_tables(
             f"prepare: {', '.join(sorted(taken))} follow from X and the uses of its columns; leave them out"
         )
     source = {"kind": "items", "columns": columns}
-    apart = any(_is_apart(table, columns.get("query")) for table in tables.values())
+    apart = any(_is_apart(table, columns) for table in tables.values())
     with storage.scratch.directory() as folder:
         paths = {period: str(folder / f"{period}.parquet") for period in tables}
         for period, table in tables.items():
@@ -271,11 +260,15 @@ def _as_given(message: str, paths: Mapping[str, str]) -> str:
     return message
 
 
-def _is_apart(table: pa.Table, query: str | None) -> bool:
+def _is_apart(table: pa.Table, columns: Mapping[str, Any]) -> bool:
     """Whether the rows of some query are not contiguous."""
-    if query is None or query not in table.column_names or not len(table):
+    names = [columns.get("query"), *columns.get("within", ())]
+    if not len(table) or not {*names} <= {*table.column_names}:
         return False  # `prepare` names what is missing
-    codes_N = _value_codes(table, query)
+    codes_N = np.zeros(len(table), np.int64)
+    for name in names:
+        own_N = _value_codes(table, name)
+        codes_N = codes_N * (own_N.max() + 2) + own_N
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
 
 
@@ -307,6 +300,6 @@ def prepared(table: pa.Table, columns: Mapping[str, Any], settings: Mapping[str,
     """A table to score as a data set for the block; after an error it is kept, with the rows in quarantine."""
     folder = storage.scratch.make()
     with untracked():
-        prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)
+        prepare_tables({"all": table}, columns, {**settings, "expect": {}}, str(folder), job=RowsJob)
     yield Split(data=(str(folder),))
     shutil.rmtree(folder, ignore_errors=True)

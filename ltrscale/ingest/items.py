@@ -224,8 +224,7 @@ def load_tables(joins: Sequence[Join], columns: ColumnMapping, features: Sequenc
 
 def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:
     """The tables with a column in use; a table with labels only, for example, is not needed."""
-    used = {*columns.beside_features(), *columns.features, *columns.categorical, *columns.dates}
-    used |= columns.vector_columns.keys()
+    used = columns.used()
     needed: list[Join] = []
     for join in reversed(tables_):
         if used & join.columns.keys():

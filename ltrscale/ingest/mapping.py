@@ -352,6 +352,10 @@ class ColumnMapping(_Columns):
         made = self.sources()
         return dict.fromkeys(column for name in names for column in made.get(name, (name,)))
 
+    def used(self) -> set[str]:
+        """All columns with a use, and the patterns of features."""
+        return {*self.beside_features(), *self.features, *self.categorical, *self.dates, *self.vector_columns}
+
     def fill_of(self, feature: Feature) -> Fill | None:
         """The fill of a feature's missing values, by its name, else by the first pattern; None if not filled."""
         if feature.kind != "numeric":

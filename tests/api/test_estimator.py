@@ -319,6 +319,24 @@ def test_arrays_stand_for_the_columns_that_were_named(fitted: Ranker) -> None:
     assert list(given.feature_names_in_) == list(fitted.feature_names_in_)
 
 
+def test_counts_that_training_rows_must_have_are_not_asked_of_rows_to_score(fitted: Ranker) -> None:
+    counted = trees(prepare={"expect": {"train": {"documents": len(TRAIN)}}})
+    counted.fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    assert counted.score(NEW) == fitted.score(NEW)
+    with pytest.raises(InputError, match=f"expected {len(TRAIN)} documents"):
+        counted.fit(TRAIN[TRAIN["search"] != TRAIN["search"].iloc[0]], validation=VALIDATION, **COLUMNS)
+
+
+@pytest.mark.parametrize("rows", ["together", "apart"])
+def test_queries_of_several_columns_need_not_lie_together(rows: str) -> None:
+    frame = TRAIN.assign(user="u", day=TRAIN["search"].str[-1]).drop(columns="search")
+    uses = {"query": "user", "within": ["day"], "label": "bought"}
+    both = [frame.assign(user=user) for user in ("u", "v")]
+    mixed = pd.concat([each if rows == "together" else each.sample(frac=1, random_state=0) for each in both])
+    ranker = trees().fit(mixed.dropna(subset=["bought"]), **uses)
+    assert np.isfinite(ranker.predict(mixed)).all()
+
+
 def test_a_copy_shares_no_data_and_lasts_as_long_as_it_is_held() -> None:
     ranker = trees().fit(TRAIN, **COLUMNS)
     one, place = copy.copy(ranker), Path(ranker.bundle_)
@@ -680,6 +698,11 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: Ranker("auto", settings={"gbdt": {"num_trees": 3}}).fit(TRAIN, **COLUMNS),
         r"Ranker\('auto'\) chooses its methods and settings",
     ),
+    "a method in the settings": (
+        lambda: Ranker("lightgbm", settings={"gbdt": {"kind": "xgboost"}}).fit(TRAIN, **COLUMNS),
+        r"Ranker\('lightgbm'\).settings: their kind is that of another method; give it as method",
+    ),
+    "a depth": (lambda: trees().explain(NEW, depth=1), "depth is 1; give 2 or more"),
     "a method": (
         lambda: Ranker("lightgmb").fit(TRAIN, **COLUMNS),
         "Ranker.method: 'lightgmb'.* did you mean 'lightgbm'",

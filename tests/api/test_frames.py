@@ -10,7 +10,7 @@ import pytest
 from shopping_frames import COLUMNS, searches
 from shopping_log import shopping_log
 
-from ltrscale.api.frames import prepare_tables, rows_as_table, with_features
+from ltrscale.api.frames import held_out, prepare_tables, rows_as_table, with_features
 from ltrscale.api.raw_tables import to_raw_table
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
@@ -31,6 +31,20 @@ def test_numeric_features_are_those_of_a_star_and_categorical_ones_are_text(more
     assert found["categorical"] == sorted(text)
     named = {**COLUMNS, **more, "features": ["price"]}
     assert with_features(named, TABLE) == named
+
+
+def test_a_column_with_the_name_of_a_part_of_a_date_or_a_fill_is_a_feature() -> None:
+    table = TABLE.append_column("hour", TABLE["price"])
+    uses = {"dates": {"shown": ["hour"]}, "fill": {"price": "median"}, "optional": ["price"], "exclude": ["cl*"]}
+    found = with_features({**COLUMNS, **uses, "grades": {"shop": None, "1": 1}}, table)
+    assert (found["features"], found["categorical"]) == (["hour", "price", "sale"], ["kind", "shop"])
+
+
+def test_a_column_of_a_type_that_no_use_reads_may_be_excluded() -> None:
+    table = TABLE.append_column("took", pa.array([(0, 1, 0)] * len(TABLE), pa.month_day_nano_interval()))
+    kept, found = rows_as_table(table, None, None, {**COLUMNS, "exclude": ["took"]})
+    assert found == {**with_features(COLUMNS, TABLE), "exclude": ["took"]}
+    assert kept.equals(TABLE)
 
 
 def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,6 +90,13 @@ def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
     assert sets[0].accounting.rows_rejected == sets[1].accounting.rows_rejected == 0
     configs = [manifest.made_by["config"]["sort"] for manifest in sets]
     assert configs == [False, True]
+
+
+def test_rows_without_a_query_are_not_the_group_that_is_held_out() -> None:
+    table = pa.table({"q": [None, None, "a", "b", "b"], "y": [1, 0, 1, 0, 1]})
+    for seed in range(9):
+        _, validation = held_out(table, {"query": "q", "label": "y"}, 0.1, seed)
+        assert validation["q"].to_pylist() in (["a"], ["b", "b"])
 
 
 def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
