@@ -92,7 +92,7 @@ def bench(job: BenchJob) -> None:
     table = Table("what", "figure", "goal", "", "ours", "peer", "note")
     for row in rows:
         table.add_row(row.name, *_judged(row), row.ours, row.peer, row.note)
-    Console(width=180).print(table)
+    Console(width=180, markup=False).print(table)  # notes may have brackets
     judged = [row.met for row in rows if row.met is not None]
     log.info("%d of %d goals met, in %.1f minutes", sum(judged), len(judged), (time.monotonic() - start) / 60)
 

@@ -61,7 +61,7 @@ def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
         raise OSError("the disk is full")
 
     monkeypatch.setitem(bench.BENCHES, "text", two_rows)
-    monkeypatch.setitem(bench.BENCHES, "scale", lambda: [Row("a count", 1000)])
+    monkeypatch.setitem(bench.BENCHES, "scale", lambda: [Row("a count", 1000, note="ltrscale[dev]")])
     with pytest.raises(OSError, match="full"):
         bench.bench(bench.BenchJob(only=("text",), out=str(tmp_path)))
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
@@ -69,7 +69,9 @@ def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
     with caplog.at_level("INFO", "ltrscale"):
         bench.bench(bench.BenchJob(only=("scale",)))
     assert "measuring scale, 1 of 1" in caplog.text
-    assert "1,000" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1,000" in printed
+    assert "ltrscale[dev]" in printed, "brackets are no style"
     assert (Row("speed", 2.0, goal=1.5).met, Row("m", 3, goal=1.5, at_least=False).met) == (True, False)
     assert Row("a count", 1000).met is None
 
