@@ -177,7 +177,7 @@ def search_lightgbm(search: Search) -> Scores:
         params={"feature_pre_filter": False, "verbose": -1},
         free_raw_data=False,
     )
-    judged = search.validation
+    judged, most_ranks = search.validation, max(search.k, 30)
     valid = data.create_valid(judged.features_NF, judged.labels_N, group=judged.lengths_Q, params=data.params)
     data.construct()
     valid.construct()  # before a trial's settings reach the training data alone, of which LightGBM would warn
@@ -199,7 +199,7 @@ def search_lightgbm(search: Search) -> Scores:
             "bagging_freq": 1,
             "lambda_l1": asked.suggest_float("lambda_l1", 1e-8, 10.0, log=True),
             "lambda_l2": asked.suggest_float("lambda_l2", 1e-8, 10.0, log=True),
-            "lambdarank_truncation_level": asked.suggest_int("lambdarank_truncation_level", search.k, 30),
+            "lambdarank_truncation_level": asked.suggest_int("lambdarank_truncation_level", search.k, most_ranks),
             "num_threads": 1,
             "verbose": -1,
             "seed": search.seed,
@@ -226,7 +226,7 @@ def search_xgboost(search: Search) -> Scores:
     data, valid = (
         xgb.DMatrix(lists.features_NF, lists.labels_N, qid=lists.ids_N) for lists in (search.train, search.validation)
     )
-    metric = f"ndcg@{search.k}"
+    metric, most_ranks = f"ndcg@{search.k}", max(search.k, 30)
 
     def trial(asked: Any) -> tuple[float, Scores]:
         settings = {
@@ -240,7 +240,7 @@ def search_xgboost(search: Search) -> Scores:
             "colsample_bytree": asked.suggest_float("colsample_bytree", 0.3, 1.0),
             "alpha": asked.suggest_float("alpha", 1e-8, 10.0, log=True),
             "lambda": asked.suggest_float("lambda", 1e-8, 10.0, log=True),
-            "lambdarank_num_pair_per_sample": asked.suggest_int("pairs", search.k, 30),
+            "lambdarank_num_pair_per_sample": asked.suggest_int("pairs", search.k, most_ranks),
             "lambdarank_pair_method": "topk",
             "nthread": 1,
             "seed": search.seed,

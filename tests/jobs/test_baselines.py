@@ -2,13 +2,15 @@
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import WriteDataset
 
-from jobs.bench.baselines import BaselinesJob, compare
+from jobs.bench.baselines import BaselinesJob, Lists, Scores, Search, compare, search_lightgbm, search_xgboost
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
@@ -51,6 +53,13 @@ def test_a_library_learns_and_a_repeated_command_trains_nothing_again(
         compare(asked.replace(cutoff=asked.cutoff + 1))
     assert f"| {method}" in first
     assert "2, too few to judge" in first
+
+
+@pytest.mark.parametrize("search", [search_lightgbm, search_xgboost])
+def test_a_cut_off_may_lie_below_the_ranks_that_a_loss_usually_counts(search: Callable[[Search], Scores]) -> None:
+    x_NF = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
+    lists = Lists(x_NF, (x_NF[:, 0] > 0).astype(float), np.arange(0, 81, 8))
+    assert len(search(Search(lists, lists, 40, time.monotonic(), 0))(x_NF)) == 80
 
 
 def test_the_table_has_what_auto_is_ahead_by(tmp_path: Path, write_dataset: WriteDataset) -> None:
