@@ -21,6 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from jobs.bench.cells import Cell, difference, publish
@@ -63,11 +64,11 @@ class RestoredListsJob(Config):
     """The data set, with periods train, dev and test."""
     vectors: str = r"^([qdp])_\d+$"
     """Names of features of vectors; a vector is those with the same group. Each other feature is masked alone."""
-    labelled: tuple[int, ...] = (100, 300, 1000)
+    labelled: tuple[int, ...] = Field((100, 300, 1000), min_length=1)
     """Training lists with a relevant document."""
-    draws: int = 5
+    draws: int = Field(5, ge=1)
     """Samples of them, with the seeds 0, 1, ..."""
-    epochs: int = 8
+    epochs: int = Field(8, ge=1)
     """Of pretraining."""
 
     def splits(self) -> SplitsWithTest:
@@ -181,7 +182,7 @@ def pretrain(net: Network, added: nn.Module, loss: Loss, lists: Selection, epoch
 
 def finetune(net: Network, labelled: Selection, validation: Selection) -> float:
     """Learn the labels by LambdaRank, and keep the weights of the epoch that is best on validation; its value."""
-    optimizer, best, best_epoch, kept = torch.optim.Adam(net.parameters(), lr=1e-3), 0.0, 0, net.state_dict()
+    optimizer, best, best_epoch, kept = torch.optim.Adam(net.parameters(), lr=1e-3), -1.0, 0, net.state_dict()
     for epoch in range(60):
         net.train()
         for groups in batches(labelled, epoch, docs_per_batch=1000):
@@ -236,6 +237,7 @@ def compare(job: RestoredListsJob) -> None:
             for n in missing:
                 labelled = select(splits.train.replace(relevant_groups=n, labelled_seed=draw), labelled=True)
                 net.load_state_dict(start)
+                torch.manual_seed(draw)  # whichever are missing
                 value, ndcg_Q = finetune(net, only_relevant(labelled), validation), judged(net, test)
                 log.info("%s, %d labelled lists, draw %d: %.4f on validation", name, n, draw, value)
                 _cell(job, name, n, draw).write(ndcg_Q, validation=value)

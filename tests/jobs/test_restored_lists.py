@@ -60,11 +60,11 @@ def test_cells_are_made_once_and_differences_stand_beside_what_they_are_of(
     tmp_path: Path, write_dataset: WriteDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write_dataset({"train": lists(40, 0), "dev": lists(15, 1), "test": lists(20, 2)}, FEATURES)
-    job = RestoredListsJob(out=str(tmp_path / "out"), data=data, labelled=(20,), draws=2, epochs=1)
+    job = RestoredListsJob(out=str(tmp_path / "out"), data=data, labelled=(10, 20), draws=2, epochs=1)
     compare(job)
     first = capsys.readouterr().out
     files = {path.relative_to(job.out): path for path in Path(job.out).rglob("*.json")}
-    assert len(files) == 2 * 5
+    assert len(files) == 2 * 2 * 5
     for path in files.values():
         values = np.array(json.loads(path.read_text())["ndcg"])
         assert len(values) <= 20
@@ -76,7 +76,7 @@ def test_cells_are_made_once_and_differences_stand_beside_what_they_are_of(
     lost.unlink()
     times = {path: path.stat().st_mtime_ns for path in files.values() if path != lost}
     compare(job)
-    assert json.loads(lost.read_text()) == before, "a cell depends on its draw alone"
+    assert json.loads(lost.read_text()) == before, "a cell depends on its draw and labels alone"
     assert capsys.readouterr().out == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
     with pytest.raises(InputError, match="made with other data, vectors, epochs"):
