@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import LABEL_SHARES, Row, mslr_offsets, peak_bytes
+from jobs.bench.measure import LABEL_SHARES, Row, mslr_offsets, peak_bytes, same_draws
 from ltrscale.config import by_kind
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.ranking import pairwise
@@ -74,7 +74,7 @@ def _config(kind: str) -> RankingLoss:
 def _ragged(kind: str) -> Loss:
     config = _config(kind)
     return lambda scores_N, labels_N, offsets_Q1: config.losses(
-        Scored(scores_N, labels_N, offsets_Q1, None, _generator())
+        Scored(scores_N, labels_N, offsets_Q1, None, same_draws())
     )
 
 
@@ -129,7 +129,7 @@ def _booster(
 
 def _lists(groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random scores, labels with the frequencies of web search, and offsets."""
-    generator = _generator()
+    generator = same_draws()
     offsets_Q1 = mslr_offsets(groups)
     n = int(offsets_Q1[-1])
     labels_N = torch.tensor(LABEL_SHARES).multinomial(n, replacement=True, generator=generator).float()
@@ -155,16 +155,12 @@ def _assert_same(kind: str, peer: _Peer) -> None:
     assert torch.allclose(grad_N, expected_N, rtol=1e-3, atol=1e-4)
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
 def _padded(kind: str, peer: _Peer) -> Loss:
     """The padded loss of a ragged batch; if the loss has `samples`, the mean over noisy copies of the scores."""
     noisy_copies = _config(kind).model_dump().get("samples")
 
     def loss(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        lengths_Q, generator = offsets_Q1.diff(), _generator()
+        lengths_Q, generator = offsets_Q1.diff(), same_draws()
         mask_QL = torch.arange(int(lengths_Q.max())) < lengths_Q[:, None]
 
         def pad(values_N: Tensor) -> Tensor:

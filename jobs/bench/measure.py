@@ -231,6 +231,11 @@ def mslr_offsets(n_groups: int) -> Tensor:
     return to_offsets(torch.from_numpy(mslr_lengths(n_groups)))
 
 
+def same_draws() -> torch.Generator:
+    """Random numbers that are the same at each call."""
+    return torch.Generator().manual_seed(0)
+
+
 def write_letor(path: Path, n_groups: int) -> int:
     """Write LETOR text that looks like MSLR's; returns its number of documents.
 

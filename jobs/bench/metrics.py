@@ -102,14 +102,14 @@ _BLOCK = 1 << 11
 TEST, VALIDATION = "2026-W02", "2026-W01"
 
 
-class Lists(NamedTuple):
+class Sizes(NamedTuple):
     """Lists of 1 to `longest` documents."""
 
     features: int
     longest: int
 
 
-TINY, SHORT, SEARCH = Lists(2, 7), Lists(4, 20), Lists(N_FEATURES, 240)
+TINY, SHORT, SEARCH = Sizes(2, 7), Sizes(4, 20), Sizes(N_FEATURES, 240)
 
 
 def bench_committed() -> Iterator[Row]:
@@ -123,7 +123,7 @@ def bench_committed() -> Iterator[Row]:
         yield Row.memory(name, large, small, goal=1.1, note="the whole process, imports included")
 
 
-def speed(folder: Path, groups: int, lists: Lists) -> Iterator[Row]:
+def speed(folder: Path, groups: int, lists: Sizes) -> Iterator[Row]:
     """Evaluation of the scores of one model, against pyarrow's scan of all columns, and of those that it needs."""
     bench_folder = made(folder, groups, lists)
     files = [sorted(map(str, bench_folder.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
@@ -139,7 +139,7 @@ def speed(folder: Path, groups: int, lists: Lists) -> Iterator[Row]:
         yield Row.speed(name, documents, seconds, scan_s, goal=goal, note=note)
 
 
-def made(folder: Path, groups: int, lists: Lists = SHORT) -> Path:
+def made(folder: Path, groups: int, lists: Sizes = SHORT) -> Path:
     """The directory of a data set with this many test groups and of scores of its documents, made if missing."""
     place = folder / f"{groups}-{lists.features}"
     if not (place / "scores").exists():
@@ -181,7 +181,7 @@ def _scan(files: list[list[str]], columns: tuple[list[str] | None, ...]) -> int:
     return rows
 
 
-def _write_data(url: str, groups: int, lists: Lists) -> None:
+def _write_data(url: str, groups: int, lists: Sizes) -> None:
     """Write two small periods and the one of the test; the content of a block does not depend on its ids."""
 
     def blocks() -> Iterator[tuple[str, pa.Table]]:

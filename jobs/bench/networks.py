@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import Row, mslr_offsets, peak_bytes
+from jobs.bench.measure import Row, mslr_offsets, peak_bytes, same_draws
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
@@ -58,7 +58,7 @@ def _row(what: str, method: Objective, encoder: EncoderSettings, groups: int) ->
 
 def _batch(groups: int) -> QueryGroups:
     offsets_Q1 = mslr_offsets(groups)
-    return QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=_generator()), offsets_Q1)
+    return QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=same_draws()), offsets_Q1)
 
 
 def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) -> Callable[[], None]:
@@ -68,7 +68,7 @@ def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) 
     marginals_SF = transform(groups.features_NF, groups.offsets_Q1)
     model = Pretrainer(transform, network, method, ZeroingConfig(), marginals_SF)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
-    generator = _generator()
+    generator = same_draws()
 
     def work() -> None:
         loss, count = model(groups, generator)
@@ -77,10 +77,6 @@ def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) 
         optimizer.step()
 
     return work
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 TEMPERATURE = 0.1
@@ -149,7 +145,7 @@ def _loss_work(lengths_Q: Tensor, loss: Callable[..., Tensor]) -> tuple[Callable
 
 def _projections(lengths_Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     offsets_Q1 = to_offsets(lengths_Q)
-    z0_ND, z1_ND = torch.randn(2, int(offsets_Q1[-1]), EMBEDDING, generator=_generator())
+    z0_ND, z1_ND = torch.randn(2, int(offsets_Q1[-1]), EMBEDDING, generator=same_draws())
     return offsets_Q1, z0_ND.requires_grad_(), z1_ND.requires_grad_()
 
 
@@ -203,7 +199,7 @@ class _Text(NamedTuple):
 
 
 def _text(sequences: int) -> _Text:
-    generator = _generator()
+    generator = same_draws()
     drawn_S = (torch.randn(sequences, generator=generator) * SPREAD).exp() * MEDIAN
     lengths_S = drawn_S.long().clamp(8, LONGEST)
     tokens = int(lengths_S.sum())

@@ -152,9 +152,9 @@ def _checked(setting: Setting, data: str, folder: Path) -> Iterator[Row]:
 def _fitted(setting: Setting, times: Mapping[int, Times], works: Mapping[int, Workload]) -> Cluster:
     """The machine here, as measured runs explain it."""
     network = fit_network({w: of.small for w, of in times.items()}, {w: of.large for w, of in times.items()}, _BYTES)
-    host_s = fit_host({w: of.step for w, of in times.items()}, works[1], network, _CORES)
-    if setting is not SETTINGS[0]:  # where reading bounds a step, the host's time does not show
-        host_s = 0.0
+    steps_s = {w: of.step for w, of in times.items()}
+    # where reading bounds a step, the host's time does not show
+    host_s = fit_host(steps_s, works[1], network, _CORES) if setting is SETTINGS[0] else 0.0
     starts = {w: of.whole - of.epoch - account_s(works[w], w, setting.store) for w, of in times.items()}
     machine = Machine(_CORES, host_s, *fit_start(starts, _CORES), checkpoint_every_s=60 * _CHECKPOINT_MINUTES)
     return Cluster(network, setting.store, machine)

@@ -6,7 +6,6 @@ a data file. Each work runs in a process of its own, after the same work on a sm
 
 import itertools
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -57,7 +56,7 @@ class _Cost(NamedTuple):
 
 def bench_scale(*, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
     """A row for each work and size, with its growth from one size to the next."""
-    with tempfile.TemporaryDirectory() as folder:
+    with storage.scratch.directory() as folder:
         urls = {size: f"{folder}/{size}" for size in (_SMALL, *sizes)}
         for size, url in urls.items():
             write_manifests(url, size)

@@ -1,6 +1,7 @@
 """Trees against LightGBM called directly: scoring speed, training time, and peak memory of training."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import lightgbm as lgb
 import numpy as np
@@ -28,7 +29,8 @@ def bench_trees() -> Iterator[Row]:
     """Train on web search lists, from a data set and from the same matrix in memory, and score with the trees."""
     with storage.scratch.directory() as folder:
         large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
-        ours, peer = (peak_own_bytes(work, few, large) for work in (_train_a_little, _train_a_little_directly))
+        works = partial(_train, trees=_TREES_FOR_MEMORY), _train_a_little_directly
+        ours, peer = (peak_own_bytes(work, few, large) for work in works)
         yield Row.memory(
             "trees: peak memory, from a data set / from a matrix",
             ours,
@@ -88,10 +90,6 @@ def _boost_directly(matrices: Iterable[_Matrix], trees: int) -> lgb.Booster:
     train_set = lgb.Dataset(train[0], train[1], group=train[2], params=parameters)
     validation_set = train_set.create_valid(validation[0], validation[1], group=validation[2], params=parameters)
     return lgb.train(parameters, train_set, trees, valid_sets=[validation_set])
-
-
-def _train_a_little(folder: str) -> object:
-    return _train(folder, _TREES_FOR_MEMORY)
 
 
 def _train_a_little_directly(folder: str) -> object:

@@ -197,8 +197,7 @@ def validation_table(validation: Any, columns: Mapping[str, Any], width: int | N
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
     """Training rows, and the rows of a random share of the labelled query groups, at least one; groups stay whole."""
-    label_N = table[columns["label"]]
-    missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
+    missing_N = pc.is_null(table[columns["label"]], nan_is_null=True).to_numpy()
     query_N = _value_codes(table, columns["query"])
     labelled_M = np.unique(query_N[~missing_N & (query_N >= 0)])  # `prepare` rejects rows without a query
     if len(labelled_M) < 2:
