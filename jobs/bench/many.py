@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from jobs.bench.measure import Row, apart, group_table, plain_features, quiet, select_all, write_tables
 from jobs.bench.ranks import on_ranks
+from jobs.bench.scale import no_reader, until_read
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
@@ -265,21 +266,13 @@ def requests_of_a_beat(world: int) -> int:
     return round(store.requests / world)
 
 
-class _Planned(Exception):  # noqa: N818 - no error
-    """The plan of an epoch is made."""
-
-
 def _plan(world: int) -> None:
     """Count an epoch of the data set on paper, and plan what a worker reads of it."""
-
-    def reader(*_: object) -> Iterator[pa.Table]:
-        raise _Planned
-
-    stream = GroupStream(on_paper(), StreamConfig(docs_per_batch=1 << 20, streams=STREAMS), world=world, reader=reader)
+    config = StreamConfig(docs_per_batch=1 << 20, streams=STREAMS)
+    stream = GroupStream(on_paper(), config, world=world, reader=no_reader)
     assert stream.groups_per_epoch
     assert stream.documents_per_epoch
-    with suppress(_Planned):
-        next(stream.epoch(0))
+    until_read(stream.epoch(0))
 
 
 @cache

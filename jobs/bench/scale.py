@@ -141,7 +141,8 @@ class _Read(Exception):  # noqa: N818 - the end of a plan, and no error
     """Reading would begin."""
 
 
-def _stop(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG001
+def no_reader(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG001
+    """Read nothing, and end the work that would."""
     raise _Read(f"{len(row_groups):,} row groups to read")
 
 
@@ -149,11 +150,12 @@ def _plan(url: str) -> str:
     """What a worker does before it reads: it receives the selection, and deals the row groups of an epoch."""
     selection = pickle.loads(storage.read_bytes(f"{url}-selection"))
     config = StreamConfig(streams=_STREAMS, docs_per_batch=_STREAMS * 8192)
-    stream = GroupStream(selection, config, rank=0, world=_WORKERS, reader=_stop)
-    return _until_read(stream.epoch(0))
+    stream = GroupStream(selection, config, rank=0, world=_WORKERS, reader=no_reader)
+    return until_read(stream.epoch(0))
 
 
-def _until_read(work: Iterator[object]) -> str:
+def until_read(work: Iterator[object]) -> str:
+    """Plan until `no_reader` is called; returns what it would have read."""
     try:
         next(work)
     except _Read as planned:
@@ -202,7 +204,7 @@ def _plan_evaluation(url: str) -> str:
             features=selection.features,
             docs_per_batch=1,
         )
-        return _until_read(measuring.on(selection, _send))
+        return until_read(measuring.on(selection, _send))
 
 
 def _send(function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
