@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ltrscale.layout import UNKNOWN, Chunks, layout, register
+from ltrscale.layout import UNKNOWN, Chunks, layout, register, registered_offsets
+from ltrscale.lengths import Frame
 
 
 def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
@@ -29,6 +31,12 @@ def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
         return offsets_Q1.new_zeros(documents)
     group_N: Tensor = layout(offsets_Q1).get("group_index")
     return group_N
+
+
+def real_documents(offsets_Q1: Tensor) -> Tensor | None:
+    """Where a document is no padding of a `QueryGroups.padded` batch, shape [N]; None if there is no padding."""
+    real_N: Tensor | None = layout(offsets_Q1).get("real") if layout(offsets_Q1).frame else None
+    return real_N
 
 
 def joined(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
@@ -344,12 +352,40 @@ class QueryGroups:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
         """The groups moved to a device, with their list layout registered."""
         moved = self.map(lambda values: values.to(device, non_blocking=non_blocking))
-        for here, there in zip(self.offsets(), moved.offsets(), strict=True):
-            if there is not here:
-                register(there, layout(here).offsets_Q1)
+        self._register(moved)
         if moved.positions_N is not None and moved.offsets_Q1 is not self.offsets_Q1:
             layout(moved.offsets_Q1).unplaced = self.first_unplaced()
         return moved
+
+    def pinned(self) -> "QueryGroups":
+        """The groups in memory from which a copy to a GPU does not wait."""
+        pinned = self.map(Tensor.pin_memory)
+        self._register(pinned)
+        return pinned
+
+    def _register(self, moved: "QueryGroups") -> None:
+        for here, there in zip(self.offsets(), moved.offsets(), strict=True):
+            if there is not here:
+                register(there, layout(here).offsets_Q1, layout(here).frame)
+
+    def padded(self, frame: Frame) -> "QueryGroups | None":
+        """The features and groups in the shapes of a frame; None if they do not fit, or have fewer than 2 documents.
+
+        Groups on the CPU are followed by empty ones and by a group of documents of zeros, which is padding.
+
+        Example:
+            >>> groups = QueryGroups(torch.ones(3, 1), torch.tensor([0, 1, 3])).padded(Frame(5, ((3, 2),)))
+            >>> groups.offsets_Q1.tolist(), real_documents(groups.offsets_Q1).tolist()
+            ([0, 1, 3, 3, 5], [True, True, True, False, False])
+        """
+        n, known = self.n_documents, layout(self.offsets_Q1)
+        if not 2 <= n <= frame.documents or self.n_groups >= frame.groups or frame.dealt(known.lengths_Q) is None:
+            return None
+        features_NF = self.features_NF.new_zeros(frame.documents, self.n_features)
+        features_NF[:n] = self.features_NF
+        values_Q1 = np.append(np.full(frame.groups, n), frame.documents)
+        values_Q1[: len(known.offsets_Q1)] = known.offsets_Q1
+        return QueryGroups(features_NF, registered_offsets(values_Q1, torch.device("cpu"), frame))
 
     def first_unplaced(self) -> int | None:
         """The number of the first group without any position; None if every group has one.

@@ -5,7 +5,8 @@ their values (`register`). What follows from the values alone (the group of each
 padded to blocks) is computed on the CPU by the read-ahead thread (`ListLayout.make`) and kept while the offsets live.
 Unregistered offsets are first copied to the CPU, and the host waits for that copy.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, M lists of a chunk with L slots each.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, M lists of a chunk with L slots each, G places
+of lists in all chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ltrscale.devices import block_entries
-
-CHUNKS_ON_A_GPU = 5
-"""Lengths to which lists are padded on a GPU: more would pad less and launch more kernels."""
-_CUTS = 64
-"""Candidates for these lengths."""
+from ltrscale.lengths import Frame, best_cuts, filled
 
 
 class Chunk(NamedTuple):
@@ -56,7 +53,9 @@ class Chunks:
     mask_S: Tensor
     """True where a slot holds a document."""
     slots_N: Tensor
-    """Slot of each document."""
+    """Slot of each document; any for one of padding."""
+    padding_N: Tensor | None = None
+    """True where a document is padding of a frame: its values and gradients are 0."""
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks that have a list."""
@@ -115,7 +114,10 @@ class _Ragged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values_S: Tensor, chunks: Chunks) -> Tensor:
         ctx.chunks = chunks
-        return values_S.index_select(0, chunks.slots_N)
+        values_N = values_S.index_select(0, chunks.slots_N)
+        if chunks.padding_N is None:
+            return values_N
+        return values_N.masked_fill_(chunks.padding_N.view(-1, *[1] * (values_N.ndim - 1)), 0.0)
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:
@@ -139,8 +141,8 @@ class Request(NamedTuple):
 class ListLayout:
     """The offsets of a batch on the CPU, and the tensors made from them on the device."""
 
-    def __init__(self, offsets_Q1: NDArray[np.int64], device: torch.device) -> None:
-        self.offsets_Q1, self.device = offsets_Q1, device
+    def __init__(self, offsets_Q1: NDArray[np.int64], device: torch.device, frame: Frame | None = None) -> None:
+        self.offsets_Q1, self.device, self.frame = offsets_Q1, device, frame
         self.made: dict[Request, Any] = {}
         self.unplaced: int | None = UNKNOWN
         """The first group without any position; None if every group has one."""
@@ -180,6 +182,26 @@ class ListLayout:
                 yield from layout(made).tensors()
             yield from filter(torch.is_tensor, vars(made).values() if isinstance(made, Chunks) else [made])
 
+    def replaced(self, other: "ListLayout") -> Iterator[tuple[Tensor, Tensor]]:
+        """Take the values of a layout of the same frame; yields each cached tensor, and that which is to be copied."""
+        self.offsets_Q1[:] = other.offsets_Q1
+        for request, mine in self.made.items():
+            its = other.get(request.name, *request.arguments)
+            if _is_offsets(mine):
+                yield from layout(mine).replaced(layout(its))
+            tensors = [vars(made).values() if isinstance(made, Chunks) else [made] for made in (mine, its)]
+            yield from ((a, b) for a, b in zip(*tensors, strict=True) if torch.is_tensor(a))
+
+    @property
+    def padding_Q(self) -> NDArray[np.bool_]:
+        """Where a group is padding: the last one of each copy of a batch in a frame."""
+        number_Q = np.arange(len(self.offsets_Q1) - 1)
+        return (number_Q + 1) % self.frame.groups == 0 if self.frame else np.zeros_like(number_Q, np.bool_)
+
+    def real(self) -> Tensor:
+        """Where a document is no padding, shape [N]."""
+        return self._send(~self.padding_Q.repeat(self.lengths_Q))
+
     def group_index(self) -> Tensor:
         """The group of each document, shape [N]."""
         return self._send(np.repeat(np.arange(len(self.offsets_Q1) - 1), self.lengths_Q))
@@ -193,7 +215,8 @@ class ListLayout:
 
     def repeated(self, times: int) -> Tensor:
         """Offsets of this many copies of the batch, one after the other."""
-        return self._registered(np.concatenate([[0], np.tile(self.lengths_Q, times).cumsum()]))
+        offsets_Q1 = np.concatenate([[0], np.tile(self.lengths_Q, times).cumsum()])
+        return registered_offsets(offsets_Q1, self.device, self.frame)
 
     def kept(self, k: int) -> Tensor:
         """Offsets of the groups if each keeps its first k documents."""
@@ -230,25 +253,39 @@ class ListLayout:
         return self._registered(self.offsets_Q1 + np.arange(len(self.offsets_Q1)))
 
     def chunks(self, budget: int, quadratic: bool) -> Chunks:
-        """Padded chunks of groups of similar length."""
-        lengths_Q, power = self.lengths_Q, 2 if quadratic else 1
-        order_G = lengths_Q.argsort(kind="stable")[(lengths_Q == 0).sum() :]
-        lengths_G = lengths_Q[order_G]
-        if self.device.type == "cpu":
-            ends = _fill(lengths_G, power, budget)
-        else:
-            ends = _cut(lengths_G, power, max(budget, block_entries(self.device)))
-        shapes = tuple((end - first, int(lengths_G[end - 1])) for first, end in pairwise([0, *ends]))
+        """Padded chunks of groups of similar length, those of the frame if there is one."""
+        order_G, shapes = self._framed(self.frame) if self.frame else self._sorted(budget, 2 if quadratic else 1)
         widths_G = np.array([length for m, length in shapes for _ in range(m)], np.int64)
         begin_G = widths_G.cumsum() - widths_G  # first slot
         first_G, last_G = self.offsets_Q1[order_G], self.offsets_Q1[order_G + 1] - 1  # documents
         rows_S = np.arange(widths_G.sum()) + (first_G - begin_G).repeat(widths_G)
         last_S = last_G.repeat(widths_G)
-        begin_Q = np.zeros_like(lengths_Q)
+        begin_Q = np.zeros_like(self.lengths_Q)
         begin_Q[order_G] = begin_G
-        slots_N = np.arange(self.offsets_Q1[-1]) + (begin_Q - self.offsets_Q1[:-1]).repeat(lengths_Q)
-        indices = order_G, np.minimum(rows_S, last_S), rows_S <= last_S, slots_N
+        slots_N = np.arange(self.offsets_Q1[-1]) + (begin_Q - self.offsets_Q1[:-1]).repeat(self.lengths_Q)
+        indices = [order_G, np.minimum(rows_S, last_S).clip(min=0), rows_S <= last_S, slots_N]
+        if self.frame:  # padding has no slot, and a place without a group no document
+            padding_N = self.padding_Q.repeat(self.lengths_Q)
+            indices[-1:] = [np.where(padding_N, 0, slots_N), padding_N]
         return Chunks(shapes or ((0, 1),), *map(self._send, indices))
+
+    def _sorted(self, budget: int, power: int) -> tuple[NDArray[np.int64], tuple[tuple[int, int], ...]]:
+        """The groups by length, and the shapes of their chunks."""
+        lengths_Q = self.lengths_Q
+        order_G = lengths_Q.argsort(kind="stable")[(lengths_Q == 0).sum() :]
+        lengths_G = lengths_Q[order_G]
+        if self.device.type == "cpu":
+            ends = filled(lengths_G, power, budget)
+        else:
+            ends = best_cuts(lengths_G, power, max(budget, block_entries(self.device)))
+        return order_G, tuple((end - first, int(lengths_G[end - 1])) for first, end in pairwise([0, *ends]))
+
+    def _framed(self, frame: Frame) -> tuple[NDArray[np.int64], tuple[tuple[int, int], ...]]:
+        """The group in each place of the frame, or -1, and the shapes of its chunks."""
+        copies = len(self.padding_Q) // frame.groups
+        order_G = frame.dealt(np.where(self.padding_Q, 0, self.lengths_Q), copies)
+        assert order_G is not None
+        return order_G, tuple((m * copies, length) for m, length in frame.shapes)
 
     def _registered(self, offsets_Q1: NDArray[np.int64]) -> Tensor:
         return registered_offsets(offsets_Q1, self.device)
@@ -269,15 +306,15 @@ _LAYOUTS = WeakTensorKeyDictionary()
 """The layouts of offsets that are alive, by the identity of the tensor."""
 
 
-def register(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
-    """Register the values of offsets on a device, which saves copying them back to the host."""
-    _LAYOUTS[offsets_Q1] = ListLayout(values_Q1, offsets_Q1.device)
+def register(offsets_Q1: Tensor, values_Q1: NDArray[np.int64], frame: Frame | None = None) -> None:
+    """Register the values of offsets on a device, and their frame, which saves copying them back to the host."""
+    _LAYOUTS[offsets_Q1] = ListLayout(values_Q1, offsets_Q1.device, frame)
 
 
-def registered_offsets(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
+def registered_offsets(values_Q1: NDArray[np.int64], device: torch.device, frame: Frame | None = None) -> Tensor:
     """Offsets on a device with registered values; on a CPU they share the memory."""
     offsets_Q1 = send(values_Q1, device)
-    register(offsets_Q1, values_Q1)
+    register(offsets_Q1, values_Q1, frame)
     return offsets_Q1
 
 
@@ -293,45 +330,3 @@ def layout(offsets_Q1: Tensor) -> ListLayout:
 
 def _is_offsets(made: Any) -> bool:
     return torch.is_tensor(made) and made in _LAYOUTS
-
-
-def _fill(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
-    """Ends of chunks that each hold as many lists as the budget allows, at least one."""
-    ends, first = [], 0
-    while first < len(lengths_G):
-        # the entries of a chunk grow with its last list
-        entries_G = (np.arange(first, len(lengths_G)) + 1 - first) * lengths_G[first:] ** power
-        first += max(1, int(entries_G.searchsorted(budget, side="right")))
-        ends.append(first)
-    return ends
-
-
-def _cut(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
-    """Ends of a fixed number of chunks with the least padding; a chunk beyond the budget is cut again."""
-    if not len(lengths_G):
-        return []
-    bounds_C = _candidates(lengths_G)
-    sizes_CC = np.maximum(0, bounds_C - bounds_C[:, None])
-    cost_CC = sizes_CC * np.concatenate([[0], lengths_G[bounds_C[1:] - 1]]) ** power
-    cost_CC[sizes_CC == 0] = np.iinfo(np.int64).max // 4
-    total_C, back = cost_CC[0], []
-    for _ in range(min(CHUNKS_ON_A_GPU, len(bounds_C) - 1) - 1):  # one more chunk: from the best place to begin it
-        totals_CC = np.minimum(total_C[:, None] + cost_CC, np.iinfo(np.int64).max // 4)
-        back.append(totals_CC.argmin(0))
-        total_C = totals_CC.min(0)
-    ends = [len(bounds_C) - 1]
-    for best_C in reversed(back):
-        ends.append(int(best_C[ends[-1]]))
-    first, cuts = 0, []
-    for end in bounds_C[ends[::-1]].tolist():
-        step = max(1, budget // int(lengths_G[end - 1]) ** power)
-        cuts += [*range(first + step, end, step), end]
-        first = end
-    return cuts
-
-
-def _candidates(lengths_G: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places where a chunk may begin or end: between lists of different length, thinned out to some dozens."""
-    between = np.flatnonzero(np.diff(lengths_G)) + 1
-    kept = between[np.unique(np.linspace(0, len(between) - 1, _CUTS).astype(np.int64))] if len(between) else between
-    return np.concatenate([[0], kept, [len(lengths_G)]])

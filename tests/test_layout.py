@@ -12,6 +12,7 @@ from jobs.bench.pretend import counting, pretending
 from ltrscale import layout as layouts
 from ltrscale.batch import QueryGroups, group_index, joined, length_chunks, repeated, to_offsets
 from ltrscale.layout import layout
+from ltrscale.lengths import CHUNKS_ON_A_GPU, best_cuts
 
 lengths = st.lists(st.integers(0, 9), max_size=12)
 
@@ -53,11 +54,11 @@ def test_chunks_of_a_gpu_have_the_least_padding_that_their_number_allows(lengths
     def padded(ends: list[int]) -> int:
         return sum((end - first) * int(sorted_G[end - 1]) ** power for first, end in pairwise([0, *ends]))
 
-    ends = layouts._cut(sorted_G, power, 10**12)
+    ends = best_cuts(sorted_G, power, 10**12)
     assert ends[-1] == len(sorted_G)
-    assert len(ends) <= layouts.CHUNKS_ON_A_GPU
+    assert len(ends) <= CHUNKS_ON_A_GPU
     places = (np.flatnonzero(np.diff(sorted_G)) + 1).tolist()
-    number = min(layouts.CHUNKS_ON_A_GPU - 1, len(places))
+    number = min(CHUNKS_ON_A_GPU - 1, len(places))
     if len(places) <= 10:
         assert padded(ends) == min(padded([*cuts, len(sorted_G)]) for cuts in combinations(places, number))
 
@@ -69,9 +70,9 @@ def test_a_gpu_has_one_empty_chunk_where_no_list_has_a_document() -> None:
 
 
 def test_a_chunk_of_a_gpu_beyond_the_memory_is_cut_again() -> None:
-    ends = layouts._cut(np.full(10, 4, np.int64), 2, budget=50)
+    ends = best_cuts(np.full(10, 4, np.int64), 2, budget=50)
     assert ends == [3, 6, 9, 10]
-    assert layouts._cut(np.full(2, 9, np.int64), 2, budget=50) == [1, 2]  # a list beyond it is alone
+    assert best_cuts(np.full(2, 9, np.int64), 2, budget=50) == [1, 2]  # a list beyond it is alone
 
 
 def test_a_batch_that_was_moved_is_known_and_what_was_asked_is_made_ahead() -> None:

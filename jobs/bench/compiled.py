@@ -25,6 +25,7 @@ from jobs.bench.pretend import counting, pretending
 from ltrscale import layout
 from ltrscale.batch import QueryGroups, length_chunks
 from ltrscale.devices import block_entries
+from ltrscale.lengths import best_cuts
 from ltrscale.pretext import fused
 from ltrscale.pretext.augment import Draw
 from ltrscale.pretext.objective import Pretrainer
@@ -45,7 +46,7 @@ def bytes_compiled(net: Pretrainer, groups: QueryGroups, precision: Precision) -
     compiled: Any = partial(torch.compile, dynamic=True, fullgraph=True, backend=_backend(counted))
     transform, encoder, projector = (compiled(part) for part in (net.transform, net.encoder, net.projector))
     similar = fused.Similarities(10.0, with_positive=True, half=precision != "float32")
-    with mock.patch.object(layout, "_fill", _as_on_a_gpu):
+    with mock.patch.object(layout, "filled", _as_on_a_gpu):
         chunks = length_chunks(groups.offsets_Q1, budget=1)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         x_NF = transform(groups.features_NF)
@@ -64,7 +65,7 @@ def _of_views(net: Pretrainer, x_NF: Tensor) -> int:
 
 
 def _as_on_a_gpu(lengths_G: Any, power: int, _: int) -> list[int]:
-    return layout._cut(lengths_G, power, block_entries(torch.device("meta")))
+    return best_cuts(lengths_G, power, block_entries(torch.device("meta")))
 
 
 def _backend(counted: list[int]) -> Any:

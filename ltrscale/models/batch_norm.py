@@ -3,18 +3,23 @@
 Shapes: N documents, D columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from ltrscale.batch import at_least_float32
 from ltrscale.layout import send
 
-SeenBatches = tuple[int, Tensor, "SeenBatches"] | tuple[()]
-"""Documents of a micro-batch, with its mean and unbiased variance [2, D], and what was seen before it."""
+SeenBatches = tuple[int | Tensor, Tensor, "SeenBatches"] | tuple[()]
+"""Documents of a micro-batch, with its mean and unbiased variance [2, D], and what was seen before it. The number of
+documents without padding lies on the device."""
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -50,6 +55,7 @@ class MicroBatchNorm(nn.Module):
         affine: learn a scale and a shift.
         momentum: weight of the new statistics in the running ones.
         eps: added to the variance.
+        members_first: several members' rows come member by member, and not document by document.
 
     Example:
         >>> norm = MicroBatchNorm(1, momentum=1.0)
@@ -62,9 +68,19 @@ class MicroBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, width: int, *, affine: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        width: int,
+        *,
+        affine: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        members_first: bool = False,
+    ) -> None:
         super().__init__()
-        self.momentum, self.eps = momentum, eps
+        self.momentum, self.eps, self.members_first = momentum, eps, members_first
+        self.real_N: Tensor | None = None
+        """Where a document of the micro-batch is no padding, see `leaving_out`."""
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
         self.register_buffer("running_mean", torch.zeros(width))
@@ -75,6 +91,8 @@ class MicroBatchNorm(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Normalise each column."""
+        if self.training and self.real_N is not None:
+            return self._without_padding(x_ND, self.real_N)
         if not self.training or len(x_ND) < 2:
             if self.training and len(x_ND) == 1:
                 only_D = x_ND.detach()[0].to(self.running_mean.dtype)
@@ -87,13 +105,69 @@ class MicroBatchNorm(nn.Module):
         self.seen = (len(x_ND), statistics_2D, self.seen)
         return y_ND
 
-    def take(self) -> list[tuple[int, Tensor]]:
+    def _without_padding(self, x_ND: Tensor, real_N: Tensor) -> Tensor:
+        members = len(x_ND) // len(real_N)
+        real_ND = real_N.expand(members, -1) if self.members_first else real_N[:, None].expand(-1, members)
+        real_N1 = real_ND.reshape(-1, 1)
+        y_ND, count, statistics_2D = _MaskedNorm.apply(x_ND, real_N1, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        self.seen = (count, statistics_2D, self.seen)
+        normalised_ND: Tensor = y_ND
+        return normalised_ND
+
+    def take(self) -> list[tuple[int | Tensor, Tensor]]:
         """What was seen since the last call, the first micro-batch first."""
         seen, self.seen, taken = self.seen, (), []
         while seen:
             count, statistics_2D, seen = seen
             taken.append((count, statistics_2D))
         return taken[::-1]
+
+
+class _MaskedNorm(torch.autograd.Function):
+    """Batch norm by the statistics of some rows, with their number, mean and unbiased variance; others become the bias.
+
+    No gradient goes to rows that are left out, and none may come from them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, real_N1: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide_ND, left_out_N1 = at_least_float32(x_ND), ~real_N1
+        count = real_N1.sum().to(wide_ND.dtype)
+        mean_D = wide_ND.masked_fill(left_out_N1, 0.0).sum(0) / count
+        centred_ND = (wide_ND - mean_D).masked_fill_(left_out_N1, 0.0)
+        squares_D = torch.linalg.vector_norm(centred_ND, dim=0).square()
+        inverse_D = (squares_D / count + eps).rsqrt()
+        scale_D = inverse_D if weight_D is None else inverse_D * weight_D
+        y_ND = centred_ND * scale_D if bias_D is None else torch.addcmul(bias_D, centred_ND, scale_D)
+        statistics_2D = torch.stack([mean_D, squares_D / (count - 1)])
+        ctx.save_for_backward(centred_ND, left_out_N1, inverse_D, scale_D, count)
+        ctx.affine = weight_D is not None
+        ctx.mark_non_differentiable(count, statistics_2D)
+        return y_ND.to(x_ND.dtype), count, statistics_2D
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        centred_ND, left_out_N1, inverse_D, scale_D, count = ctx.saved_tensors
+        wide_ND = grad_ND.to(centred_ND.dtype)
+        sum_D, product_D = wide_ND.sum(0), (wide_ND * centred_ND).sum(0)
+        back_ND = torch.addcmul(wide_ND - sum_D / count, centred_ND, inverse_D.square() * product_D / count, value=-1)
+        back_ND = back_ND.mul_(scale_D).masked_fill_(left_out_N1, 0.0).to(grad_ND.dtype)
+        return back_ND, None, product_D * inverse_D if ctx.affine else None, sum_D if ctx.affine else None, None
+
+
+@contextmanager
+def leaving_out(norms: Sequence[MicroBatchNorm], real_N: Tensor | None) -> Iterator[None]:
+    """Context in which norms count only the documents that are no padding; None has no padding."""
+    for norm in norms:
+        norm.real_N = real_N
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.real_N = None
 
 
 def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
@@ -105,14 +179,22 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
         float64, for n norms of total width D: n numbers of documents, D sums, and D sums of squares.
     """
     of_norms = [norm.take() or [(0, norm.running_mean.new_zeros(2, len(norm.running_mean)))] for norm in norms]
-    counts = send(np.array([sum(n for n, _ in each) for each in of_norms], np.float64), norms[0].running_mean.device)
     seen = list(chain.from_iterable(of_norms))
     # in float32, the sum of squares minus the squared mean would cancel
     stacked_2D = torch.cat([statistics_2D for _, statistics_2D in seen], 1).double()
     widths = [statistics_2D.shape[1] for _, statistics_2D in seen]
     means, variances = (torch.split(row_D, widths) for row_D in stacked_2D)
-    sums = torch._foreach_mul(means, [float(n) for n, _ in seen])
-    squares = torch._foreach_mul(variances, [float(max(0, n - 1)) for n, _ in seen])
+    numbers = [n for n, _ in seen]
+    on_device = [n for n in numbers if isinstance(n, Tensor)]  # all or none: a micro-batch has padding or not
+    if on_device:
+        n_B = torch.stack(on_device).double()
+        counts = torch.stack([n_B1.sum() for n_B1 in torch.split(n_B, [len(of_norm) for of_norm in of_norms])])
+        sums, squares = (torch._foreach_mul(each, list(by_B)) for each, by_B in ((means, n_B), (variances, n_B - 1)))
+    else:
+        of_each = [sum(n for n, _ in of_norm) for of_norm in of_norms]
+        counts = send(np.array(of_each, np.float64), norms[0].running_mean.device)
+        sums = torch._foreach_mul(means, [float(n) for n in numbers])
+        squares = torch._foreach_mul(variances, [float(max(0, n - 1)) for n in numbers])
     torch._foreach_addcmul_(squares, means, sums)
     firsts = [0, *accumulate(len(of_norm) for of_norm in of_norms)][:-1]
     for first, of_norm in zip(firsts, of_norms, strict=True):
@@ -122,7 +204,21 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
     return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
 
 
-def update_running_statistics(norms: Sequence[MicroBatchNorm], sums: Tensor, *, momentum: float | None = None) -> None:
+def columns_of(norms: Sequence[MicroBatchNorm], momentum: float | None = None) -> tuple[Tensor, Tensor]:
+    """The norm of each column of all norms, and the weight of its new statistics, float64."""
+    widths, device = [len(norm.running_mean) for norm in norms], norms[0].running_mean.device
+    own = [norm.momentum if momentum is None else momentum for norm in norms]
+    norm_D = send(np.arange(len(norms)).repeat(widths), device)
+    return norm_D, send(np.array(own, np.float64).repeat(widths), device)
+
+
+def update_running_statistics(
+    norms: Sequence[MicroBatchNorm],
+    sums: Tensor,
+    *,
+    momentum: float | None = None,
+    columns: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Move the running statistics of norms towards the moments of a step.
 
     The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only the
@@ -132,14 +228,13 @@ def update_running_statistics(norms: Sequence[MicroBatchNorm], sums: Tensor, *, 
         norms: in the order of `sums`.
         sums: of all documents of a step: a result of `moments`, or a sum of results.
         momentum: used instead of the norms' own; 1 sets the statistics.
+        columns: a result of `columns_of`, which else is sent to the device.
     """
-    widths, device = [len(norm.running_mean) for norm in norms], sums.device
-    norm_D = send(np.arange(len(norms)).repeat(widths), device)
+    norm_D, weight_D = columns_of(norms, momentum) if columns is None else columns
+    widths = [len(norm.running_mean) for norm in norms]
     count_D, sums_2D = sums[: len(norms)][norm_D], sums[len(norms) :].view(2, -1)
     mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()
     var_D = (square_D - mean_D.square()).clamp(min=0) * count_D / (count_D - 1).clamp(min=1)
-    own = [norm.momentum if momentum is None else momentum for norm in norms]
-    weight_D = send(np.array(own, np.float64).repeat(widths), device)
     running = [norm.running_mean for norm in norms], [norm.running_var for norm in norms]
     for buffers, new_D, least in zip(running, (mean_D, var_D), (1, 2), strict=True):
         old_D = torch.cat(buffers)

@@ -64,6 +64,11 @@ class Augmentation(Config):
         """Whether it draws from the training marginals; a view then needs a sample of documents."""
         return False
 
+    @property
+    def mixes_groups(self) -> bool:
+        """Whether a view has values of other groups of the micro-batch."""
+        return False
+
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """One random view of documents, shape [N, F]; the input is not changed (HOU24, section 3; HOU23, section 4.1).
 
@@ -144,6 +149,11 @@ class SwapInBatchConfig(Augmentation):
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """The documents with values of others from the micro-batch."""
         return swap_in_group(x_NF, joined(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
+
+    @property
+    def mixes_groups(self) -> bool:
+        """Always True."""
+        return True
 
 
 def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, generator: torch.Generator) -> Tensor:
@@ -262,6 +272,11 @@ class MixupConfig(Augmentation):
                 mixed_NF = torch.where(draw.numeric_F & (form_N1 == number), smooth_NF, mixed_NF)
         return mixed_NF
 
+    @property
+    def mixes_groups(self) -> bool:
+        """Always True."""
+        return True
+
 
 def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor, share_N1: Tensor) -> Tensor:
     linear_NF = torch.lerp(other_NF, x_NF, share_N1)
@@ -318,6 +333,11 @@ class ComposeConfig(Augmentation):
     def needs_marginals(self) -> bool:
         """Whether any step draws from the training marginals."""
         return any(step.needs_marginals for step in self.steps)
+
+    @property
+    def mixes_groups(self) -> bool:
+        """Whether any step does."""
+        return any(step.mixes_groups for step in self.steps)
 
 
 AnyAugmentConfig = SingleAugmentConfig | ComposeConfig

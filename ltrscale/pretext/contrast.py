@@ -28,6 +28,8 @@ from ltrscale.pretext.watch import unit_vectors
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities that a CPU handles at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory
 does not grow with the list length; see `block_entries` for a GPU."""
+PAIRS_PER_BLOCK = SIMILARITIES_PER_BLOCK // 4
+"""Pairs of documents of a block: a list of L documents has 2L views, so four times as many similarities."""
 
 
 class Contrastive(Siamese):
@@ -81,6 +83,7 @@ class SimCLRRankConfig(_TwoViews):
     """
 
     kind: Literal["simclr_rank"] = "simclr_rank"
+    pads: ClassVar[bool] = True
 
 
 class SimCLRSampleConfig(_TwoViews):
@@ -91,6 +94,7 @@ class SimCLRSampleConfig(_TwoViews):
     """
 
     kind: Literal["simclr_sample"] = "simclr_sample"
+    pads: ClassVar[bool] = True
     regroups: ClassVar[bool] = True
 
 
@@ -281,8 +285,7 @@ class _GroupLogSumExp(torch.autograd.Function):
 
 
 def _view_chunks(offsets_Q1: Tensor) -> Chunks:
-    # A list of L documents has 2L views, so four times as many similarities as pairs of documents.
-    return length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK // 4)
+    return length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK)
 
 
 def _by_document(values_MU: Tensor) -> Tensor:

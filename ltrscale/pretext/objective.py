@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, real_documents
 from ltrscale.config import Config, kind_of
-from ltrscale.models.batch_norm import refuse_batch_norm
+from ltrscale.models.batch_norm import MicroBatchNorm, leaving_out, refuse_batch_norm
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoder import Encoder, EncoderSettings
 from ltrscale.models.features import FeatureTransform
@@ -49,6 +49,9 @@ class Objective(Config):
     if_solved: ClassVar[str] = ""
     """Text for the warning about a solved contrast: meaning and remedy; empty if it has no contrast."""
 
+    pads: ClassVar[bool] = False
+    """Whether micro-batches may have documents of padding."""
+
     @property
     def projector_layers(self) -> int:
         """Hidden layers of its projector; 0 if it has no projector."""
@@ -76,13 +79,14 @@ class Objective(Config):
             )
 
     def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
-        """The loss of each document of a micro-batch, shape [N]."""
+        """The loss of each document of a micro-batch, shape [N]; 0 for padding."""
         raise NotImplementedError
 
     def summed(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor | float]:
         """The summed loss of a micro-batch and its divisor, by default the number of documents."""
         losses_N = self.losses(net, x_NF, draw)
-        return losses_N.sum(), float(len(losses_N))
+        real_N = real_documents(draw.offsets_Q1)
+        return losses_N.sum(), float(len(losses_N)) if real_N is None else real_N.sum()
 
 
 class Pretrainer(nn.Module):
@@ -146,7 +150,10 @@ class Pretrainer(nn.Module):
         """The loss summed over documents or hidden tokens, and their number."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F, groups)
-        return self.method.summed(self, x_NF, draw)
+        if (real_N := real_documents(groups.offsets_Q1)) is None:
+            return self.method.summed(self, x_NF, draw)
+        with leaving_out([module for module in self.modules() if isinstance(module, MicroBatchNorm)], real_N):
+            return self.method.summed(self, x_NF, draw)
 
     def embed(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """Embeddings [N, D] of the documents of a micro-batch, or of a view of them."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ltrscale.batch import repeated
+from ltrscale.batch import real_documents, repeated
 from ltrscale.models.batch_norm import MicroBatchNorm
 from ltrscale.models.encoder import Encoder
 from ltrscale.models.layers import Size
@@ -71,10 +71,14 @@ class Siamese(Objective):
         z0_RP, z1_RP = (_by_member(net, net.project(view_NF, draw)) for view_NF in (first_NF, second_NF))
         losses_R = self.compare(net, z0_RP, z1_RP, repeated(among_Q1, net.encoder.members))
         losses_MN = losses_R.view(net.encoder.members, n)
+        real_N = real_documents(draw.offsets_Q1)
+        if real_N is not None:
+            losses_MN = losses_MN.masked_fill(~real_N, 0.0)
         if net.training and net.watch.is_due():
             others = n if self.contrasts_batch else NEGATIVES
-            of_views = collapse_measures(z0_RP[:n], z1_RP[:n], among_Q1, negatives=others)
-            net.watch.add(of_views, losses_MN[0], self.uninformed(negatives(among_Q1, n)))
+            of_views = collapse_measures(z0_RP[:n], z1_RP[:n], among_Q1, negatives=others, real_N=real_N)
+            uninformed_N = self.uninformed(negatives(among_Q1, n))
+            net.watch.add(of_views, losses_MN[0], uninformed_N if real_N is None else uninformed_N * real_N)
         return losses_MN.mean(0)
 
 
@@ -119,7 +123,7 @@ class _Predictor(nn.Sequential):
     def __init__(self, width: int, bottleneck: int | None = None, *, bias: bool = False) -> None:
         hidden = bottleneck or max(1, width // 4)
         first, second = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=bias)
-        super().__init__(first, MicroBatchNorm(hidden), nn.ReLU(), second)
+        super().__init__(first, MicroBatchNorm(hidden, members_first=True), nn.ReLU(), second)
 
 
 class SimSiamConfig(Siamese):
@@ -130,6 +134,7 @@ class SimSiamConfig(Siamese):
     """
 
     kind: Literal["simsiam"] = "simsiam"
+    pads: ClassVar[bool] = True
     projector: ProjectorConfig = ProjectorConfig(batch_norm=True)
     bottleneck: Size | None = None
     """Size of the predictor's hidden layer; a quarter of the projection by default."""

@@ -101,7 +101,13 @@ def warning_of(epoch: Geometry, if_solved: str) -> str | None:
 
 @torch.no_grad()
 def collapse_measures(
-    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, anchors: int = ANCHORS, negatives: int = NEGATIVES
+    z0_ND: Tensor,
+    z1_ND: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    anchors: int = ANCHORS,
+    negatives: int = NEGATIVES,
+    real_N: Tensor | None = None,
 ) -> Tensor:
     """The first six of `Sums` for the first documents of a micro-batch, float64, shape [6].
 
@@ -114,6 +120,7 @@ def collapse_measures(
         offsets_Q1: offsets of the groups to contrast documents within.
         anchors: documents to measure.
         negatives: documents to compare with.
+        real_N: where a document is no padding; None if all are real.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -128,15 +135,20 @@ def collapse_measures(
     anchors_AD = first_CD[:anchors]
     positive_A = (anchors_AD * second_CD[:anchors]).sum(1)
     negative_AC = (group_C[:anchors, None] == group_C) & (place_C[:anchors, None] != place_C)
+    if real_N is not None:
+        negative_AC &= real_N[: len(negative_AC), None]
     negative_AU = torch.cat([negative_AC, negative_AC], 1)
     with torch.autocast(z0_ND.device.type, enabled=False):
         cosine_AU = anchors_AD @ torch.cat([first_CD, second_CD]).T
     contrasted_A = negative_AC.any(1)
     matched_A = contrasted_A & (positive_A[:, None] > cosine_AU).logical_or_(~negative_AU).all(1)
     nearness_AU = torch.exp(4 * cosine_AU - 4).masked_fill_(~negative_AU, 0.0)  # d^2 = 2 - 2 cos
+    ones_A, distance_A = torch.ones_like(positive_A), 2 - 2 * positive_A
+    if real_N is not None:
+        ones_A, distance_A = (values_A * real_N[: len(values_A)] for values_A in (ones_A, distance_A))
     parts = (
-        torch.ones_like(positive_A).sum(),
-        (2 - 2 * positive_A).sum(),
+        ones_A.sum(),
+        distance_A.sum(),
         negative_AU.sum(),
         nearness_AU.sum(),
         contrasted_A.sum(),
@@ -152,18 +164,29 @@ class CollapseWatch:
         self._sums: Tensor | None = None
         self._seen = 0
 
+    @property
+    def next_is_due(self) -> bool:
+        """Whether to measure the next micro-batch: the first after `take`, and every eighth after it."""
+        return self._seen % EVERY == 0
+
     def is_due(self) -> bool:
-        """Whether to measure this micro-batch: the first after `take`, and every eighth after it."""
-        self._seen += 1
-        return self._seen % EVERY == 1
+        """Whether to measure this micro-batch."""
+        due, self._seen = self.next_is_due, self._seen + 1
+        return due
 
     def add(self, of_views: Tensor, losses_N: Tensor, uninformed_N: Tensor) -> None:
         """Add a micro-batch: its `collapse_measures` and the losses of its documents."""
         losses = torch.stack([losses_N.detach().double().sum(), uninformed_N.double().sum()])
         sums = torch.cat([of_views, losses])
-        self._sums = sums if self._sums is None else self._sums + sums
+        if self._sums is None:
+            self._sums = torch.zeros_like(sums)
+        self._sums += sums  # in place, as a replayed graph adds to the same memory
 
     def take(self) -> Tensor:
         """The sums so far on the CPU, shape [8], zeros before the first micro-batch; resets them."""
-        sums, self._sums, self._seen = self._sums, None, 0
-        return torch.zeros(len(Sums._fields), dtype=torch.float64) if sums is None else sums.cpu()
+        self._seen = 0
+        if self._sums is None:
+            return torch.zeros(len(Sums._fields), dtype=torch.float64)
+        taken = self._sums.to("cpu", copy=True)
+        self._sums.zero_()
+        return taken
