@@ -194,8 +194,9 @@ def _count(call: _Call, result: Any, counts: Counts) -> None:
     indexes = call.args[1] if call.name == "aten::index" or call.name.startswith("aten::index_put") else ()
     boolean = any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indexes)
     unknown = call.name == "aten::repeat_interleave" and call.kwargs.get("output_size") is None
-    blocking = call.name in _COPIES and bool(call.others) and not call.kwargs.get("non_blocking")
-    if call.name in _WAITS or boolean or call.to_host or unknown or blocking:
+    at_once = call.name in _COPIES and not (call.kwargs.get("non_blocking") or (*call.args, None, None)[2])
+    blocking = bool(call.others) and at_once
+    if call.name in _WAITS or boolean or unknown or blocking or (call.to_host and at_once):
         counts.waits[_place()] += 1
     if call.name in _COPIES and (call.to_host or call.others):
         counts.copies += 1

@@ -27,6 +27,7 @@ from ltrscale.data.stream.decoder import Decoder, group_ids
 from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.draws import splitmix64
 from ltrscale.layout import Request, layout
+from ltrscale.lengths import Frame
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.reduce import sum_over_workers
 
@@ -113,7 +114,12 @@ RowsOf = Callable[[QueryGroups], Tensor | None]
 
 
 def read_ahead(
-    steps: Iterator[MicroBatches], *, depth: int, device: torch.device, rows_of: RowsOf | None = None
+    steps: Iterator[MicroBatches],
+    *,
+    depth: int,
+    device: torch.device,
+    rows_of: RowsOf | None = None,
+    frame: Frame | None = None,
 ) -> Generator[Fed]:
     """Yield the steps with their micro-batches on the device; a thread stays up to `depth` steps ahead.
 
@@ -121,9 +127,9 @@ def read_ahead(
     for the computation. An exception of the thread is raised here, after the steps before it. Closing the generator
     ends the thread.
 
-    A depth of 0 reads each step on request, without a thread.
+    A depth of 0 reads each step on request, without a thread. Micro-batches that fit a frame are padded to it.
     """
-    move = _Mover(device, rows_of)
+    move = _Mover(device, rows_of, frame)
     if depth == 0:
         for step in map(move, steps):
             move.take(step)
@@ -172,8 +178,8 @@ def read_ahead(
 class _Mover:
     """Moves micro-batches to a device and precomputes the layout requests of earlier steps."""
 
-    def __init__(self, device: torch.device, rows_of: RowsOf | None) -> None:
-        self.device, self.rows_of = device, rows_of
+    def __init__(self, device: torch.device, rows_of: RowsOf | None, frame: Frame | None) -> None:
+        self.device, self.rows_of, self.frame = device, rows_of, frame
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.asked: list[dict[Request, Any]] = []
         """Layout requests so far, for each offsets tensor of a micro-batch."""
@@ -184,11 +190,13 @@ class _Mover:
         for groups in filter(None, step.micro_batches.values()):
             of_ids = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
             account = account.plus(groups.n_groups, groups.n_documents, of_ids)
-        rows = self._rows(step)
+        rows, on_cpu = self._rows(step), step.micro_batches
+        if self.frame is not None:
+            on_cpu = {c: g and (g.padded(self.frame) or g) for c, g in on_cpu.items()}
         if self.side is None:
-            return Fed({c: g and self._moved(g) for c, g in step.micro_batches.items()}, step.positions, account, rows)
+            return Fed({c: g and self._moved(g) for c, g in on_cpu.items()}, step.positions, account, rows)
         with torch.cuda.stream(self.side):
-            pinned = {c: g and g.map(Tensor.pin_memory) for c, g in step.micro_batches.items()}
+            pinned = {c: g and g.pinned() for c, g in on_cpu.items()}
             moved = {c: g and self._moved(g) for c, g in pinned.items()}
         self.side.synchronize()  # blocks only this thread; the consumer keeps computing
         return Fed(moved, step.positions, account, rows)

@@ -10,10 +10,11 @@ Shapes: see `ltrscale.batch`.
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.lengths import Frame
 from ltrscale.models.tables import device_of
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
@@ -58,7 +60,7 @@ class State:
         return self.loss / self.count if self.count else math.nan
 
 
-class _Sums(NamedTuple):
+class StepSums(NamedTuple):
     """Sums of a step over all workers: the first three over micro-batches, the others one value per worker."""
 
     groups: float
@@ -74,6 +76,8 @@ class _Sums(NamedTuple):
 class StepResult:
     """One step, over all workers."""
 
+    step: int
+    """Its number in the phase, from 1."""
     loss: float
     """Mean over `count`; NaN where `count` is 0."""
     count: float
@@ -90,6 +94,15 @@ class StepResult:
     """True if a worker was asked to stop; equal on all workers."""
     failed: bool
     """True if a worker cannot continue, so all must end; equal on all workers."""
+
+
+class UnderWay(NamedTuple):
+    """A step whose work is under way."""
+
+    step: int
+    total: StepSums
+    figures: Callable[[], tuple[float, float, float]]
+    """Summed loss, count and norm of the gradient, once the device has them."""
 
 
 class Stream(Protocol):
@@ -140,6 +153,11 @@ class Trainer:
         failed: true if this worker cannot continue.
     """
 
+    late: ClassVar[int] = 0
+    """Steps that are under way before the result of one is awaited."""
+    frame: Frame | None = None
+    """The shapes that micro-batches are padded to."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -189,32 +207,52 @@ class Trainer:
             InputError: training has diverged.
             AccountError: the account of the epoch differs from the expected one.
         """
-        epoch = self.stream.epoch(self.state.epoch, self.state.positions or None)
+        epoch, waiting = self.stream.epoch(self.state.epoch, self.state.positions or None), deque[UnderWay]()
         depth, rows_of = self.stream.config.prefetch, self.rows.ids if self.rows.tables else None
-        with closing(read_ahead(epoch, depth=depth, device=self.device, rows_of=rows_of)) as steps:
+        ahead = read_ahead(epoch, depth=depth, device=self.device, rows_of=rows_of, frame=self.frame)
+        with closing(ahead) as steps:
             while True:
                 step, wait_s = self.fetch(steps)
-                loss_and_count = torch.zeros(2, dtype=torch.float64, device=self.device)
-                micro_batches = list(step.in_order())
-                for number, (stream, groups) in enumerate(micro_batches, 1):
-                    last = self.gradient.last_backward() if number == len(micro_batches) else nullcontext()
-                    with last, self.rows.planned(step.rows.get(stream)):
-                        loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
+                loss_and_count = self.add_gradients(step)
                 requests = (self.due(), self.stopping(), self.failed())
-                result = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
+                taken = self.reduce(loss_and_count, StepSums(*step.account, *requests, wait_s))
+                total = taken.total
                 self.waited_s += wait_s
-                if result.groups == 0:  # summed over all workers, so all end here
+                if total.groups == 0:  # summed over all workers, so all end here
                     break
                 self.state.step += 1
-                if result.count:
-                    self.state.loss += result.loss * result.count
-                    self.state.count += result.count
-                self.state.account = self.state.account.plus(result.groups, result.documents, result.checksum)
+                self.state.account = self.state.account.plus(total.groups, total.documents, total.checksum)
                 self.state.positions = step.positions
-                yield result
+                waiting.append(taken)
+                late = 0 if total.due or total.stopping or total.failed else self.late  # what is saved is complete
+                while len(waiting) > late:
+                    yield self._result(waiting.popleft())
+            while waiting:
+                yield self._result(waiting.popleft())
         if self.expected is not None and not self.state.account.agrees_with(self.expected):
             raise AccountError(f"epoch {self.state.epoch} read {self.state.account} and not {self.expected}")
         self.past, self.state = self.state, State(epoch=self.state.epoch + 1, step=self.state.step)
+
+    def _result(self, taken: UnderWay) -> StepResult:
+        """The result of a step, whose loss enters that of the epoch."""
+        (loss, count, norm), total = taken.figures(), taken.total
+        mean = loss / count if count > 0 else math.nan
+        if count:
+            self.state.loss += mean * count
+            self.state.count += count
+        return StepResult(
+            step=taken.step,
+            loss=mean,
+            count=count,
+            groups=int(total.groups),
+            documents=int(total.documents),
+            checksum=int(total.checksum),
+            gradient_norm=norm if count > 0 else math.nan,
+            wait_s=total.wait_s / rank_and_world()[1],
+            checkpoint_due=bool(total.due),
+            stopping=bool(total.stopping),
+            failed=bool(total.failed),
+        )
 
     def fetch(self, steps: Iterator[Fed]) -> tuple[Fed, float]:
         """The next step of this worker, and the time spent waiting for it.
@@ -225,14 +263,32 @@ class Trainer:
         step = next(steps, Fed({}, self.state.positions, Account()))
         return step, time.monotonic() - start
 
+    def add_gradients(self, step: Fed) -> Tensor:
+        """Add the gradients of the local micro-batches; returns their summed loss and count."""
+        loss_and_count = torch.zeros(2, dtype=torch.float64, device=self.device)
+        micro_batches = list(step.in_order())
+        for number, (stream, groups) in enumerate(micro_batches, 1):
+            last = self.gradient.last_backward() if number == len(micro_batches) else nullcontext()
+            with last, self.rows.planned(step.rows.get(stream)):
+                loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
+        return loss_and_count
+
     def add_gradient(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> Tensor:
         """Seed the randomness of one micro-batch and add its gradient to the parameters'.
 
         Returns its summed loss and count, float64, on the device: a step copies them to the CPU once.
         """
+        self.seed_draws(run_seed, stream)
+        return self.differentiate(objective, groups)
+
+    def seed_draws(self, run_seed: int, stream: int) -> None:
+        """Seed the randomness of one micro-batch."""
         seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
+
+    def differentiate(self, objective: LossOfBatch, groups: QueryGroups) -> Tensor:
+        """Add the gradient of one micro-batch, whose randomness is seeded; returns its summed loss and count."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             loss, count = objective(groups, self.generator)
         if loss.requires_grad:  # a batch with nothing to learn may have no graph
@@ -240,7 +296,7 @@ class Trainer:
         counted = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=torch.float64)
         return torch.stack([loss.detach().double(), counted.double()])
 
-    def reduce(self, loss_and_count: Tensor, own: _Sums) -> StepResult:
+    def reduce(self, loss_and_count: Tensor, own: StepSums) -> UnderWay:
         """Sum loss, count and gradient over all workers, and update unless the count is 0.
 
         Everything a step needs from the device (loss, count, gradient norm, workers' sums) is read at once, after the
@@ -261,24 +317,13 @@ class Trainer:
         copied = self.rows.beside(torch.cat([sums[:2], norm_1, sums[2:]])).cpu()
         loss, count, norm, *of_workers = self.rows.taken_from(copied, 3 + len(own)).tolist()
         norm = math.hypot(norm, self.rows.norm)
-        total = _Sums(*of_workers)
+        total = StepSums(*of_workers)
         check_finite("loss", loss, self.state.step)
         if count > 0:
             check_finite("norm of the gradient", norm, self.state.step)
             self.update(flat, norm, total.groups)
         self.optimizer.zero_grad()
-        return StepResult(
-            loss=loss / count if count > 0 else math.nan,
-            count=count,
-            groups=int(total.groups),
-            documents=int(total.documents),
-            checksum=int(total.checksum),
-            gradient_norm=norm if count > 0 else math.nan,
-            wait_s=total.wait_s / rank_and_world()[1],
-            checkpoint_due=bool(total.due),
-            stopping=bool(total.stopping),
-            failed=bool(total.failed),
-        )
+        return UnderWay(self.state.step + 1, total, lambda: (loss, count, norm))
 
     def update(self, flat: Tensor, norm: float, groups: float) -> None:
         """Clip the gradient `flat` by its norm and apply it; the schedule advances by the `groups` read."""
@@ -286,13 +331,17 @@ class Trainer:
         if self.config.clip_norm is not None and norm > self.config.clip_norm:
             clip = self.config.clip_norm / norm
             flat *= clip
-        middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
-        read = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
-        rate = learning_rate(self.config, done=self.done() if self.done else read, epochs=self.epochs)
+        rate = self.rate(groups)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.step()
         self.rows.update(self.optimizer, clip)
+
+    def rate(self, groups: float) -> float:
+        """The learning rate of a step that reads this many groups."""
+        middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
+        read = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
+        return learning_rate(self.config, done=self.done() if self.done else read, epochs=self.epochs)
 
     def _gradient_of(self, auxiliary: Auxiliary) -> Tensor:
         """The weighted gradient of one auxiliary step, as a vector; sets its mean loss."""

@@ -127,7 +127,7 @@ class FlatGradient:
 
 def update_norms(model: nn.Module) -> None:
     """Update every BatchNorm once from the moments of all micro-batches of the step, on all workers."""
-    if norms := _norms(model):
+    if norms := norms_of(model):
         update_running_statistics(norms, sum_over_workers(moments(norms)))
 
 
@@ -138,9 +138,10 @@ def set_norms(norms: Sequence[MicroBatchNorm], seen: Tensor) -> None:
 
 def forget_moments(model: nn.Module) -> None:
     """Drop the moments that BatchNorms have collected since their last update."""
-    for norm in _norms(model):
+    for norm in norms_of(model):
         norm.seen = ()
 
 
-def _norms(model: nn.Module) -> list[MicroBatchNorm]:
+def norms_of(model: nn.Module) -> list[MicroBatchNorm]:
+    """All BatchNorms of a model, in a fixed order."""
     return [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
