@@ -1,6 +1,7 @@
 """Small trainers for tests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Report
 from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.training.augmentation import sample_inputs
+from ltrscale.training.captured import CapturedTrainer, frame_for
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.loop import StepResult, Trainer
@@ -134,7 +136,11 @@ def make_trainer(
     transform: Mapping[str, Any] | None = None,
     **optimizer: Any,
 ) -> Trainer:
-    """A float64 trainer on two weeks of data, so that rounding does not hide a difference."""
+    """A float64 trainer on two weeks of data, so that rounding does not hide a difference.
+
+    The steps of `simclr_rank with graphs` are those that a GPU captures.
+    """
+    method, _, graphs = method.partition(" with ")
     config = config_of(method, transform)
     split = Split(data=(data,), periods=WEEKS)
     torch.manual_seed(seed)
@@ -151,7 +157,10 @@ def make_trainer(
 
     # The rate changes with every step, so a resumed run must restore its step.
     settings = OptimizerConfig(learning_rate=1e-3, clip_norm=2.0, schedule=CosineConfig()).replace(**optimizer)
-    return Trainer(model, objective, stream, settings, epochs=2, seed=seed)
+    make: Callable[..., Trainer] = Trainer
+    if graphs:
+        make = partial(CapturedTrainer, frame_for(stream.selection, stream, torch.device("cpu")))
+    return make(model, objective, stream, settings, epochs=2, seed=seed)
 
 
 def run_epochs(trainer: Trainer, epochs: int = 2) -> list[StepResult]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,7 @@ from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.storage import join
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
 from ltrscale.training.best import Best
+from ltrscale.training.captured import CapturedTrainer, frame_for
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import AccountError, StepResult, Trainer
@@ -81,6 +83,8 @@ class Training:
     """Called after each epoch with its number and its mean loss."""
     watch: Callable[[], Record] = dict
     """Called after each epoch on all workers; returns further figures of the epoch."""
+    graphs: bool = False
+    """Whether steps become CUDA graphs; only those of a `Pretrainer` can."""
 
     def run(self, *phases: Phase) -> float:
         """Train each phase until epochs, patience or minutes run out; returns the mean loss of the last epoch.
@@ -186,7 +190,7 @@ class Training:
         self.worker.report(
             {
                 **self._labels(phase),
-                "step": steps_before + trainer.state.step,
+                "step": steps_before + result.step,
                 "loss": result.loss if result.count else None,
                 **({"auxiliary_loss": trainer.auxiliary_loss} if phase.auxiliary else {}),
                 "groups": result.groups,
@@ -253,7 +257,10 @@ class Training:
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
         for parameter in self.model.parameters():  # before the trainer collects them
             parameter.requires_grad_(id(parameter) not in frozen)
-        return Trainer(
+        make: Callable[..., Trainer] = Trainer
+        if self.graphs:
+            make = partial(CapturedTrainer, frame_for(self.selection, stream, device_of(self.model)))
+        return make(
             self.model,
             self.model,
             stream,

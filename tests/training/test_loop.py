@@ -47,7 +47,8 @@ def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [m if m in {"simclr_rank", "scarf"} else nightly(m) for m in EVERY_METHOD] + ["simclr_rank of tabm"],
+    [m if m in {"simclr_rank", "scarf"} else nightly(m) for m in EVERY_METHOD]
+    + ["simclr_rank of tabm", "simsiam of tabm with graphs"],
 )
 def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
