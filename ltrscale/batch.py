@@ -369,7 +369,7 @@ class QueryGroups:
                 register(there, layout(here).offsets_Q1, layout(here).frame)
 
     def padded(self, frame: Frame) -> "QueryGroups | None":
-        """The features and groups in the shapes of a frame; None if they do not fit, or have fewer than 2 documents.
+        """The features and groups in the shapes of a frame; None if they do not fit, or are too few documents.
 
         Groups on the CPU are followed by empty ones and by a group of documents of zeros, which is padding.
 
@@ -379,7 +379,8 @@ class QueryGroups:
             ([0, 1, 3, 3, 5], [True, True, True, False, False])
         """
         n, known = self.n_documents, layout(self.offsets_Q1)
-        if not 2 <= n <= frame.documents or self.n_groups >= frame.groups or frame.dealt(known.lengths_Q) is None:
+        fits = frame.least <= n <= frame.documents and self.n_groups < frame.groups
+        if not fits or frame.dealt(known.lengths_Q) is None:
             return None
         features_NF = self.features_NF.new_zeros(frame.documents, self.n_features)
         features_NF[:n] = self.features_NF

@@ -35,6 +35,11 @@ class Frame(NamedTuple):
         """Groups of a batch: one for each place of a list, and that of padding."""
         return sum(m for m, _ in self.shapes) + 1
 
+    @property
+    def least(self) -> int:
+        """Documents that a batch must have: a fuller one has no room for another list."""
+        return max(2, self.documents - self.shapes[-1][1])
+
     def dealt(self, lengths_Q: NDArray[np.int64], copies: int = 1) -> NDArray[np.int64] | None:
         """The group in each place of a list, shape [G], -1 where there is none; None if the groups do not fit.
 

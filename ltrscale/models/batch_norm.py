@@ -6,7 +6,7 @@ Shapes: N documents, D columns.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ from ltrscale.layout import send
 SeenBatches = tuple[int | Tensor, Tensor, "SeenBatches"] | tuple[()]
 """Documents of a micro-batch, with its mean and unbiased variance [2, D], and what was seen before it. The number of
 documents without padding lies on the device."""
+
+
+class Padding(NamedTuple):
+    """Which documents of a micro-batch are padding."""
+
+    real_N: Tensor
+    """Where a document is none."""
+    least: int
+    """Documents at its beginning that never are."""
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -79,8 +88,8 @@ class MicroBatchNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.momentum, self.eps, self.members_first = momentum, eps, members_first
-        self.real_N: Tensor | None = None
-        """Where a document of the micro-batch is no padding, see `leaving_out`."""
+        self.padding: Padding | None = None
+        """The padding of the micro-batch, see `leaving_out`."""
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
         self.register_buffer("running_mean", torch.zeros(width))
@@ -91,8 +100,8 @@ class MicroBatchNorm(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Normalise each column."""
-        if self.training and self.real_N is not None:
-            return self._without_padding(x_ND, self.real_N)
+        if self.training and self.padding is not None:
+            return self._without_padding(x_ND, self.padding)
         if not self.training or len(x_ND) < 2:
             if self.training and len(x_ND) == 1:
                 only_D = x_ND.detach()[0].to(self.running_mean.dtype)
@@ -105,13 +114,14 @@ class MicroBatchNorm(nn.Module):
         self.seen = (len(x_ND), statistics_2D, self.seen)
         return y_ND
 
-    def _without_padding(self, x_ND: Tensor, real_N: Tensor) -> Tensor:
-        members = len(x_ND) // len(real_N)
-        real_ND = real_N.expand(members, -1) if self.members_first else real_N[:, None].expand(-1, members)
-        real_N1 = real_ND.reshape(-1, 1)
-        y_ND, count, statistics_2D = _MaskedNorm.apply(x_ND, real_N1, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+    def _without_padding(self, x_ND: Tensor, padding: Padding) -> Tensor:
+        members = len(x_ND) // len(padding.real_N)
+        in_block = 1 if self.members_first else members  # rows of a document that lie side by side
+        rows_BRD = x_ND.view(members // in_block, -1, x_ND.shape[1])
+        real_R1 = padding.real_N[padding.least :, None].expand(-1, in_block).reshape(-1, 1)
+        y_BRD, count, statistics_2D = _PaddedNorm.apply(rows_BRD, real_R1, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         self.seen = (count, statistics_2D, self.seen)
-        normalised_ND: Tensor = y_ND
+        normalised_ND: Tensor = y_BRD.view_as(x_ND)
         return normalised_ND
 
     def take(self) -> list[tuple[int | Tensor, Tensor]]:
@@ -123,51 +133,61 @@ class MicroBatchNorm(nn.Module):
         return taken[::-1]
 
 
-class _MaskedNorm(torch.autograd.Function):
-    """Batch norm by the statistics of some rows, with their number, mean and unbiased variance; others become the bias.
+class _PaddedNorm(torch.autograd.Function):
+    """Batch norm by the real rows of blocks [B, R, D], with their number, mean and unbiased variance.
 
-    No gradient goes to rows that are left out, and none may come from them.
+    The last rows of each block may be padding, to which no gradient goes, and from which none may come. Little but the
+    kernels of batch norm passes over all rows.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, real_N1: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, eps: float
+        ctx: Any, x_BRD: Tensor, real_T1: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide_ND, left_out_N1 = at_least_float32(x_ND), ~real_N1
-        count = real_N1.sum().to(wide_ND.dtype)
-        mean_D = wide_ND.masked_fill(left_out_N1, 0.0).sum(0) / count
-        centred_ND = (wide_ND - mean_D).masked_fill_(left_out_N1, 0.0)
-        squares_D = torch.linalg.vector_norm(centred_ND, dim=0).square()
-        inverse_D = (squares_D / count + eps).rsqrt()
-        scale_D = inverse_D if weight_D is None else inverse_D * weight_D
-        y_ND = centred_ND * scale_D if bias_D is None else torch.addcmul(bias_D, centred_ND, scale_D)
-        statistics_2D = torch.stack([mean_D, squares_D / (count - 1)])
-        ctx.save_for_backward(centred_ND, left_out_N1, inverse_D, scale_D, count)
-        ctx.affine = weight_D is not None
+        first = x_BRD.shape[1] - len(real_T1)
+        head_BRD, tail_BTD = at_least_float32(x_BRD[:, :first]), at_least_float32(x_BRD[:, first:])
+        in_head, in_tail = x_BRD.shape[0] * first, x_BRD.shape[0] * real_T1.sum()
+        var_D, mean_D = torch.var_mean(head_BRD, (0, 1), correction=0)
+        away_D = tail_BTD.masked_fill(~real_T1, 0.0).sum((0, 1)) / in_tail.clamp(min=1) - mean_D  # mean of the tail
+        squares_D = (tail_BTD - (mean_D + away_D)).masked_fill(~real_T1, 0.0).square().sum((0, 1))
+        count = (in_head + in_tail).to(mean_D.dtype)
+        squares_D = squares_D + in_head * (var_D + away_D.square() * (in_tail / count))
+        mean_D = mean_D + away_D * (in_tail / count)
+        inverse_D, statistics_2D = (squares_D / count + eps).rsqrt(), torch.stack([mean_D, squares_D / (count - 1)])
+        y_ND = F.batch_norm(x_BRD.flatten(0, 1), mean_D, squares_D / count, weight_D, bias_D, eps=eps)
+        ctx.save_for_backward(x_BRD, real_T1, weight_D, mean_D, inverse_D, count)
         ctx.mark_non_differentiable(count, statistics_2D)
-        return y_ND.to(x_ND.dtype), count, statistics_2D
+        return y_ND.view_as(x_BRD), count, statistics_2D
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_ND: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        centred_ND, left_out_N1, inverse_D, scale_D, count = ctx.saved_tensors
-        wide_ND = grad_ND.to(centred_ND.dtype)
-        sum_D, product_D = wide_ND.sum(0), (wide_ND * centred_ND).sum(0)
-        back_ND = torch.addcmul(wide_ND - sum_D / count, centred_ND, inverse_D.square() * product_D / count, value=-1)
-        back_ND = back_ND.mul_(scale_D).masked_fill_(left_out_N1, 0.0).to(grad_ND.dtype)
-        return back_ND, None, product_D * inverse_D if ctx.affine else None, sum_D if ctx.affine else None, None
+    def backward(ctx: Any, grad_BRD: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x_BRD, real_T1, weight_D, mean_D, inverse_D, count = ctx.saved_tensors
+        scale_D = torch.ones_like(inverse_D) if weight_D is None else weight_D
+        x_ND, grad_ND, saved = x_BRD.flatten(0, 1), grad_BRD.flatten(0, 1), (mean_D, inverse_D)
+        _, product_D, sum_D = torch.ops.aten.native_batch_norm_backward(
+            grad_ND, x_ND, scale_D, None, None, *saved, True, 0.0, [False, True, True]
+        )
+        scale_D = scale_D * inverse_D
+        slope_D = scale_D * inverse_D * product_D / count
+        # scale (g - sum / n - (x - mean) inverse product / n) in two passes
+        back_ND = torch.addcmul(mean_D * slope_D - scale_D * sum_D / count, x_ND, slope_D, value=-1)
+        back_BRD = back_ND.addcmul_(grad_ND, scale_D).view_as(x_BRD)
+        back_BRD[:, x_BRD.shape[1] - len(real_T1) :].masked_fill_(~real_T1, 0.0)
+        of_affine = (None, None) if weight_D is None else (product_D, sum_D)
+        return back_BRD.to(grad_BRD.dtype), None, *of_affine, None
 
 
 @contextmanager
-def leaving_out(norms: Sequence[MicroBatchNorm], real_N: Tensor | None) -> Iterator[None]:
-    """Context in which norms count only the documents that are no padding; None has no padding."""
+def leaving_out(norms: Sequence[MicroBatchNorm], padding: Padding) -> Iterator[None]:
+    """Context in which norms leave the padding of a micro-batch out of their statistics."""
     for norm in norms:
-        norm.real_N = real_N
+        norm.padding = padding
     try:
         yield
     finally:
         for norm in norms:
-            norm.real_N = None
+            norm.padding = None
 
 
 def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:

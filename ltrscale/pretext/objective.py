@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, real_documents
 from ltrscale.config import Config, kind_of
-from ltrscale.models.batch_norm import MicroBatchNorm, leaving_out, refuse_batch_norm
+from ltrscale.layout import layout
+from ltrscale.models.batch_norm import MicroBatchNorm, Padding, leaving_out, refuse_batch_norm
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoder import Encoder, EncoderSettings
 from ltrscale.models.features import FeatureTransform
@@ -150,9 +151,11 @@ class Pretrainer(nn.Module):
         """The loss summed over documents or hidden tokens, and their number."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F, groups)
-        if (real_N := real_documents(groups.offsets_Q1)) is None:
+        real_N, frame = real_documents(groups.offsets_Q1), layout(groups.offsets_Q1).frame
+        if real_N is None or frame is None:
             return self.method.summed(self, x_NF, draw)
-        with leaving_out([module for module in self.modules() if isinstance(module, MicroBatchNorm)], real_N):
+        norms = [module for module in self.modules() if isinstance(module, MicroBatchNorm)]
+        with leaving_out(norms, Padding(real_N, frame.least)):
             return self.method.summed(self, x_NF, draw)
 
     def embed(self, x_NF: Tensor, draw: Draw) -> Tensor:

@@ -118,7 +118,7 @@ def test_padding_changes_neither_loss_nor_gradient_nor_statistics(method: Object
     with torch.no_grad():
         for parameter in net.parameters():  # so that documents of zeros have an embedding
             parameter += 0.1 * torch.randn_like(parameter)
-    for lengths in ((3, 9, 1, 4, 16, 2), (2,), (10, 10, 9, 11)):
+    for lengths in ((3, 9, 1, 4, 16, 2), (8, 16), (10, 10, 9, 11)):
         groups = lists(*lengths)
         padded = groups.padded(FRAME)
         assert padded is not None
@@ -128,7 +128,7 @@ def test_padding_changes_neither_loss_nor_gradient_nor_statistics(method: Object
 
 
 def test_groups_that_do_not_fit_a_frame_are_not_padded() -> None:
-    for lengths in ((17,), (1,), (16, 16), (10, 10, 10, 10, 10), (1,) * 8, (11, 11)):
+    for lengths in ((17, 9), (16, 7), (16, 16), (9, 9, 9, 9, 5), (5,) * 5, (4, 4, 4, 4, 4, 4, 1, 1), (11, 12, 3)):
         assert lists(*lengths).padded(FRAME) is None, lengths
 
 
@@ -162,7 +162,7 @@ def test_a_training_without_draws_is_that_without_graphs(synthetic_dataset: str,
     assert isinstance(trainer, CapturedTrainer)
     assert trainer.frame is not None
     first = run_epochs(trainer, 1)
-    assert trainer.unfit < 0.2 * trainer.fitting
+    assert trainer.unfit < 0.5 * trainer.fitting  # the last ones of streams
     trainer.frame = trainer.frame._replace(documents=190)  # too few for many: they are not padded
     trainer.static = None
     second, expected = run_epochs(trainer, 1), run_epochs(plain)
@@ -202,7 +202,7 @@ def test_a_resumed_training_is_bit_equal_to_one_that_never_stopped(synthetic_dat
 
 
 def test_a_step_that_diverges_updates_nothing_and_is_named_one_step_later() -> None:
-    batches = [lists(3, 9, 4, seed=seed) for seed in range(5)]
+    batches = [lists(3, 9, 4, 10, seed=seed) for seed in range(5)]
     batches[2].features_NF[0] = torch.inf
     trainer = captured(pretrainer(SimCLRRankConfig(), "resnet", Columns()).double(), batches)
     results = trainer.epoch()
@@ -239,7 +239,7 @@ def test_steps_of_other_lengths_ask_the_same_and_wait_for_nothing(
 ) -> None:
     batches = [
         lists(*lengths, seed=seed, dtype=torch.float32)
-        for seed, lengths in enumerate(((3, 9), (4, 4, 16, 1), (10, 9, 8, 2), (5, 3, 2), (1, 16), (2, 2, 2)))
+        for seed, lengths in enumerate(((3, 9, 13), (4, 4, 16, 1), (10, 9, 8, 2), (5, 3, 16), (16, 8)))
     ]
     with pretending() as device:
         trainer = captured(pretrainer(method, network, augmentation).to(device), batches)
@@ -293,7 +293,7 @@ def test_a_job_pretrains_with_graphs(synthetic_dataset: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[-1]], ids=repr)
 @every_network
 def test_replayed_steps_on_a_real_gpu_are_those_that_are_not_captured(method: Objective, network: str) -> None:
-    batches = [lists(3 + i % 7, 9, 1 + i % 3, seed=i, dtype=torch.float32) for i in range(8 * (WARM_UP + 2))]
+    batches = [lists(3 + i % 7, 9, 1 + i % 3, 16, seed=i, dtype=torch.float32) for i in range(8 * (WARM_UP + 2))]
     device = torch.device("cuda")
     trainer, other = (captured(pretrainer(method, network, SwapInGroupConfig()).to(device), batches) for _ in range(2))
     for repeated in (*other._add_static.values(), other._update):
