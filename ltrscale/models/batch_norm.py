@@ -224,7 +224,7 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
     return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
 
 
-def columns_of(norms: Sequence[MicroBatchNorm], momentum: float | None = None) -> tuple[Tensor, Tensor]:
+def norm_columns(norms: Sequence[MicroBatchNorm], momentum: float | None = None) -> tuple[Tensor, Tensor]:
     """The norm of each column of all norms, and the weight of its new statistics, float64."""
     widths, device = [len(norm.running_mean) for norm in norms], norms[0].running_mean.device
     own = [norm.momentum if momentum is None else momentum for norm in norms]
@@ -248,9 +248,9 @@ def update_running_statistics(
         norms: in the order of `sums`.
         sums: of all documents of a step: a result of `moments`, or a sum of results.
         momentum: used instead of the norms' own; 1 sets the statistics.
-        columns: a result of `columns_of`, which else is sent to the device.
+        columns: a result of `norm_columns`, which else is sent to the device.
     """
-    norm_D, weight_D = columns_of(norms, momentum) if columns is None else columns
+    norm_D, weight_D = norm_columns(norms, momentum) if columns is None else columns
     widths = [len(norm.running_mean) for norm in norms]
     count_D, sums_2D = sums[: len(norms)][norm_D], sums[len(norms) :].view(2, -1)
     mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()

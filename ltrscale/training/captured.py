@@ -20,8 +20,8 @@ from ltrscale.data.stream.batches import GroupStream, first_groups
 from ltrscale.devices import block_entries
 from ltrscale.layout import layout
 from ltrscale.lengths import Frame, frame_of
-from ltrscale.models.batch_norm import columns_of, moments, update_running_statistics
-from ltrscale.pretext.contrast import PAIRS_PER_BLOCK
+from ltrscale.models.batch_norm import moments, norm_columns, update_running_statistics
+from ltrscale.pretext.contrast import DOCUMENT_PAIRS_PER_BLOCK
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
@@ -60,7 +60,7 @@ class CapturedTrainer(Trainer):
         self.figures = torch.zeros(3, dtype=torch.float64, device=self.device)
         """Summed loss, count and norm of the gradient of the last step."""
         self.full_rate = torch.zeros((), device=self.device)
-        self.columns = columns_of(self.norms) if self.norms else None
+        self.columns = norm_columns(self.norms) if self.norms else None
         for group in self.optimizer.param_groups:
             group["capturable"] = True
         self.static: QueryGroups | None = None
@@ -223,5 +223,5 @@ def frame_for(selection: Selection, stream: GroupStream, device: torch.device) -
     documents = min(stream.config.docs_per_batch // stream.config.streams, selection.n_documents)
     sampled = min(_SAMPLED_BATCHES * documents, _SAMPLED_VALUES // len(selection.features))
     lengths_Q = first_groups(selection, sampled).lengths_Q.numpy()
-    entries = PAIRS_PER_BLOCK if device.type == "cpu" else block_entries(device)
+    entries = DOCUMENT_PAIRS_PER_BLOCK if device.type == "cpu" else block_entries(device)
     return from_rank_0(frame_of(lengths_Q, documents=documents, longest=selection.longest, entries=entries))
