@@ -28,8 +28,6 @@ from ltrscale.pretext.watch import unit_vectors
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities that a CPU handles at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory
 does not grow with the list length; see `block_entries` for a GPU."""
-DOCUMENT_PAIRS_PER_BLOCK = SIMILARITIES_PER_BLOCK // 4
-"""Pairs of documents of a block: a list of L documents has 2L views, so four times as many similarities."""
 
 
 class Contrastive(Siamese):
@@ -285,7 +283,8 @@ class _GroupLogSumExp(torch.autograd.Function):
 
 
 def _view_chunks(offsets_Q1: Tensor) -> Chunks:
-    return length_chunks(offsets_Q1, budget=DOCUMENT_PAIRS_PER_BLOCK)
+    # A list of L documents has 2L views, so four times as many similarities as pairs of documents.
+    return length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK // 4)
 
 
 def _by_document(values_MU: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ltrscale.devices import block_entries
 from ltrscale.layout import layout
 from ltrscale.lengths import Frame, frame_of
 from ltrscale.models.batch_norm import moments, norm_columns, update_running_statistics
-from ltrscale.pretext.contrast import DOCUMENT_PAIRS_PER_BLOCK
+from ltrscale.pretext.contrast import SIMILARITIES_PER_BLOCK
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
@@ -223,5 +223,5 @@ def frame_for(selection: Selection, stream: GroupStream, device: torch.device) -
     documents = min(stream.config.docs_per_batch // stream.config.streams, selection.n_documents)
     sampled = min(_SAMPLED_BATCHES * documents, _SAMPLED_VALUES // len(selection.features))
     lengths_Q = first_groups(selection, sampled).lengths_Q.numpy()
-    entries = DOCUMENT_PAIRS_PER_BLOCK if device.type == "cpu" else block_entries(device)
+    entries = SIMILARITIES_PER_BLOCK // 4 if device.type == "cpu" else block_entries(device)
     return from_rank_0(frame_of(lengths_Q, documents=documents, longest=selection.longest, entries=entries))
