@@ -134,6 +134,8 @@ class BundleConfig(Strict):
     read_as: dict[str, Any] = Field(default_factory=dict)
     """Settings of jobs.prepare with which the raw rows of the training data were read, for jobs.predict; empty if they
     are not known."""
+    present: dict[str, float] = Field(default_factory=dict, exclude_if=lambda present: not present)
+    """Share of the training periods whose files have a feature, where it is not 1."""
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -181,6 +183,8 @@ class BundleFacts:
     dataset_hash: str
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """Settings with which the raw rows of the training data were read; empty if they are not known."""
+    present: Mapping[str, float] = field(default_factory=dict)
+    """Share of the training periods whose files have a feature, where it is not 1."""
     reference: Reference | None = None
     """What the rows of its training periods look like; None for a bundle that does not score."""
     metrics: Mapping[str, MetricValue]
@@ -196,6 +200,7 @@ def facts(
         features=selection.features,
         dataset_hash=selection.hash,
         read_as=selection.read_as,
+        present=selection.present(),
         reference=reference_of(selection),
         metrics=metrics,
         made_by=made_by,

@@ -112,6 +112,7 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         config=config.training,
         dataset_hash=config.dataset_hash,
         read_as=config.read_as,
+        present=config.present,
         reference=parsed(Reference, REFERENCE) if has_reference else None,
         metrics=config.metrics,
         made_by=manifest.get("made_by", {}),
@@ -252,6 +253,7 @@ def _save(
             "training": about.config,
             "dataset_hash": about.dataset_hash,
             "read_as": about.read_as,
+            "present": about.present,
             "metrics": metrics,
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in ("ltrscale", "torch", library, "numpy")},
@@ -289,6 +291,7 @@ def _card(config: BundleConfig, title: str, *inside: str) -> str:
         f"- features: {len(config.features)}, {categorical} of them categorical; names and order in `{CONFIG}`",
         *inside,
         f"- trained on the data set with hash {as_code(config.dataset_hash)}",
+        *(f"- {escape(name)}: in {share:.0%} of the training periods" for name, share in config.present.items()),
         f"- made with {versions}",
         "",
         *(["| metric | value |", "|---|---|", *metrics, ""] if metrics else []),

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
 from ltrscale.data.columns import is_per_document, spread_over_documents
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
+from ltrscale.data.dataset.feature_column import laid_out
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -131,13 +132,15 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
     Raises:
         InputError: a file is missing or damaged, or differs from its manifest.
     """
-    n_features = len(dataset.manifest.features)
-    columns = ["gid", *column_names(dataset)]
+    features, columns = dataset.manifest.features, ["gid", *column_names(dataset)]
     by_period = select(Split(data=(dataset.url,)), labelled=False).row_groups.by_period()
     for period in sorted(by_period.keys() & periods):
         plan = by_period[period]
-        for table, lengths_Q in _recut(_tables(plan, columns, n_features)):
-            yield _block(table, lengths_Q, n_features, plan[0])
+        stored = dataset.manifest.stored.get(period, features)
+        places_F = stored_places(features, stored)
+        for table, lengths_Q in _recut(_tables(plan, columns, len(stored))):
+            block = _block(table, lengths_Q, len(stored), plan[0])
+            yield replace(block, features_NF=laid_out(block.features_NF, places_F))
 
 
 def column_names(dataset: Dataset) -> list[str]:

@@ -8,7 +8,8 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,31 @@ import numpy as np
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
+from ltrscale.data.columns import is_number, value_type
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import ADDED, Dataset, Feature, Manifest, parse_dataset_manifest
+from ltrscale.data.dataset.manifest import (
+    ADDED,
+    Dataset,
+    Feature,
+    FeatureSummary,
+    Lacking,
+    Manifest,
+    RawColumns,
+    parse_dataset_manifest,
+)
 from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError
-from ltrscale.ingest.categories import merged_texts
+from ltrscale.ingest.categories import RecordedCodes, merged_texts
 from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.mapping import named_columns
+from ltrscale.ingest.source import Source
+from ltrscale.ingest.tables import read_schema
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.origin import as_text
+from ltrscale.progress import log
 
 _COPY = 1 << 24
 _UNIT = re.compile(r"/part-([0-9]+)-")
@@ -60,8 +75,8 @@ def check_addable(existing: Dataset, settings: UnitSettings) -> tuple[Feature, .
         )
     _check_tokens(existing, settings)
     features, dataset_features = settings.features, existing.manifest.features
-    if settings.config.source.takes_any_order and set(features) == set(dataset_features):
-        return dataset_features
+    if settings.config.source.takes_any_order:
+        return _in_order(existing, features, settings.first.url)
     for i in range(max(len(features), len(dataset_features))):
         new, old = (
             f"{which[i].name!r} ({which[i].kind})" if i < len(which) else "missing"
@@ -73,6 +88,51 @@ def check_addable(existing: Dataset, settings: UnitSettings) -> tuple[Feature, .
                 "prepare them with the same columns, or into another directory"
             )
     return dataset_features
+
+
+def _in_order(existing: Dataset, features: Sequence[Feature], url: str) -> tuple[Feature, ...]:
+    """The features of inputs in the order of a data set, new ones last; logs which come and go."""
+    known, here = {feature.name: feature for feature in existing.manifest.features}, {*features}
+    for feature in features:
+        if known.get(feature.name, feature) != feature:
+            _refuse_type(existing, known[feature.name], feature.kind, url)
+    new = tuple(feature for feature in features if feature.name not in known)
+    kept = tuple(feature for feature in existing.manifest.features if feature in here)
+    if new:
+        names = ", ".join(feature.name for feature in new)
+        log.warning("prepare: new features, which all periods of %s lack so far: %s", existing.url, names)
+    if gone := [name for name in known if known[name] not in here]:
+        log.warning("prepare: features of %s that the periods which are added lack: %s", existing.url, ", ".join(gone))
+    return kept + new
+
+
+def check_types(existing: Dataset, source: Source, url: str) -> None:
+    """Refuse, with an InputError, a file whose columns have other types than those of a data set's features."""
+    mapping = source.mapping
+    if mapping is None:
+        return
+    schema, features = read_schema(url, mapping.dialect(url)), existing.manifest.features
+    unused = {*named_columns(schema.names, mapping.exclude), *mapping.sources()}
+    for feature in features:
+        if feature.name in schema.names and feature.name not in unused and feature.kind == "numeric":
+            kind = value_type(schema.field(schema.get_all_field_indices(feature.name)[0]).type)
+            if not is_number(kind):
+                _refuse_type(existing, feature, str(kind), url)
+    for name, size in mapping.vectors.items():
+        before = [feature for feature in features if re.fullmatch(rf"{re.escape(name)}\.[0-9]+", feature.name)]
+        now = {made for made, (column, _) in mapping.vector_features().items() if column == name}
+        if before and now and {feature.name for feature in before} != now:
+            _refuse_type(existing, before[0], f"one of {size}, with other places than before", url)
+
+
+def _refuse_type(existing: Dataset, feature: Feature, kind: str, url: str) -> None:
+    manifest, name = existing.manifest, feature.name
+    stored = manifest.stored_in(manifest.periods)
+    period = max(period for period in manifest.periods if name in stored.get(period, [name]))
+    raise InputError(
+        f"{url}: column {name!r} is {kind}, and {feature.kind} until period {period!r} of {existing.url}; a feature "
+        "keeps its type: convert the column, give it another name, or list it under exclude"
+    )
 
 
 def _check_tokens(dataset: Dataset, settings: UnitSettings) -> None:
@@ -155,20 +215,24 @@ def with_addition(old: Manifest, new: Manifest) -> Manifest:
 
 def joined_manifests(old: Manifest, new: Manifest) -> Manifest:
     """The manifest of the files of both, with `made_by` and the files of query ids from `new`."""
+    features = (*old.features, *(feature for feature in new.features if feature not in old.features))
     stats, added = (
-        FeatureStats.from_summaries(part.summaries, part.counts().documents, part.grouped) for part in (old, new)
+        FeatureStats.from_summaries(_summaries(part, features), part.counts().documents, part.grouped)
+        for part in (old, new)
     )
     stats.merge(added)
     labels = LabelCounts.from_counts(old.label_counts)
     labels.merge(LabelCounts.from_counts(new.label_counts))
     uncounted = any(part.counts().labelled and not part.label_counts for part in (old, new))  # too many labels
     # None where either data set has too many texts to record
-    texts = {name: merged_texts(old.categories.get(name), new.categories.get(name)) for name in old.categories}
+    names = old.categories if features == old.features else dict.fromkeys((*old.categories, *new.categories))
+    texts = {name: merged_texts(_texts(old, name), _texts(new, name)) for name in names}
     return Manifest(
         version=max(old.version, new.version),
-        features=old.features,
+        features=features,
         files=DataFiles.joined([old.files, new.files]),
         parts=old.parts,
+        lacking=_lacking(features, old, new),
         summaries=stats.summaries(),
         label_counts={} if uncounted else labels.counts(),
         grouped=stats.grouped,
@@ -177,9 +241,43 @@ def joined_manifests(old: Manifest, new: Manifest) -> Manifest:
         vocabulary=old.vocabulary,
         accounting=total_accounting([old.accounting, new.accounting]),
         categories={name: dict(sorted(merged.items())) for name, merged in texts.items() if merged is not None},
-        raw=old.raw,
+        raw=old.raw if features == old.features else _raw(old, new),
         fills=old.fills,
         query_ids=new.query_ids,
         quarantine=(*old.quarantine, *new.quarantine),
         made_by=new.made_by,
     )
+
+
+def _lacking(features: Sequence[Feature], *parts: Manifest) -> tuple[Lacking, ...]:
+    """What the periods of some manifests lack of the features of all."""
+    periods_by_names = defaultdict[tuple[str, ...], list[str]](list)
+    for part in parts:
+        whole = Lacking(features=(), periods=tuple(sorted({*part.periods} - part.stored.keys())))
+        for each in (whole, *part.lacking):
+            stored = {feature.name for feature in part.features} - {*each.features}
+            absent = tuple(feature.name for feature in features if feature.name not in stored)
+            periods_by_names[absent] += each.periods
+    return tuple(
+        Lacking(features=names, periods=tuple(sorted(periods)))
+        for names, periods in periods_by_names.items()
+        if names and periods
+    )
+
+
+def _summaries(part: Manifest, features: Sequence[Feature]) -> list[FeatureSummary]:
+    """The summaries of features of a data set, without values for those that it lacks."""
+    by_name = dict(zip((feature.name for feature in part.features), part.summaries, strict=True))
+    absent = FeatureSummary(missing=part.counts().documents, unique_in_group=0.0 if part.grouped else None)
+    return [by_name.get(feature.name, absent) for feature in features]
+
+
+def _texts(part: Manifest, name: str) -> RecordedCodes:
+    """The codes of a feature's texts: None if they are too many, and none without the feature."""
+    return part.categories.get(name, None if name in {feature.name for feature in part.features} else {})
+
+
+def _raw(old: Manifest, new: Manifest) -> RawColumns | None:
+    if old.raw is None or new.raw is None:
+        return None
+    return old.raw.model_copy(update={"reads": {**new.raw.reads, **old.raw.reads}})

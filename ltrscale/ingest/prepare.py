@@ -135,6 +135,8 @@ def _settings(
     config: PrepareConfig, files: Sequence[File], existing: Dataset | None, commit: storage.Commit, folder: Path
 ) -> tuple[UnitSettings, list[Unit]]:
     """The units, and what their work needs: the features, then the encoding of texts, then what fills gaps."""
+    if existing is not None:
+        additions.check_types(existing, config.source, files[0].url)
     settings = UnitSettings(config, config.source.find_features(files), files[0], commit.url)
     first = 0
     if existing is not None:

@@ -235,6 +235,7 @@ class PretrainJob(TrainingStage):
             features=selection.features,
             dataset_hash=selection.hash,
             read_as=selection.read_as,
+            present=selection.present(),
             metrics={"loss": loss},
             made_by=origin,
         )

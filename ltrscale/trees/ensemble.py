@@ -141,6 +141,7 @@ def _save_mean(
         features=first.features,
         dataset_hash=first.dataset_hash,
         read_as=first.read_as,
+        present=first.present,
         reference=first.reference,
         metrics={
             **metrics,

@@ -180,12 +180,15 @@ def write_with_features(folder: Path, *names: str) -> Path:
     return folder / "other.parquet"
 
 
-def make_other_feature(folder: Path) -> PrepareConfig:
-    return config(write_with_features(folder, "f1", "f3"), add=True)
+def make_other_type(folder: Path) -> PrepareConfig:
+    path = write_with_features(folder, "f1")
+    pq.write_table(pq.read_table(path).append_column("f2", pa.array(["much"])), path)
+    return config(path, add=True)
 
 
-def make_fewer_features(folder: Path) -> PrepareConfig:
-    return config(write_with_features(folder, "f1"), add=True)
+def make_other_kind(folder: Path) -> PrepareConfig:
+    columns = {**COLUMNS, "features": ["f1"], "categorical": ["f2"]}
+    return config(write_with_features(folder, "f1", "f2"), source={"kind": "items", "columns": columns}, add=True)
 
 
 def make_other_columns(folder: Path) -> PrepareConfig:
@@ -211,8 +214,11 @@ def make_unexpected(folder: Path) -> PrepareConfig:
     ("make", "message"),
     [
         (make_old_period, r"days-2-1\.parquet: period '2026-03-01' is in \S+out already, and only new periods"),
-        (make_other_feature, r"out: feature 2 of the inputs is 'f3' \(numeric\) where the data set has 'f2'"),
-        (make_fewer_features, r"out: feature 2 of the inputs is missing where the data set has 'f2' \(numeric\)"),
+        (
+            make_other_type,
+            r"other\.parquet: column 'f2' is string, and numeric until period '2026-03-01' of \S+out; a feature keeps",
+        ),
+        (make_other_kind, r"other\.parquet: column 'f2' is categorical, and numeric until period '2026-03-01' of"),
         (make_other_columns, r"days-9\.parquet: column 'meta_d' of its groups is string where it is missing in"),
         (make_too_many_rejected, r"4 of \d+ rows rejected .* max_rejected is 0\.00%"),
         (

@@ -189,7 +189,8 @@ def equal_periods(periods_of: Iterable[tuple[Dataset, Collection[str]]]) -> Iter
     for dataset, periods in periods_of:
         for period, files in dataset.manifest.files.by_period.items():
             if period in periods and (counts := files.counts()).groups >= _FEWEST:
-                by_counts[*counts, files.longest, dataset.manifest.features].append(((dataset.url, period), files))
+                stored = dataset.manifest.stored.get(period, dataset.manifest.features)
+                by_counts[*counts, files.longest, stored].append(((dataset.url, period), files))
     for alike in by_counts.values():
         found = dict[str, Place]()
         for place, files in alike if len(alike) > 1 else ():

@@ -3,12 +3,13 @@
 Files hold it as lists, or as bytes, little-endian: one value of Parquet for each group, so that reading takes a
 fraction of the time. In memory it is lists, which of bytes are a view.
 
-Shapes: Q groups, Q1 = Q + 1 bounds of their values.
+Shapes: Q groups, Q1 = Q + 1 bounds of their values, N documents, F features, S of them stored.
 """
 
 import numpy as np
 import pyarrow as pa
 
+from ltrscale.arrays import Floats, Ints
 from ltrscale.data.columns import Rows
 
 FEATURES = "features"
@@ -62,6 +63,15 @@ def _lists(column: pa.Array) -> pa.ListArray:
     values = pa.Array.from_buffers(pa.float32(), (last - first) // _WIDTH, [None, content])
     bounds = pa.array((bounds_Q1 - first) // _WIDTH, pa.int32())
     return pa.ListArray.from_arrays(bounds, values, _LISTS, mask=column.is_null() if column.null_count else None)
+
+
+def laid_out(stored_NS: Floats, places_F: Ints | None) -> Floats:
+    """The values of features by their places in a file, missing at -1; the stored values themselves if None."""
+    if places_F is None:
+        return stored_NS
+    features_NF = stored_NS[:, places_F]
+    features_NF[:, places_F < 0] = np.nan
+    return features_NF
 
 
 def as_bytes(table: pa.Table) -> pa.Table:

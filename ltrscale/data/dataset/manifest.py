@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Ints
 from ltrscale.config import Strict, validate
-from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath
+from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath, PeriodName
 from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.origin import Json, digest
@@ -67,6 +69,22 @@ def places(
     if not on_purpose:
         _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
     return [by_name[feature.name][0] for feature in wanted]
+
+
+def stored_places(wanted: Sequence[Feature], stored: Sequence[Feature]) -> Ints | None:
+    """The positions of features in a file of a data set that has them, -1 for those that the file lacks.
+
+    None if the file has just these, in this order.
+
+    Example:
+        >>> a, b, c = (Feature(name=name) for name in "abc")
+        >>> stored_places([c, a], [a, b]).tolist()
+        [-1, 0]
+    """
+    if tuple(wanted) == tuple(stored):
+        return None
+    by_name = {feature.name: place for place, feature in enumerate(stored)}
+    return np.array([by_name.get(feature.name, -1) for feature in wanted], np.int64)
 
 
 def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Feature, ...]:
@@ -148,6 +166,14 @@ class Accounting(Strict):
     """Pairs of categorical values that were hashed to the same code."""
 
 
+class Lacking(Strict):
+    """Features that the files of some periods do not hold, because their rows had no such column."""
+
+    features: tuple[str, ...]
+    """By name, in the order of the data set."""
+    periods: tuple[PeriodName, ...]
+
+
 ADDED = "added"
 """The key of `made_by` with the commands of additions."""
 
@@ -163,6 +189,9 @@ class Manifest(Strict):
     """In order of periods and paths; those that the parts list are read with the data set."""
     parts: tuple[ManifestPart, ...] = ()
     """Tables that list the files and additions of earlier commits; see `writer.commit_dataset`."""
+    lacking: tuple[Lacking, ...] = Field(default=(), exclude_if=lambda lacking: not lacking)
+    """The features without values in some periods; readers serve missing values for them. Earlier versions of this
+    package refuse a data set with any."""
     summaries: tuple[FeatureSummary, ...] = ()
     """One for each feature, in order."""
     label_counts: dict[str, int] = Field(default_factory=dict)
@@ -200,27 +229,52 @@ class Manifest(Strict):
             raise ValueError("tokens without a vocabulary")
         return self
 
+    @model_validator(mode="after")
+    def _lacks_its_own(self) -> Self:
+        names = [feature.name for feature in self.features]
+        for each in self.lacking:
+            if unknown := [name for name in each.features if name not in names]:
+                raise ValueError(f"lacking names {unknown[0]!r}, which is no feature")
+        return self
+
     @property
     def hash(self) -> str:
         """Hash of the data set's content: its features, and its files in order, whatever their names."""
-        return self._hash_of(self.files.content())
+        return self._hash_of(self.files.content(), self.periods)
 
     def hash_of(self, periods: Collection[str]) -> str:
         """Hash of the content of some periods; it does not depend on the others."""
-        return self._hash_of(self.files.in_periods(periods).content())
+        return self._hash_of(self.files.in_periods(periods).content(), periods)
 
     @cached_property
     def hashes(self) -> dict[str, str]:
         """The hash of the content of each period."""
-        return {period: self._hash_of(content) for period, content in self.files.content_by_period().items()}
+        by_period = self.files.content_by_period().items()
+        return {period: self._hash_of(content, [period]) for period, content in by_period}
 
-    def _hash_of(self, content: Json) -> str:
+    @cached_property
+    def stored(self) -> dict[str, tuple[Feature, ...]]:
+        """The features in the files of each period that lacks some."""
+        return {
+            period: stored
+            for each in self.lacking
+            for stored in [tuple(feature for feature in self.features if feature.name not in each.features)]
+            for period in each.periods
+        }
+
+    def stored_in(self, periods: Collection[str]) -> dict[str, list[str]]:
+        """The names of the features in the files of those of some periods that lack any, as plain data."""
+        return {period: [f.name for f in self.stored[period]] for period in sorted(self.stored.keys() & {*periods})}
+
+    def _hash_of(self, content: Json, periods: Collection[str]) -> str:
         identity: dict[str, Any] = {
             "features": [(feature.name, feature.kind) for feature in self.features],
             "files": content,
         }
         if self.vocabulary is not None:  # so that hashes without tokens do not change
             identity |= {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
+        if stored := self.stored_in(periods):
+            identity["stored"] = stored
         return digest(identity)
 
     @property

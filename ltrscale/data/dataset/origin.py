@@ -62,7 +62,9 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     except InputError:
         return {}
     last = source.manifest
-    settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None
+    # a newer command may make features that the first one does not know
+    made_by = last.made_by[ADDED][-1] if last.lacking and last.made_by.get(ADDED) else last.made_by
+    settings = made_by.get("config") if made_by.get("stage") == "prepare" else None
     if not isinstance(settings, Mapping):
         return {}
     rows = {k: v for k, v in settings.items() if k not in _NOT_OF_ROWS}

@@ -61,6 +61,8 @@ class PartToRead(NamedTuple):
     url: str
     gid_base: int
     stored: tuple[Feature, ...]
+    stored_in: Mapping[str, tuple[Feature, ...]]
+    """The stored features of the periods that lack some."""
     scores: Mapping[str, Found]
     """The scores that serve as labels, by path of the data file."""
     files: DataFiles
@@ -84,12 +86,14 @@ class FilesToRead(Sequence[FileToRead]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         number = bisect_right(self._bounds, index) - 1
-        url, gid_base, stored, scores, files = self.parts[number]
+        url, gid_base, stored, stored_in, scores, files = self.parts[number]
         i = index - self._bounds[number]
         path, bytes_, longest = files.paths[i], int(files.bytes_F[i]), int(files.longest_F[i])
         file, scored = storage.join(url, path), scores.get(path)
         of_scores = scored and scored.url
-        return FileToRead(file, files.period_of[i], gid_base, of_scores, url, files.sha256[i], bytes_, stored, longest)
+        period, sha256 = files.period_of[i], files.sha256[i]
+        stored = stored_in.get(period, stored)
+        return FileToRead(file, period, gid_base, of_scores, url, sha256, bytes_, stored, longest)
 
     def take(self, numbers_F: Ints) -> "FilesToRead":
         """The files with these sorted numbers."""

@@ -137,6 +137,16 @@ class Selection:
         """Upper bound of the documents of a group: the longest group of the files, served or not."""
         return self.row_groups.longest
 
+    def present(self) -> dict[str, float]:
+        """The share of the periods whose files have a served feature, by feature, where it is not 1."""
+        files = self.row_groups.files
+        if isinstance(files, FilesToRead) and not any(part.stored_in for part in files.parts):
+            return {}
+        stored = {(file.dataset, file.period): file.stored or self.features for file in self.row_groups.own_files}
+        names = [{feature.name for feature in features} for features in stored.values()]
+        shares = {f.name: sum(f.name in has for has in names) / max(1, len(names)) for f in self.features}
+        return {name: share for name, share in shares.items() if share < 1}
+
     @property
     def serves_longest(self) -> bool:
         """True if a group of this length is certainly served: all groups of the row groups that may contain it are."""
@@ -179,6 +189,8 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         "features": [(feature.name, feature.kind) for feature in features],
         "files": Json.array(of_part.content() for of_part in files),
     }
+    if any(stored := [part.dataset.manifest.stored_in(part.periods) for part in parts]):
+        identity["stored"] = stored
     left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
     kept = _kept_groups(split, row_groups, name) if labelled else None
@@ -257,7 +269,8 @@ def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGr
         first_file = sum(len(earlier.files) for earlier in to_read)
         of_parts.append((first_file + of_part.file_R, index_R, groups_R, documents_R, labelled_R))
         manifest = part.dataset.manifest
-        to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, manifest.features, part.scores, of_part))
+        stored = manifest.features, {period: manifest.stored[period] for period in manifest.stored_in(part.periods)}
+        to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, *stored, part.scores, of_part))
     of_parts = of_parts or [(np.zeros(0, np.int64),) * 5]
     columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*of_parts, strict=True)]
     columns.append(np.cumsum(columns[-1]) - columns[-1])

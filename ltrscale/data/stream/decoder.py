@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Floats, Ints, offsets, runs
 from ltrscale.data.dataset import scores
-from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.manifest import places as find_places
+from ltrscale.data.dataset.feature_column import laid_out
+from ltrscale.data.dataset.manifest import Feature, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
@@ -48,8 +48,8 @@ class Decoder:
             else ["gid", *labels_column]
         )
         self._types: dict[str, pa.DataType] = {}
-        self._places: dict[tuple[Feature, ...], list[int] | None] = {}
-        self._last: tuple[tuple[Feature, ...], list[int] | None] = (), None
+        self._places: dict[tuple[Feature, ...], Ints | None] = {}
+        self._last: tuple[tuple[Feature, ...], Ints | None] = (), None
 
     def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> Ints:
         """The rows that are served, numbered over all tables: all rows, or the kept labelled ones.
@@ -158,15 +158,14 @@ class Decoder:
         features = []
         for owner, start, stop in zip(owners_Q.tolist(), starts_Q.tolist(), stops_Q.tolist(), strict=True):
             view, columns = buffers[owner][start:stop], places[owner]
-            features.append(view if columns is None else view.reshape(-1, widths[owner])[:, columns].reshape(-1))
+            features.append(laid_out(view.reshape(-1, widths[owner]), columns).reshape(-1))
         return features, lengths_Q
 
-    def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
-        """The places of the served features in a file with these features (see `manifest.places`)."""
+    def _places_in(self, stored: tuple[Feature, ...]) -> Ints | None:
+        """The places of the served features in a file with these features; its data set has all of them."""
         if stored is not self._last[0]:  # the files of a data set share them, and their hash takes long
             if stored not in self._places:
-                found = find_places(self.selection.features, stored, whose="the selection", on_purpose=True)
-                self._places[stored] = found
+                self._places[stored] = stored_places(self.selection.features, stored)
             self._last = stored, self._places[stored]
         return self._last[1]
 

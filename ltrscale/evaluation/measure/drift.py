@@ -167,6 +167,8 @@ class FeatureDrift(_Index):
     """Share of documents without a value."""
     unknown: float | None = None
     """Share of documents with a code that training lacks; None for numbers."""
+    present: float = Field(default=1.0, exclude_if=lambda share: share == 1)
+    """Share of the periods whose files have the feature."""
 
 
 class _SpreadDrift(_Index):
@@ -299,6 +301,8 @@ class _Counts:
     """Groups of at least two documents, which have a spread."""
     groups: int = 0
     documents: int = 0
+    present: dict[str, float] = field(default_factory=dict)
+    """As `Selection.present`."""
 
     def add(self, groups: QueryGroups, features: Sequence[Feature], scorers: Mapping[str, Scorer]) -> None:
         columns = zip(features, groups.features_NF.numpy().T, strict=True)
@@ -332,7 +336,7 @@ def _counted(
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
     selection = bundle.with_tokens_of(selection, [*bundles.values()])
-    counts, scorers = _Counts(histograms), bundle.scorers_of(bundles, features=features)
+    counts, scorers = _Counts(histograms, present=selection.present()), bundle.scorers_of(bundles, features=features)
     for groups in sampled(selection):
         counts.add(groups, features, scorers)
     return counts
@@ -367,7 +371,8 @@ def _drift(reference: _Counts, counted: _Counts, labels: _LabelRates | None) -> 
         if what == "feature":
             missing, unknown = now_B[-1] / counted.documents, now_B[-2] / counted.documents
             unknown = unknown if histogram.kind == "categorical" else None
-            features[name] = FeatureDrift(**index.model_dump(), missing=missing, unknown=unknown)
+            present = counted.present.get(name, 1.0)
+            features[name] = FeatureDrift(**index.model_dump(), missing=missing, unknown=unknown, present=present)
         elif what == "spread":
             mean = counted.sums[name] / counted.lists if min(values) else None
             spreads[name] = _SpreadDrift(**index.model_dump(), mean=mean, lists=counted.lists if min(values) else 0)

@@ -117,6 +117,7 @@ def period_blocks(evaluation: Evaluation) -> Iterator[Block]:
         yield Chart(spec, f"{label} by period, with 95% intervals", "decay")
     if (found := evaluation.by_period) is not None:
         yield Text(drifted(found))
+        yield from map(Text, _lacking_said(found))
         yield _drift_table(found)
         if several:
             yield _drift_chart(found)
@@ -213,6 +214,8 @@ def _drift_row(name: str, period: PeriodDrift, features: Sequence[str]) -> Table
 
 
 def _feature_cell(feature: FeatureDrift) -> str:
+    if not feature.present:
+        return f"{feature.psi:.3f}, not in its files"
     shares = {"missing": feature.missing, "unknown": feature.unknown}
     return "".join([f"{feature.psi:.3f}", *(f", {share:.2%} {name}" for name, share in shares.items() if share)])
 
@@ -258,6 +261,15 @@ def drifted(drift: ByPeriod) -> str:
     if not much:
         return f"No feature has drifted: the largest PSI is that of {features}, and {context}."
     return f"Features that drifted most, by their PSI: {features}; {context}."
+
+
+def _lacking_said(found: ByPeriod) -> Iterator[str]:
+    """A sentence on each feature that the files of some periods lack."""
+    for name, of_training in found.train.features.items():
+        lacking = [period for period, drift in found.periods.items() if not drift.features[name].present]
+        places = [f"{1 - of_training.present:.0%} of the training periods"] if of_training.present < 1 else []
+        if places := places + ([f"the test periods {', '.join(lacking)}"] if lacking else []):
+            yield f"{name} is not in the files of {' and of '.join(places)}: a missing value in every document."
 
 
 def _foretold_blocks(found: ByPeriod, label: str) -> Iterator[Block]:

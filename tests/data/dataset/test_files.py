@@ -111,10 +111,11 @@ def test_row_groups_take_along_their_own_files(
             "/one",
             0,
             FEATURES,
+            {},
             {file.path: Found(f"/scores/{file.path}", "") for file in one},
             DataFiles.from_iterable(one),
         ),
-        PartToRead("/other", 9, FEATURES, {}, DataFiles.from_iterable(other)),
+        PartToRead("/other", 9, FEATURES, {}, {}, DataFiles.from_iterable(other)),
     ]
     files = FilesToRead(parts)
     rows = [(f, i, *counts) for f, file in enumerate([*one, *other]) for i, counts in enumerate(file.row_groups)]
