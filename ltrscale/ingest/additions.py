@@ -37,7 +37,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.categories import RecordedCodes, merged_texts
 from ltrscale.ingest.inputs import UnitSettings
 from ltrscale.ingest.mapping import named_columns
-from ltrscale.ingest.source import Source
+from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.tables import read_schema
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.origin import as_text
@@ -106,12 +106,13 @@ def _in_order(existing: Dataset, features: Sequence[Feature], url: str) -> tuple
     return kept + new
 
 
-def check_types(existing: Dataset, source: Source, url: str) -> None:
+def check_types(existing: Dataset, source: Source, file: File) -> None:
     """Refuse, with an InputError, a file whose columns have other types than those of a data set's features."""
     mapping = source.mapping
     if mapping is None:
         return
-    schema, features = read_schema(url, mapping.dialect(url)), existing.manifest.features
+    url, features = file.url, existing.manifest.features
+    schema = read_schema(url, mapping.dialect(url), file.lake)
     unused = {*named_columns(schema.names, mapping.exclude), *mapping.sources()}
     for feature in features:
         if feature.name in schema.names and feature.name not in unused and feature.kind == "numeric":
@@ -133,6 +134,33 @@ def _refuse_type(existing: Dataset, feature: Feature, kind: str, url: str) -> No
         f"{url}: column {name!r} is {kind}, and {feature.kind} until period {period!r} of {existing.url}; a feature "
         "keeps its type: convert the column, give it another name, or list it under exclude"
     )
+
+
+def check_rewritten(settings: UnitSettings, files: Sequence[File], existing: Dataset | None) -> None:
+    """Name the periods of a data set whose rows a table has rewritten since they were read.
+
+    Raises:
+        InputError: rows of periods that the data set lacks were written with them.
+    """
+    periods, source = set[str](), settings.config.source
+    read = source.open(settings.features, first=settings.first.url, encoders={}, encoding=settings.encoding)
+    for file in (file for file in files if file.is_rewritten):
+        for block in read(file):
+            whole = file.period or block.period or settings.config.period
+            dated = None if file.period else block.periods_N
+            periods.update([whole] if dated is None else dated.fill_null(settings.config.period).unique().to_pylist())
+    if new := sorted(periods - {*existing.manifest.periods} if existing else ()):
+        raise InputError(
+            f"{settings.out}: the table has written period {new[0]!r} together with rows of earlier ones that it has "
+            "rewritten, and since reads neither; prepare all of the table into another directory"
+        )
+    if periods:
+        log.warning(
+            "prepare: the table has rewritten rows of %s, which stay in %s as they were; erase there what the table "
+            "has deleted (jobs.erase), or prepare all of the table again",
+            ", ".join(sorted(periods)),
+            settings.out,
+        )
 
 
 def _check_tokens(dataset: Dataset, settings: UnitSettings) -> None:

@@ -39,7 +39,7 @@ class GroupRows(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file."""
-        return tuple(resolve_groups(self._schema(files[0].url), self.columns, files[0].url))
+        return tuple(resolve_groups(self._schema(files[0]), self.columns, files[0].url))
 
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
@@ -54,27 +54,28 @@ class GroupRows(Source):
 
         def read(file: File) -> Iterator[RowBlock]:
             build = _GroupBlocks(file.url, self.columns, features, encoders, encoding)
-            return map(build, self._groups(file.url, features, first))
+            return map(build, self._groups(file, features, first))
 
         return read
 
-    def _groups(self, url: str, features: Sequence[Feature], first: str) -> Iterator[Raw]:
+    def _groups(self, file: File, features: Sequence[Feature], first: str) -> Iterator[Raw]:
         """The columns in use of a file that has the features of the first one."""
-        mapping, schema = self.columns, self._schema(url)
+        mapping, url, schema = self.columns, file.url, self._schema(file)
         found = resolve_groups(schema, mapping, url)
         if not mapping.matrix:
             check_same_features(schema, found, features, mapping, url, first)
         elif list(features) != found:
             raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
         needed = {*mapping.beside_features(), *mapping.feature_columns(schema)}
-        raws = read_parquet(url, [name for name in schema.names if name in needed], _GROUPS)
+        raws = read_parquet(url, [name for name in schema.names if name in needed], _GROUPS, file.lake)
         return map(partial(_with_lists, url, mapping.features[0]), raws) if mapping.matrix else raws
 
-    def _schema(self, url: str) -> pa.Schema:
+    def _schema(self, file: File) -> pa.Schema:
         """The columns of a file, with lists where the one column of features holds bytes."""
+        url = file.url
         if not url.endswith(".parquet"):
             raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
-        schema = parquet_schema(url)
+        schema = parquet_schema(url, file.lake)
         return with_lists(schema, self.columns.features[0]) if self.columns.matrix else schema
 
     def for_scoring(self, needs: Needs) -> Self:
@@ -84,9 +85,9 @@ class GroupRows(Source):
             del uses["features"], uses["categorical"]
         return self.replace(columns=self.columns.replace(labels=None, **uses))
 
-    def missing_columns(self, url: str) -> list[str]:
+    def missing_columns(self, file: File) -> list[str]:
         """The columns that a file lacks."""
-        return missing(parquet_schema(url), self.columns, url)
+        return missing(parquet_schema(file.url, file.lake), self.columns, file.url)
 
     @property
     def uses(self) -> ListColumns:

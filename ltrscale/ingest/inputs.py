@@ -2,18 +2,12 @@
 
 A unit is a run of input files, handled together from reading to finished data files. The cuts depend only on the list
 of files and their sizes. Given the counts of what lies before it, a unit writes the same files anywhere at any time.
-
-A version of a Delta Lake or Apache Iceberg table is a fixed list of Parquet files. Only the tables' own libraries read
-their logs. A version with rows that differ from those of its files is refused.
 """
 
-import importlib.util
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
@@ -21,21 +15,16 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
+from ltrscale.ingest.lakes import Lake, table_version
 from ltrscale.ingest.letor import Letor
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
-
-Lake = Literal["delta", "iceberg"]
-
-_LIBRARIES: dict[Lake, str] = {"delta": "deltalake", "iceberg": "pyiceberg"}
-_METADATA = re.compile(r"/v?([0-9]+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json$")
-
 
 SourceConfig = Annotated[Letor | Items | GroupRows | BaiduUltr, Field(discriminator="kind")]
 
@@ -53,11 +42,16 @@ class InputFiles(Config):
     """The path is a table of Delta Lake or Apache Iceberg: its directory or, for Iceberg, a metadata file."""
     version: int | None = Field(default=None, ge=0)
     """Version of a Delta table or id of an Iceberg snapshot; the newest one by default."""
+    since: int | None = Field(default=None, ge=0)
+    """Read only the files that were added to a Delta table after this version, up to `version`: those that
+    `prepare.add` adds to a data set. Periods whose rows were rewritten since are named, and stay as they are there."""
 
     @model_validator(mode="after")
     def _version_of_a_table(self) -> Self:
         if self.version is not None and self.table is None:
             raise ValueError("version is that of a table; set table to delta or iceberg")
+        if self.since is not None and self.table != "delta":
+            raise ValueError("since is a version of a Delta table; set table to delta")
         return self
 
 
@@ -146,8 +140,10 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     files = []
     for entry in inputs:
         if entry.table is not None:
-            number, urls = _snapshot(entry.path, entry.table, entry.version)
-            files += [File(url=url, period=entry.period, version=f"{entry.table} {number}") for url in urls]
+            number, read, rewritten = table_version(entry.path, entry.table, entry.version, entry.since)
+            version = f"{entry.table} {number}"
+            for is_rewritten, of_table in ((False, read), (True, rewritten)):
+                files += [File(url, entry.period, None, version, lake, is_rewritten) for url, lake in of_table]
             continue
         listed = storage.list_files(entry.path)
         if entry.group_sizes is not None and len(listed) > 1:
@@ -162,7 +158,8 @@ def raw_files(dataset: Dataset) -> list[str]:
     urls = []
     for entry in inputs_of(dataset):
         try:
-            urls += [file.url for file in list_inputs([validate(InputFiles, entry, dataset.url)])]
+            files = list_inputs([validate(InputFiles, entry, dataset.url)])
+            urls += [file.url for file in files if file.lake is None or file.lake.is_plain]
         except InputError:
             continue
     return urls
@@ -241,97 +238,3 @@ class UnitSettings:
     out: str
     taken: frozenset[str] = frozenset()
     encoding: Encoding | None = None
-
-
-_TableVersion = tuple[int, tuple[str, ...]]
-"""A version of a table and its files, sorted."""
-
-
-def _snapshot(url: str, lake: Lake, version: int | None) -> _TableVersion:
-    """The files of a table at a directory or, for Iceberg, perhaps a metadata file (`.metadata.json`)."""
-    library = _LIBRARIES[lake]
-    if importlib.util.find_spec(library) is None:
-        raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
-    try:
-        number, files = _delta(url, version) if lake == "delta" else _iceberg(url, version)
-    except (InputError, UnavailableError):
-        raise
-    except Exception as error:  # the libraries' errors have no common base
-        raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
-    if not files:
-        raise InputError(f"{url}: version {number} has no rows; choose another one")
-    return number, files
-
-
-def _delta(url: str, version: int | None) -> _TableVersion:
-    from deltalake import DeltaTable
-
-    if not storage.exists(storage.join(url, "_delta_log")):  # our error is better if the store refuses access
-        raise InputError(f"{url}: no Delta table is there; check the path")
-    with storage.delta_options(url) as options:
-        table = DeltaTable(storage.absolute(url), version=version, storage_options=options)
-        deleted = table.deletion_vectors().read_all().num_rows
-    if deleted:
-        raise InputError(f"{url}: deleted rows are still in its files; run OPTIMIZE or REORG TABLE ... APPLY (PURGE)")
-    configuration = table.metadata().configuration
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
-    return table.version(), tuple(sorted(table.file_uris()))
-
-
-def _iceberg(url: str, version: int | None) -> _TableVersion:
-    table = _static_table(_newest_metadata(url))
-    current = table.current_snapshot() if version is None else table.snapshot_by_id(version)
-    if current is None:
-        raise InputError(f"{url}: no snapshot {version or ''}; leave version out for the newest one")
-    _check_names(url, table)
-    tasks = list(table.scan(snapshot_id=current.snapshot_id).plan_files())
-    if any(task.delete_files for task in tasks):
-        raise InputError(f"{url}: deleted rows are still in its files; rewrite the data files of the table")
-    if other := next((task.file.file_path for task in tasks if task.file.file_format != "PARQUET"), None):
-        raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
-    paths = (task.file.file_path for task in tasks)
-    local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
-    return current.snapshot_id, tuple(sorted(local))
-
-
-def _static_table(metadata: str) -> Any:
-    """The table of a metadata file, read through `storage` instead of with settings from the table."""
-    from pyiceberg.catalog.noop import NoopCatalog
-    from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
-    from pyiceberg.serializers import FromInputFile
-    from pyiceberg.table import StaticTable
-
-    class StoredFile(PyArrowFile):  # type: ignore[misc]
-        def open(self, seekable: bool = True) -> pa.BufferReader:  # noqa: ARG002
-            # at once, because pyiceberg reads whole files, and an outage is then told from a bad table
-            return pa.BufferReader(storage.read_bytes(self.location))
-
-    class Stored(PyArrowFileIO):  # type: ignore[misc]
-        def new_input(self, location: str) -> StoredFile:
-            filesystem, path = storage.arrow_filesystem(location)
-            return StoredFile(location, path, filesystem)
-
-    files, catalog = Stored(), NoopCatalog("static")
-    return StaticTable(
-        ("static", metadata), FromInputFile.table_metadata(files.new_input(metadata)), metadata, files, catalog
-    )
-
-
-def _check_names(url: str, table: Any) -> None:
-    """Check that no column was renamed or replaced by another of its name: files keep the old names."""
-    names: dict[int, str] = {}
-    ids: dict[str, int] = {}
-    for schema in table.schemas().values():
-        for column in schema.fields:
-            name, number = names.setdefault(column.field_id, column.name), ids.setdefault(column.name, column.field_id)
-            if (name, number) != (column.name, column.field_id):
-                raise InputError(f"{url}: column {column.name!r} was renamed or replaced; rewrite the table")
-
-
-def _newest_metadata(url: str) -> str:
-    if url.endswith(".metadata.json"):
-        return url
-    paths = storage.list_files(storage.join(url, "metadata", "*.metadata.json"))
-    numbered = [(int(match[1]), path) for path in paths if (match := _METADATA.search(path))]
-    return storage.absolute(max(numbered)[1])

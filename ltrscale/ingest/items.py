@@ -58,7 +58,7 @@ class Items(Source):
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file, at least one."""
         url = files[0].url
-        whole = self._whole(self._schema(url), url)
+        whole = self._whole(files[0])
         features = resolve_features(whole, self.columns, url, keys=join_keys(self.joins))
         if not features:
             raise InputError(
@@ -83,14 +83,14 @@ class Items(Source):
 
         def read(file: File) -> Iterator[RowBlock]:
             build = ItemBlocks(file.url, self.columns, features, encoders, joined, encoding)
-            return map(build, self._rows(file.url, features, first))
+            return map(build, self._rows(file, features, first))
 
         return read
 
-    def _rows(self, url: str, features: Sequence[Feature], first: str) -> Iterator[Raw]:
+    def _rows(self, file: File, features: Sequence[Feature], first: str) -> Iterator[Raw]:
         """The columns in use of a file that has the features of the first one."""
-        mapping, schema, keys = self.columns, self._schema(url), join_keys(self.joins)
-        whole = self._whole(schema, url)
+        mapping, url, schema, keys = self.columns, file.url, self._schema(file), join_keys(self.joins)
+        whole = self._whole(file)
         check_same_features(whole, resolve_features(whole, mapping, url, keys=keys), features, mapping, url, first)
         needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features), *keys}
         names = [name for name in schema.names if name in needed]
@@ -103,16 +103,17 @@ class Items(Source):
             query=mapping.query,
             dialect=mapping.dialect(url),
             batch_rows=min(_ROWS, max(1, _VALUES // max(1, len(features)))),
+            lake=file.lake,
         )
 
-    def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns:
+    def raw_columns(self, features: Sequence[Feature], file: File) -> RawColumns:
         """How a file stores the columns that features are made of."""
-        form, keys = file_form(url), join_keys(self.joins)
+        form, keys = file_form(file.url), join_keys(self.joins)
         numbers, texts = _numbers_and_texts(self.columns, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
         forms = {name: join.form for join in self.joins for name in join.columns}
         vectors, reads = self.columns.vector_columns, dict[str, Any]()
-        for column in self._whole(self._schema(url), url):
+        for column in self._whole(file):
             if column.name in used and column.name in vectors:
                 reads[column.name] = "text" if cols.is_text(column.type) else "numbers"
             elif column.name in used:
@@ -160,9 +161,9 @@ class Items(Source):
             )
         return {name: value for name, value in fills.items() if value is not None}
 
-    def missing_columns(self, url: str) -> list[str]:
+    def missing_columns(self, file: File) -> list[str]:
         """The columns that are missing from a file and its tables."""
-        return missing(self._whole(self._schema(url), url), self.columns, url)
+        return missing(self._whole(file), self.columns, file.url)
 
     def files_beside(self) -> list[str]:
         """The joined tables, and the files of a tokenizer."""
@@ -173,17 +174,18 @@ class Items(Source):
         """The uses of the columns."""
         return self.columns
 
-    def _schema(self, url: str) -> pa.Schema:
+    def _schema(self, file: File) -> pa.Schema:
         """The columns of a file; one of vectors without a value in the first lines may have lists in later ones."""
-        schema, vectors = read_schema(url, self.columns.dialect(url)), self.columns.vector_columns
+        schema, vectors = read_schema(file.url, self.columns.dialect(file.url), file.lake), self.columns.vector_columns
         for i, field in enumerate(schema):
             if field.name in vectors and pa.types.is_null(field.type):
                 schema = schema.set(i, field.with_type(pa.list_(pa.null())))
         return schema
 
-    def _whole(self, schema: pa.Schema, url: str) -> pa.Schema:
+    def _whole(self, file: File) -> pa.Schema:
         """The columns of a file, with joined ones and missing optional ones."""
-        return with_optional(with_joined(schema, self.joins, self.columns.dialect, url), self.columns)
+        joined = with_joined(self._schema(file), self.joins, self.columns.dialect, file.url)
+        return with_optional(joined, self.columns)
 
 
 def _column_holds(

@@ -99,6 +99,7 @@ class PrepareJob(Stage):
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
             existing = _existing(config, self.out)
             settings, units = _settings(config, files, existing, commit, folder)
+            additions.check_rewritten(settings, self._listed, existing)
             new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
             check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
             check_expected(config.expect, new)
@@ -116,9 +117,14 @@ class PrepareJob(Stage):
                 ask_of_leaks(self.out)
 
     @cached_property
-    def _files(self) -> list[File]:
-        """The files of the inputs, listed once: the origin names those that are read."""
+    def _listed(self) -> list[File]:
+        """The files of the inputs, listed once."""
         return list_inputs(self.own_settings().inputs)
+
+    @property
+    def _files(self) -> list[File]:
+        """Those that are read, which the origin names."""
+        return [file for file in self._listed if not file.is_rewritten]
 
     @property
     def _log(self) -> str:
@@ -136,7 +142,7 @@ def _settings(
 ) -> tuple[UnitSettings, list[Unit]]:
     """The units, and what their work needs: the features, then the encoding of texts, then what fills gaps."""
     if existing is not None:
-        additions.check_types(existing, config.source, files[0].url)
+        additions.check_types(existing, config.source, files[0])
     settings = UnitSettings(config, config.source.find_features(files), files[0], commit.url)
     first = 0
     if existing is not None:
@@ -246,7 +252,7 @@ def _manifest(
         vocabulary=encoding.vocabulary if encoding else None,
         accounting=total_accounting([totals.accounting], lost_groups=lost_groups, hash_collisions=collisions),
         categories={name: dict(sorted(codes.items())) for name, codes in texts.items() if codes is not None},
-        raw=source.raw_columns(settings.features, settings.first.url),
+        raw=source.raw_columns(settings.features, settings.first),
         fills=source.fills,
         query_ids=query_ids,
         quarantine=totals.quarantine,

@@ -4,7 +4,7 @@ Shapes: N rows of a block, F features.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from ltrscale.config import Config
@@ -13,6 +13,7 @@ from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.tables import LakeFile
 from ltrscale.ingest.texts import Encoding, TokenColumns
 from ltrscale.ingest.validate import Unjudged
 
@@ -32,6 +33,10 @@ class File:
     """The file with the sizes of its groups."""
     version: str | None = None
     """The version of the table that it belongs to."""
+    lake: LakeFile | None = field(default=None, compare=False, repr=False)
+    """What the table serves of the file; None for all of it."""
+    is_rewritten: bool = False
+    """Whether it is not to be read, because the table has rewritten rows that were read before."""
 
 
 Reader = Callable[[File], Iterator[RowBlock]]
@@ -101,7 +106,7 @@ class Source(Config):
         """
         return self
 
-    def missing_columns(self, url: str) -> list[str]:  # noqa: ARG002
+    def missing_columns(self, file: File) -> list[str]:  # noqa: ARG002
         """The named columns (not patterns) that a file lacks, each with its use; none for text without names."""
         return []
 
@@ -109,7 +114,7 @@ class Source(Config):
         """The files that are read besides the inputs, such as a tokenizer's."""
         return self.token_columns.tokenizer.files() if self.token_columns else []
 
-    def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns | None:  # noqa: ARG002
+    def raw_columns(self, features: Sequence[Feature], file: File) -> RawColumns | None:  # noqa: ARG002
         """How a file stores the columns that features are made of; None if its rows are not items."""
         return None
 

@@ -7,7 +7,7 @@ name the place of damage in a file.
 Shapes: N rows of a block or batch, K rows of a table that joins.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
@@ -31,13 +31,57 @@ from ltrscale.ingest.rows import Raw, RowTexts, damage
 _READ_AHEAD = 1 << 18
 
 
-def parquet_schema(url: str) -> pa.Schema:
+@dataclass(frozen=True, eq=False)
+class LakeFile:
+    """What a table of a lake serves of one of its Parquet files.
+
+    Args:
+        schema: the columns of the table, in order; those that the file lacks are null.
+        stored: the names of columns in the file, by their names in the table.
+        values: the values of partition columns, as text, by name.
+        deleted_K: the numbers of rows that the table no longer has, from 0, sorted.
+    """
+
+    schema: pa.Schema
+    stored: Mapping[str, str]
+    values: Mapping[str, str | None]
+    deleted_K: Ints
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all rows are served, with the names that their columns have in the file."""
+        return not len(self.deleted_K) and all(name == stored for name, stored in self.stored.items())
+
+    def columns(self, of_file: pa.Schema) -> pa.Schema:
+        """The columns that are served of a file with these columns."""
+        return pa.schema([(field.name, self._type(field, of_file)) for field in self.schema])
+
+    def _type(self, field: pa.Field, of_file: pa.Schema) -> pa.DataType:
+        if field.name in self.values:
+            return pa.string()
+        stored = self.stored[field.name]
+        return of_file.field(stored).type if stored in of_file.names else field.type
+
+    def rows(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Some columns of the table, for a batch that has those of them that the file has."""
+
+        def column(name: str) -> pa.Array:
+            if name in self.values:
+                return pa.repeat(pa.scalar(self.values[name], pa.string()), len(batch))
+            stored = self.stored[name]
+            return batch[stored] if stored in batch.schema.names else pa.nulls(len(batch), self.schema.field(name).type)
+
+        return pa.RecordBatch.from_arrays([column(name) for name in columns], names=list(columns))
+
+
+def parquet_schema(url: str, lake: LakeFile | None = None) -> pa.Schema:
     """The columns of a Parquet file, as they are read."""
     with _open(url) as file:
-        return cols.plain_schema(file.schema_arrow)
+        schema = cols.plain_schema(file.schema_arrow)
+    return lake.columns(schema) if lake else schema
 
 
-def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Raw]:
+def read_parquet(url: str, columns: Sequence[str], batch_rows: int, lake: LakeFile | None = None) -> Iterator[Raw]:
     """Read batches of at most `batch_rows` rows; `columns` are in file order.
 
     A row group is read page by page: memory does not grow with the file or with its row groups.
@@ -46,11 +90,13 @@ def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
         InputError: the file is missing or cannot be decoded; names row group and row.
     """
     with _open(url) as file:
-        row = 1
+        row, in_file = 1, list(columns)
+        if lake:
+            in_file = [lake.stored[name] for name in columns if lake.stored.get(name) in file.schema_arrow.names]
         for group in range(file.num_row_groups):
             # without its offset, which is in column metadata: if that is damaged, pyarrow kills the process
             with damage(url, f"row group {group}, near row {row}"):
-                batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
+                batches = file.iter_batches(batch_rows, row_groups=[group], columns=in_file)
             while True:
                 with damage(url, f"row group {group}, near row {row}"):
                     batch = next(batches, None)
@@ -59,6 +105,11 @@ def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
                 lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
                 rows, share = cols.plain(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
+                if lake:
+                    kept_N = ~np.isin(lines_N - 1, lake.deleted_K)
+                    rows, lines_N = lake.rows(rows, columns).filter(pa.array(kept_N)), lines_N[kept_N]
+                if not len(rows):
+                    continue
                 yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
         if row - 1 != file.metadata.num_rows:
             raise InputError(
@@ -103,10 +154,10 @@ def usual_delimiter(url: str, decimal: str = ".") -> str:
     return "\t" if ".tsv" in url.rpartition("/")[2] else ";" if decimal == "," else ","
 
 
-def read_schema(url: str, dialect: Dialect) -> pa.Schema:
+def read_schema(url: str, dialect: Dialect, lake: LakeFile | None = None) -> pa.Schema:
     """The columns of a file; types of text files are those of their first lines."""
     if url.endswith(".parquet"):
-        return parquet_schema(url)
+        return parquet_schema(url, lake)
     if url.endswith(_CSV):
         return csv_schema(url, dialect)
     if url.endswith(_JSON):
@@ -124,13 +175,14 @@ def read_rows(
     query: str,
     dialect: Dialect,
     batch_rows: int,
+    lake: LakeFile | None = None,
 ) -> Iterator[Raw]:
     """Read some columns of a file, in their order in its schema, in blocks of at most `batch_rows` rows.
 
     `numbers` are read as numbers if the file has only text; `query` is the column with the query id, for rejections.
     """
     if url.endswith(".parquet"):
-        return read_parquet(url, columns, batch_rows)
+        return read_parquet(url, columns, batch_rows, lake)
     if url.endswith(_JSON):
         return iter(JsonReader(url, schema, columns, numbers, query, batch_rows))
     return iter(CsvReader(url, schema, columns, numbers, query, batch_rows, dialect))

@@ -145,11 +145,11 @@ class PredictJob(ScorerConfig):
 
     def _check_columns(self, reading: PrepareConfig) -> None:
         """Refuse the rows if their first file lacks columns; the error names them all."""
-        first = list_inputs(reading.inputs)[0].url
+        first = list_inputs(reading.inputs)[0]
         if missing := reading.source.missing_columns(first):
             raise InputError(
-                f"{first}: no column {', '.join(missing)}, which {self.name} needs; name columns that have other names "
-                "there under source.columns; features must have the names of the training data"
+                f"{first.url}: no column {', '.join(missing)}, which {self.name} needs; name columns that have other "
+                "names there under source.columns; features must have the names of the training data"
             )
 
     def _check_out(self) -> None:

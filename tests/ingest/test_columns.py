@@ -10,18 +10,19 @@ import pytest
 from preparing import prepare
 
 from ltrscale import bundle, storage
-from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.manifest import Dataset, Lacking, open_dataset
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.rewrite import GroupWriter, read_groups
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.drift import measure_drift
-from ltrscale.evaluation.measure.periods import period_blocks
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
 
 ALWAYS, LATE = ("f1", "brand"), ("f1", "f2", "brand", "shop")
 WEEKS = {"2026-W01": ALWAYS, "2026-W02": LATE, "2026-W03": ("f2", "shop"), "2026-W04": LATE}
@@ -41,7 +42,10 @@ def write_week(folder: Path, week: str, names: Sequence[str], optional: bool = F
     pq.write_table(pa.Table.from_pylist(rows), path)
     used = LATE if optional else names
     columns = {
-        **{"query": "q", "item": "d", "label": "y", "period_column": "week"},
+        "query": "q",
+        "item": "d",
+        "label": "y",
+        "period_column": "week",
         "features": [name for name in used if name.startswith("f")],
         "categorical": [name for name in used if not name.startswith("f")],
         "optional": [name for name in LATE if name not in names] if optional else [],
@@ -100,9 +104,7 @@ def test_all_readers_see_missing_values(both: tuple[Dataset, Dataset]) -> None:
         for period, batches in values_of(late, names).items():
             for ours, theirs in zip(batches, values_of(stored, names)[period], strict=True):
                 np.testing.assert_array_equal(ours, theirs)
-    blocks = [
-        np.concatenate([block.features_NF for block in read_groups(d, periods=d.manifest.periods)]) for d in both
-    ]
+    blocks = [np.concatenate([block.features_NF for block in read_groups(d, periods=d.manifest.periods)]) for d in both]
     order = [[f.name for f in late.manifest.features].index(f.name) for f in stored.manifest.features]
     np.testing.assert_array_equal(blocks[0][:, order], blocks[1])
 
@@ -139,18 +141,58 @@ def test_periods_with_equal_lists_of_other_columns_are_no_copies(tmp_path: Path)
     assert list(equal_periods([(dataset, dataset.manifest.periods)])) == []
 
 
-def test_a_data_set_that_is_made_of_it_stores_missing_values(both: tuple[Dataset, Dataset], tmp_path: Path) -> None:
-    late = both[0]
-    with storage.Commit(str(tmp_path / "copy")) as commit:
+@pytest.fixture(scope="module")
+def copy(both: tuple[Dataset, Dataset], tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The weeks as they come, rewritten, which stores missing values in the same places."""
+    late, url = both[0], str(tmp_path_factory.mktemp("copy"))
+    with storage.Commit(url) as commit:
         writer = GroupWriter(commit, late, renumber=False)
         for block in read_groups(late, periods=late.manifest.periods):
             writer.add(block)
         writer.finish(late.manifest.accounting, {})
-    copy = open_dataset(str(tmp_path / "copy"))
+    return open_dataset(url)
+
+
+def test_a_data_set_that_is_made_of_it_stores_missing_values(both: tuple[Dataset, Dataset], copy: Dataset) -> None:
     assert copy.manifest.lacking == ()
     for period, batches in values_of(copy).items():
-        for ours, theirs in zip(batches, values_of(late)[period], strict=True):
+        for ours, theirs in zip(batches, values_of(both[0])[period], strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+def splits_of(dataset: Dataset) -> Splits:
+    """Two weeks to train on, of which one lacks features, one to validate and one to test."""
+    train, validation, test = ("2026-W01", "2026-W02"), ("2026-W03",), ("2026-W04",)
+    of = {"train": train, "validation": validation, "test": test}
+    return SplitsWithTest(**{name: Split(data=(dataset.url,), periods=periods) for name, periods in of.items()})
+
+
+def test_training_equals_that_on_stored_missing_values(
+    both: tuple[Dataset, Dataset], copy: Dataset, tmp_path: Path
+) -> None:
+    stream = {"shuffle": False, "docs_per_batch": 256}
+    finetuning = FinetuneConfig.model_validate({"epochs": 2, "stream": stream})
+    for name, dataset in (("late", both[0]), ("copy", copy)):
+        splits = splits_of(dataset)
+        trees = LightGBMConfig(num_trees=5, num_threads=1)
+        GBDTJob(out=str(tmp_path / f"{name}-trees"), splits=splits, gbdt=trees).run()
+        FinetuneJob(out=str(tmp_path / f"{name}-network"), splits=splits, finetune=finetuning).run()
+    for file in ("trees/model.txt", "network/weights.safetensors"):
+        assert (tmp_path / f"late-{file}").read_bytes() == (tmp_path / f"copy-{file}").read_bytes()
+    ours, theirs = (bundle.load(str(tmp_path / f"{name}-trees")) for name in ("late", "copy"))
+    assert (ours.present, theirs.present) == ({"f2": 0.5, "shop": 0.5}, {})
+    assert "shop: in 50% of the training periods" in (tmp_path / "late-trees" / "README.md").read_text()
+    assert "present" not in (tmp_path / "copy-trees" / "config.json").read_text()
+    models = {"trees": (str(tmp_path / "late-trees"),)}
+    evaluation = EvaluateConfig(models=models, baseline=None, splits=splits_of(both[0]), by_period=True)
+    of = evaluation.splits
+    swapped = evaluation.replace(splits=of.replace(test=of.validation, validation=of.test))
+    for name, config in (("one", evaluation), ("two", swapped)):
+        EvaluateJob(out=str(tmp_path / name), evaluate=config).run()
+    reports = [(tmp_path / name / "report.md").read_text() for name in ("one", "two")]
+    assert "shop is not in the files of 50% of the training periods: a missing" in reports[0]
+    assert "brand is not in the files of the test periods 2026-W03: a missing value in every document." in reports[1]
+    assert "not in its files" in reports[1]
 
 
 def test_a_number_that_becomes_text_is_not_dropped_by_a_pattern_for_numbers(tmp_path: Path) -> None:
@@ -179,5 +221,8 @@ def test_a_vector_keeps_its_length(tmp_path: Path) -> None:
         config = PrepareConfig.model_validate({"inputs": inputs, "source": source, "add": True})
         if size == 4:
             prepare(config, str(tmp_path / "out"))
-    with pytest.raises(InputError, match=r"column 'emb\.0' is one of 3, with other places than before, and numeric until period '2026-W01'"):
+    with pytest.raises(
+        InputError,
+        match=r"column 'emb\.0' is one of 3, with other places than before, and numeric until",
+    ):
         prepare(config, str(tmp_path / "out"))
