@@ -8,7 +8,7 @@ from ltrscale.errors import InputError, suggestion
 
 VERBS = {
     "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly"),
-    "data": ("simulate", "relabel", "clicks"),
+    "data": ("simulate", "relabel", "clicks", "erase"),
     "models": ("pretrain", "finetune", "train_gbdt", "tune", "distill", "refit"),
     "is it better, and may it serve": ("evaluate", "report", "explain", "gate", "interleave", "reconcile"),
     "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),

@@ -138,8 +138,8 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
         plan = by_period[period]
         stored = dataset.manifest.stored.get(period, features)
         places_F = stored_places(features, stored)
-        for table, lengths_Q in _recut(_tables(plan, columns, len(stored))):
-            block = _block(table, lengths_Q, len(stored), plan[0])
+        for table, lengths_Q in _recut(counted_tables(plan, columns, len(stored))):
+            block = group_block(table, lengths_Q, len(stored), plan[0])
             yield replace(block, features_NF=laid_out(block.features_NF, places_F))
 
 
@@ -156,7 +156,7 @@ _Counted = tuple[pa.Table, Ints]
 """A table and the number of documents in each row."""
 
 
-def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: int) -> Iterator[_Counted]:
+def counted_tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: int) -> Iterator[_Counted]:
     """The tables of row groups; checks their number of documents."""
     for row_group, table in zip(row_groups, read_direct(row_groups, columns), strict=True):
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
@@ -186,7 +186,7 @@ def _joined(parts: Sequence[_Counted]) -> _Counted:
     return pa.concat_tables([table for table, _ in parts]), np.concatenate([lengths_Q for _, lengths_Q in parts])
 
 
-def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -> GroupBlock:
+def group_block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -> GroupBlock:
     """The rows of a table as a block; `first` is the first row group of their period, for messages."""
     lists = {
         name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
@@ -266,7 +266,7 @@ class GroupWriter:
         self._labels.add(block.columns_N["labels"])
         gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
         self._groups += len(block)
-        table = _table(block, gids_Q)
+        table = group_table(block, gids_Q)
         self._tokens = summed([self._tokens, summarise(table)])
         self._writer.add(block.period, table)
 
@@ -300,7 +300,7 @@ class GroupWriter:
         return self._commit.files[-1]
 
 
-def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
+def group_table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
     """A block as rows of a data set directory."""
     n_features = block.features_NF.shape[1]
     every_Q = np.ones(len(block), dtype=bool)

@@ -269,6 +269,7 @@ def joined_manifests(old: Manifest, new: Manifest) -> Manifest:
         vocabulary=old.vocabulary,
         accounting=total_accounting([old.accounting, new.accounting]),
         categories={name: dict(sorted(merged.items())) for name, merged in texts.items() if merged is not None},
+        erased=old.erased,
         raw=old.raw if features == old.features else _raw(old, new),
         fills=old.fills,
         query_ids=new.query_ids,

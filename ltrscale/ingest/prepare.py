@@ -200,6 +200,8 @@ def _write(
     unfinished.restore(totals, ids, folder)
     earlier = (existing.manifest if existing else None, unfinished.manifest)
     counts_before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
+    if existing is not None and (erased := existing.manifest.erased):
+        counts_before = total_of([counts_before, (erased.groups, 0, 0)])  # no gid is given twice
     units, total = units[unfinished.units :], len(units)
 
     def take(written: Written, new_ids: UnitIds) -> None:

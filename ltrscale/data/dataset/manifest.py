@@ -174,6 +174,15 @@ class Lacking(Strict):
     periods: tuple[PeriodName, ...]
 
 
+class Erased(Strict):
+    """How much was erased from a data set, whose files do not say what it was."""
+
+    groups: int
+    """Query groups of which nothing is left; the gids of later groups count them."""
+    documents: int
+    periods: tuple[PeriodName, ...]
+
+
 ADDED = "added"
 """The key of `made_by` with the commands of additions."""
 
@@ -210,6 +219,8 @@ class Manifest(Strict):
     categories: dict[str, dict[str, int]] = Field(default_factory=dict)
     """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
     their own codes. A feature is absent if its texts are more than 4,096."""
+    erased: Erased | None = Field(default=None, exclude_if=lambda erased: erased is None)
+    """What `jobs.erase` has taken out; None if it has not."""
     raw: RawColumns | None = None
     """The columns of the raw rows; None if the rows were not items, one per row."""
     fills: dict[str, float] = Field(default_factory=dict)

@@ -52,7 +52,7 @@ _OPEN_FILES = 64
 BESIDE_LABELS = ("positions", "clicks", "weights", "gains")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
 """Columns with one number per document, in the order they are written."""
-_PLAIN = ("gid", FEATURES, *PER_DOCUMENT)
+PLAIN = ("gid", FEATURES, *PER_DOCUMENT)
 _FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
 _PART = pa.schema([pa.field("kind", pa.string()), *FILE_SCHEMA, pa.field("made_by", pa.string())])
 
@@ -209,7 +209,7 @@ class DatasetWriter:
         self._open.append(state)
         path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
         state.sink = state.stack.enter_context(pa.OSFile(str(state.stack.enter_context(path)), "wb"))
-        state.writer = parquet_writer(state.sink, schema, plain=_PLAIN, compression=self._compression)
+        state.writer = parquet_writer(state.sink, schema, plain=PLAIN, compression=self._compression)
         state.parts += 1
 
     def _close_file(self, state: _Period) -> None:
