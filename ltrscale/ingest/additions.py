@@ -100,9 +100,9 @@ def _in_order(existing: Dataset, features: Sequence[Feature], url: str) -> tuple
     kept = tuple(feature for feature in existing.manifest.features if feature in here)
     if new:
         names = ", ".join(feature.name for feature in new)
-        log.warning("prepare: new features, which all periods of %s lack so far: %s", existing.url, names)
+        log.warning("prepare: the inputs have features that %s lacks so far: %s", existing.url, names)
     if gone := [name for name in known if known[name] not in here]:
-        log.warning("prepare: features of %s that the periods which are added lack: %s", existing.url, ", ".join(gone))
+        log.warning("prepare: the inputs lack features of %s: %s", existing.url, ", ".join(gone))
     return kept + new
 
 

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.source import Needs
+from ltrscale.ingest.source import File, Needs
 
 
 def prepared(folder: Path, columns: dict[str, Any], **settings: Any) -> Dataset:
@@ -136,9 +136,9 @@ def test_rows_to_score_may_lack_what_is_optional(tmp_path: Path) -> None:
     source = PrepareConfig.model_validate({"inputs": "x", "source": {"kind": "items", "columns": OPTIONAL}}).source
     reading = source.for_scoring(Needs(data.manifest.features))
     PARTS[["q", "x"]].to_csv(tmp_path / "new.csv", index=False)
-    assert reading.missing_columns(str(tmp_path / "new.csv")) == []
+    assert reading.missing_columns(File(url=str(tmp_path / "new.csv"))) == []
     PARTS[["q", "late"]].to_csv(tmp_path / "new.csv", index=False)
-    assert [each.split()[0] for each in reading.missing_columns(str(tmp_path / "new.csv"))] == ["'x'"]
+    assert [each.split()[0] for each in reading.missing_columns(File(url=str(tmp_path / "new.csv")))] == ["'x'"]
     fewer = source.for_scoring(Needs(data.manifest.features[:1]))
     assert fewer.mapping is not None
     assert fewer.mapping.optional == ()

@@ -30,7 +30,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.rows import Rejection, RowBlock
-from ltrscale.ingest.source import Needs
+from ltrscale.ingest.source import File, Needs
 
 
 def read(path: Path, mapping: ColumnMapping) -> tuple[RowBlock, list[Rejection]]:
@@ -450,7 +450,7 @@ def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) 
         write(tmp_path, "week=7/log.csv", {"q": ["a"], "clicks_": [1]}),
         write(tmp_path, "week=7/log.parquet", {"q": ["a"], "clicks_": [1]}),
     ):
-        assert Items(columns=wanted).missing_columns(str(path)) == [
+        assert Items(columns=wanted).missing_columns(File(url=str(path))) == [
             *(
                 "'user' (meta)",
                 "'f' (feature)",
@@ -465,7 +465,7 @@ def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) 
         ({"features": ["a"], "categorical": ["features"], "docs": "ids"}, ["'ids' (docs)", "'a' (feature)"]),
     ):
         source = validate(GroupRows, {"columns": columns}, "test")
-        assert source.missing_columns(lists) == lacking
+        assert source.missing_columns(File(url=lists)) == lacking
 
 
 # queries of several columns

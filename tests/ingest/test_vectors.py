@@ -23,7 +23,7 @@ from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.rows import RowBlock, concat
-from ltrscale.ingest.source import Needs
+from ltrscale.ingest.source import File, Needs
 
 D, N = 64, 300
 QUERIES = np.repeat([f"q{i}" for i in range(N // 10)], 10)
@@ -235,7 +235,11 @@ def test_scoring_reads_the_vectors_that_the_model_reads(tmp_path: Path) -> None:
     assert [*features_of(source, log)] == features
     (block,) = blocks_of(source, log, features=features)
     assert block.features_NF.tolist() == [[1, 1.5, 3, 3.5]]
-    assert Items(columns=mapping).missing_columns(log) == ["'y' (label)", "'other' (vectors)", "'far' (vectors)"]
+    assert Items(columns=mapping).missing_columns(File(url=log)) == [
+        "'y' (label)",
+        "'other' (vectors)",
+        "'far' (vectors)",
+    ]
 
 
 def test_a_text_that_is_no_list_of_numbers_is_rejected_with_the_text(tmp_path: Path) -> None:
