@@ -355,7 +355,7 @@ class WeeklyJob(Config):
         test = splits.test if self.inputs or production is None else unseen_periods(splits, production)
         yield f"weekly: dry run, nothing is written; {self.data} has {in_few_words(periods)}"
         if self.inputs:
-            files = [file.url for file in list_inputs(self.inputs)]
+            files = [file.url for file in list_inputs(self.inputs) if not file.is_rewritten]
             sizes = sum(map(storage.size, files)) / 1e6
             yield f"- read {', '.join(files[:3])} ({len(files)} files, {sizes:,.1f} MB) into {join(self.out, 'new')}"
         if production is None:

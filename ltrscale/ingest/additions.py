@@ -128,7 +128,7 @@ def check_types(existing: Dataset, source: Source, file: File) -> None:
 
 def _refuse_type(existing: Dataset, feature: Feature, kind: str, url: str) -> None:
     manifest, name = existing.manifest, feature.name
-    stored = manifest.stored_in(manifest.periods)
+    stored = manifest.stored_names(manifest.periods)
     period = max(period for period in manifest.periods if name in stored.get(period, [name]))
     raise InputError(
         f"{url}: column {name!r} is {kind}, and {feature.kind} until period {period!r} of {existing.url}; a feature "

@@ -42,7 +42,7 @@ class InputFiles(Config):
     """The path is a table of Delta Lake or Apache Iceberg: its directory or, for Iceberg, a metadata file."""
     version: int | None = Field(default=None, ge=0)
     """Version of a Delta table or id of an Iceberg snapshot; the newest one by default."""
-    since: int | None = Field(default=None, ge=0)
+    since: int | None = Field(default=None, ge=0, exclude_if=lambda since: since is None)
     """Read only the files that were added to a Delta table after this version, up to `version`: those that
     `prepare.add` adds to a data set. Periods whose rows were rewritten since are named, and stay as they are there."""
 
@@ -159,7 +159,7 @@ def raw_files(dataset: Dataset) -> list[str]:
     for entry in inputs_of(dataset):
         try:
             files = list_inputs([validate(InputFiles, entry, dataset.url)])
-            urls += [file.url for file in files if file.lake is None or file.lake.is_plain]
+            urls += [f.url for f in files if not f.is_rewritten and (f.lake is None or f.lake.is_plain)]
         except InputError:
             continue
     return urls

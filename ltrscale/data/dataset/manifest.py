@@ -273,7 +273,7 @@ class Manifest(Strict):
             for period in each.periods
         }
 
-    def stored_in(self, periods: Collection[str]) -> dict[str, list[str]]:
+    def stored_names(self, periods: Collection[str]) -> dict[str, list[str]]:
         """The names of the features in the files of those of some periods that lack any, as plain data."""
         return {period: [f.name for f in self.stored[period]] for period in sorted(self.stored.keys() & {*periods})}
 
@@ -284,7 +284,7 @@ class Manifest(Strict):
         }
         if self.vocabulary is not None:  # so that hashes without tokens do not change
             identity |= {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
-        if stored := self.stored_in(periods):
+        if stored := self.stored_names(periods):
             identity["stored"] = stored
         return digest(identity)
 

@@ -189,7 +189,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         "features": [(feature.name, feature.kind) for feature in features],
         "files": Json.array(of_part.content() for of_part in files),
     }
-    if any(stored := [part.dataset.manifest.stored_in(part.periods) for part in parts]):
+    if any(stored := [part.dataset.manifest.stored_names(part.periods) for part in parts]):
         identity["stored"] = stored
     left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
@@ -269,7 +269,7 @@ def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGr
         first_file = sum(len(earlier.files) for earlier in to_read)
         of_parts.append((first_file + of_part.file_R, index_R, groups_R, documents_R, labelled_R))
         manifest = part.dataset.manifest
-        stored = manifest.features, {period: manifest.stored[period] for period in manifest.stored_in(part.periods)}
+        stored = manifest.features, {period: manifest.stored[period] for period in manifest.stored_names(part.periods)}
         to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, *stored, part.scores, of_part))
     of_parts = of_parts or [(np.zeros(0, np.int64),) * 5]
     columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*of_parts, strict=True)]
