@@ -158,9 +158,7 @@ class Decoder:
         features = []
         for owner, start, stop in zip(owners_Q.tolist(), starts_Q.tolist(), stops_Q.tolist(), strict=True):
             view, columns = buffers[owner][start:stop], places[owner]
-            features.append(
-                view if columns is None else laid_out(view.reshape(-1, widths[owner]), columns).reshape(-1)
-            )
+            features.append(view if columns is None else laid_out(view.reshape(-1, widths[owner]), columns).reshape(-1))
         return features, lengths_Q
 
     def _places_in(self, stored: tuple[Feature, ...]) -> Ints | None:
