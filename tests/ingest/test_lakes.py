@@ -82,6 +82,17 @@ def test_the_rows_are_those_of_duckdb(mapped: MappedTable) -> None:
     assert in_order(ours) == in_order([{name: row[name] for name in ours[0]} for row in theirs])
 
 
+def test_partitions_may_have_any_characters_and_columns_may_come_later(tmp_path: Path) -> None:
+    table = rows(0, 4, week=["W 1%", "W 1%", "W=2", None], day=[datetime.date(2026, 1, i // 2 + 1) for i in range(4)])
+    for part, mode in ((table, "error"), (table.append_column("more", [[1, 2, 3, 4]]), "append")):
+        settings = {"partition_by": ["week", "day"], "mode": mode, "schema_mode": "merge" if mode == "append" else None}
+        deltalake.write_deltalake(tmp_path / "table", part, **settings)
+    whole = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(tmp_path / "table"))
+    theirs = pa.table(whole.execute("SELECT * FROM t").read_all()).to_pylist()
+    ours = served(tmp_path / "table")
+    assert sorted(map(str, in_order(ours))) == sorted(map(str, in_order(theirs)))
+
+
 def test_a_data_set_of_it_has_its_names_and_partitions(mapped: MappedTable, tmp_path: Path) -> None:
     columns = {"query": "q", "label": "y", "features": ["price paid", "stock"], "period_column": "week"}
     dataset = prepare(config(mapped.path, columns=columns), str(tmp_path / "out"))
