@@ -294,8 +294,10 @@ def _lacking(features: Sequence[Feature], *parts: Manifest) -> tuple[Lacking, ..
     )
 
 
-def _summaries(part: Manifest, features: Sequence[Feature]) -> list[FeatureSummary]:
+def _summaries(part: Manifest, features: Sequence[Feature]) -> Sequence[FeatureSummary]:
     """The summaries of features of a data set, without values for those that it lacks."""
+    if part.features == features:
+        return part.summaries
     by_name = dict(zip((feature.name for feature in part.features), part.summaries, strict=True))
     absent = FeatureSummary(missing=part.counts().documents, unique_in_group=0.0 if part.grouped else None)
     return [by_name.get(feature.name, absent) for feature in features]
