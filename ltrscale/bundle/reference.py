@@ -14,6 +14,7 @@ from ltrscale.arrays import Bools, Ints
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.cache import newest
 from ltrscale.config import Strict
+from ltrscale.data.dataset.goals import LABELS
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
@@ -74,7 +75,7 @@ def sample_of(selection: Selection) -> QueryGroups | None:
     """The groups of a selection, labelled or not, of about `DOCUMENTS` documents; None if it serves no features."""
     if not selection.features:
         return None
-    all_groups = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
+    all_groups = replace(selection, labelled=False, kept_labelled=None, label_weights=LABELS, tokens=())
     sample = iterate(spread(all_groups, documents=DOCUMENTS))
     return QueryGroups.concat([QueryGroups(groups.features_NF, groups.offsets_Q1) for groups in sample])
 

@@ -313,10 +313,10 @@ def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M
     negative_N = negative_N[order_N]
     documents_N[negative_N] = drawn_M
     extended = block.take(np.arange(len(block)), documents_N, block.lengths_Q + extra_Q)
-    values = {"labels": 0.0, "relevance": 0.0, "clicks": 0.0, "positions": np.nan, "weights": 1.0, "gains": 0.0}
+    values = {"positions": np.nan, "weights": 1.0}  # 0 elsewhere: labels, clicks and gains
     present = {name: extended.on_documents(block.present_Q(name)) for name in block.columns_N}
     columns_N = {
-        name: np.where(negative_N, np.where(present[name], values[name], np.nan), column_N).astype(np.float32)
+        name: np.where(negative_N, np.where(present[name], values.get(name, 0.0), np.nan), column_N).astype(np.float32)
         for name, column_N in extended.columns_N.items()
     }
     return extended.with_columns(**columns_N)

@@ -41,7 +41,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, summarise, summed
-from ltrscale.data.dataset.writer import PLAIN, Compression, commit_dataset, parquet_writer
+from ltrscale.data.dataset.writer import Compression, commit_dataset, parquet_writer, plain_columns
 from ltrscale.data.ids import hash_ids, save_hashes
 from ltrscale.data.stream.readers import open_parquet, read_direct
 from ltrscale.derive.rewrite import GroupBlock, counted_tables, group_block, group_table
@@ -262,7 +262,7 @@ def _rewritten(commit: storage.Commit, file: DataFile, url: str, tables: Iterato
         for table, lengths_Q in itertools.chain([first], tables):
             stored = as_bytes(table) if in_bytes else table
             writer = writer or stack.enter_context(
-                parquet_writer(str(path), stored.schema, plain=PLAIN, compression=codec)
+                parquet_writer(str(path), stored.schema, plain=plain_columns(stored.schema), compression=codec)
             )
             writer.write_table(stored, row_group_size=len(stored))
             counts.append(Counts(len(table), int(lengths_Q.sum()), len(table) - table.column("labels").null_count))

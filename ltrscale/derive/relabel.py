@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
-from ltrscale.data.dataset.writer import BESIDE_LABELS
+from ltrscale.data.dataset.writer import per_document
 from ltrscale.derive.cleaning import ClickOrder, ClickRatioWeights, RandomNegatives, Refine, ShownOnly
 from ltrscale.derive.feedback import (
     BinaryFeedback,
@@ -157,7 +157,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
     if "labels" not in present:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
     written = {"labels", "relevance"}.union(*(step.fills for step in config.steps))
-    return tuple(sorted(written | (present & {*BESIDE_LABELS})))
+    return tuple(sorted(written | {*per_document(present)}))
 
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:

@@ -35,7 +35,7 @@ from ltrscale.data.dataset.tokens import (
     summed,
     to_columns,
 )
-from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, commit_dataset, to_lists
+from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset, per_document, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 
@@ -46,8 +46,8 @@ _BLOCK_DOCUMENTS = 1 << 14
 class GroupBlock:
     """Consecutive query groups of one period; none is empty.
 
-    `keys_Q` are unique numbers of the groups in the data set, initially their gids. `columns_N` holds the columns of
-    `PER_DOCUMENT` that exist, with NaN for documents without a value and for groups without the list. `rows_Q` has the
+    `keys_Q` are unique numbers of the groups in the data set, initially their gids. `columns_N` holds the columns with
+    one number per document, with NaN for documents without a value and for groups without the list. `rows_Q` has the
     columns with one value per group: `query_id`, `meta_*` and the tokens of queries. `tokens_N` has the token fields of
     documents by their column, a list of tokens for each.
     """
@@ -188,9 +188,9 @@ def _joined(parts: Sequence[_Counted]) -> _Counted:
 
 def group_block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -> GroupBlock:
     """The rows of a table as a block; `first` is the first row group of their period, for messages."""
-    lists = {
-        name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
-    }
+    documents = per_document(table.schema.names)
+    kept = [*documents, *({"doc_ids"} & {*table.schema.names})]
+    lists = {name: table.column(name).combine_chunks() for name in kept}
     for name, column in lists.items():
         if not is_per_document(column, lengths_Q):
             where = f"in the files of period {first.file.period}"
@@ -199,7 +199,7 @@ def group_block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGro
             )
     doc_ids = lists.pop("doc_ids", None)
     texts = [name for name in table.schema.names if is_of_documents(name)]
-    mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
+    mapped = {"gid", "features", "doc_ids", *documents, *texts, *map(lengths_of, texts)}
     unmapped = [name for name in table.schema.names if name not in mapped]
     return GroupBlock(
         period=first.file.period,
@@ -278,6 +278,7 @@ class GroupWriter:
             features=source.features,
             files=self._writer.close(),
             summaries=self._stats.summaries(),
+            goals=source.goals,
             label_counts=self._labels.counts(),
             grouped=self._stats.grouped,
             tokens=source.tokens,
@@ -310,9 +311,8 @@ def group_table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
         named_Q = np.logical_or.reduceat(valid_N, block.offsets_Q1[:-1])
         columns["doc_ids"] = to_lists(block.doc_ids_N, block.lengths_Q, named_Q)
     columns["features"] = to_lists(pa.array(block.features_NF.ravel()), block.lengths_Q * n_features, every_Q)
-    for name in PER_DOCUMENT:
-        if name in block.columns_N:
-            columns[name] = to_lists(pa.array(block.columns_N[name]), block.lengths_Q, block.present_Q(name))
+    for name in per_document(block.columns_N.keys()):
+        columns[name] = to_lists(pa.array(block.columns_N[name]), block.lengths_Q, block.present_Q(name))
     for name, tokens_N in block.tokens_N.items():
         columns |= to_columns(name, tokens_N, block.offsets_Q1)
     other_names = [name for name in block.rows_Q.schema.names if name != "query_id"]

@@ -17,10 +17,11 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits
+from ltrscale.data.dataset.goals import GoalName, goal_column
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Splits, SplitsWithTest
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
@@ -95,8 +96,9 @@ class PipelineJob(Config):
     """Methods to compare, by their name in the table."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers."""
-    evaluate_on: tuple[LabelColumn, ...] = Field(("labels",), min_length=1)
-    """Labels of the test split, one evaluation for each; `relevance` are the labels before relabelling."""
+    evaluate_on: tuple[GoalName, ...] = Field(("labels",), min_length=1)
+    """Labels of the test split, one evaluation for each: `labels`, goals by name, or `relevance`, the labels before
+    relabelling."""
     refit: RefitSettings | None = None
     """Final models: methods to train once more, with the first seed, on the training and validation groups together,
     for as many epochs or trees as validation chose: `final/METHOD`."""
@@ -184,7 +186,7 @@ class PipelineJob(Config):
         values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
         return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
 
-    def _summarised(self, column: LabelColumn) -> str:
+    def _summarised(self, column: str) -> str:
         out = join(self.out, _of_labels(_SUMMARY, column))
         evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
         FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
@@ -218,7 +220,9 @@ class PipelineJob(Config):
         """Refuse before training what would fail after it."""
         check_splits(splits)
         for url in splits.test.data if splits.test else ():
-            if missing := set(self.evaluate_on) - set(column_names(open_dataset(url))):
+            dataset = open_dataset(url)
+            columns = {goal_column(name, dataset.manifest.goals) for name in self.evaluate_on}
+            if missing := columns - {*column_names(dataset)}:
                 raise InputError(
                     f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
                 )
@@ -312,6 +316,6 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
     return out
 
 
-def _of_labels(name: str, column: LabelColumn) -> str:
+def _of_labels(name: str, column: str) -> str:
     """Name of a directory, below the pipeline's, with results on these labels."""
     return name if column == "labels" else f"{name}-{column}"

@@ -262,6 +262,7 @@ def joined_manifests(old: Manifest, new: Manifest) -> Manifest:
         parts=old.parts,
         lacking=_lacking(features, old, new),
         summaries=stats.summaries(),
+        goals=new.goals,
         label_counts={} if uncounted else labels.counts(),
         grouped=stats.grouped,
         tokens=old.tokens,

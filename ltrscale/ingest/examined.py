@@ -86,7 +86,7 @@ class Examined:
 
     def labels(self, mapping: ColumnMapping) -> Floats:
         """The labels, NaN if missing; rows with a value that has no grade are rejected."""
-        name, grades = mapping.label, mapping.grades
+        name, grades = mapping.label_column, mapping.grades
         if name is None:
             return np.full(len(self.batch), np.nan, np.float32)
         if not isinstance(grades, dict):

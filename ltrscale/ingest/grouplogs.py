@@ -131,7 +131,8 @@ class _GroupBlocks:
         def spread(name: str) -> pa.Array:
             return cols.spread_over_documents(batch.column(name), lengths_G)
 
-        labels_N = None if mapping.labels is None else cols.float_column(spread(mapping.labels))
+        label = mapping.label_column
+        labels_N = None if label is None else cols.float_column(spread(label))
         return RowBlock(
             file=self.url,
             lines_N=np.repeat(raw.lines_N[good_G], lengths_G),
@@ -142,7 +143,7 @@ class _GroupBlocks:
             periods_N=None if periods_G is None else periods_G.take(index_N),
             doc_ids_N=None if mapping.docs is None else cols.texts(spread(mapping.docs))[0],
             starts_N=starts_N,
-            columns={name: cols.floats(spread(c)) for name, c in mapping.side().items()}
+            columns={name: cols.floats(spread(c)) for name, c in {**mapping.side(), **mapping.further_labels}.items()}
             | {name: column.take(index_N) for name, column in meta.items()}
             | texts_N,
             rejected=rejected,
@@ -168,7 +169,8 @@ class _GroupBlocks:
             groups.reject(other_G, f"columns {columns[0]!r} and {name!r} differ in length", "feature_count")
         lengths_G = np.where(groups.bad_N, 1, lengths_G)
         groups.reject(lengths_G == 0, "no document", "empty_group")
-        for name in filter(None, [mapping.labels, mapping.docs, *mapping.side().values()]):
+        beside = (*mapping.side().values(), *mapping.further_labels.values())
+        for name in filter(None, [mapping.label_column, mapping.docs, *beside]):
             column = batch.column(name)
             other_G = column.is_valid().to_numpy(zero_copy_only=False) & (_lengths(column) != lengths_G)
             groups.reject(other_G, f"column {name!r} has not one value for each document")

@@ -1,5 +1,6 @@
 """The uses of a raw log's columns: the configs that state them; `resolve` finds them in a file."""
 
+import operator
 import re
 import urllib.parse
 import zoneinfo
@@ -12,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import Config
+from ltrscale.data.dataset.goals import GOAL, GoalName
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Relative, Texts
 from ltrscale.data.dataset.tokens import TokenField
@@ -124,6 +126,21 @@ class _Columns(Config):
                 )
 
     @property
+    def goals(self) -> dict[str, str]:
+        """The columns of the labels by their names, if several are named."""
+        raise NotImplementedError
+
+    @property
+    def label_column(self) -> str | None:
+        """The column of the label, the first of several."""
+        raise NotImplementedError
+
+    @property
+    def further_labels(self) -> dict[str, str]:
+        """The labels beside it: name in the data set -> column."""
+        return {f"{GOAL}{name}": column for name, column in [*self.goals.items()][1:]}
+
+    @property
     def token_fields(self) -> dict[TokenField, TextColumn]:
         """The token fields, with the columns that they are read from."""
         return self.tokens.fields() if self.tokens else {}
@@ -186,6 +203,10 @@ class ColumnMapping(_Columns):
     """Column with the document id."""
     label: str | None = None
     """Column with the label; a row without one is unlabelled."""
+    labels: dict[GoalName, str] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Several labels by name instead of the one, such as {click: clicked, order: ordered, revenue: brought}: goals, of
+    which a job names the one that it reads, or a weighted sum. A row has labels if the first one has a value, which
+    `grades` and `unjudged` are about; an empty value of the others counts 0."""
     grades: dict[str, float | None] | tuple[float, ...] | None = None
     """Grades instead of the column's values: of each value, as {view: 0, cart: 1, purchase: 2} (quote yes and no; null
     is no label), or by rising cut points, as [1, 20, 100] for a revenue: the grade is the number of cut points that it
@@ -248,8 +269,11 @@ class ColumnMapping(_Columns):
         for use, name in named.items():
             if name in self.features:
                 raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
-        if self.label is not None and self.label in (*self.features, *self.categorical):
-            raise ValueError(f"{self.label!r} is the label and cannot be a feature")
+        if self.labels and self.label is not None:
+            raise ValueError("label and labels both name the label; leave label out")
+        for name in (self.label, *self.labels.values()):
+            if name is not None and name in (*self.features, *self.categorical):
+                raise ValueError(f"{name!r} is the label and cannot be a feature")
         self._check_side((*self.features, *self.categorical))
         for name in self.optional:
             if name.endswith("*") or name not in (*self.features, *self.categorical, *self.dates, *self.vectors):
@@ -257,7 +281,7 @@ class ColumnMapping(_Columns):
                     f"optional: {name!r} is not named under features, categorical, dates or vectors; name it there, "
                     "not by a pattern, since a file may lack it"
                 )
-        if self.unjudged != "reject" and self.label is None:
+        if self.unjudged != "reject" and self.label_column is None:
             raise ValueError("unjudged needs label, the column that some rows have no value of")
         if alike := [one for _, one, other in self.similarity_features().values() if one == other]:
             raise ValueError(f"similarities compares {alike[0]!r} with itself; name two columns")
@@ -287,7 +311,7 @@ class ColumnMapping(_Columns):
     def _fitting_grades(self) -> Self:
         if self.grades is None:
             return self
-        if self.label is None:
+        if self.label_column is None:
             raise ValueError("grades needs label, the column whose values have grades")
         if isinstance(self.grades, dict):
             for value, grade in self.grades.items():
@@ -310,14 +334,25 @@ class ColumnMapping(_Columns):
         single: dict[Use, str | None] = {
             "query": self.query,
             "item": self.item,
-            "graded label" if isinstance(self.grades, dict) else "label": self.label,
+            "graded label" if isinstance(self.grades, dict) else "label": self.label_column,
             "time": self.time,
             "period_column": self.period_column,
         }
         named = [(name, use) for use, name in single.items() if name is not None]
         named += [(name, "query") for name in self.within]
+        named += [(name, "label") for name in self.further_labels.values()]
         named += [(name, use) for use, name in self.side().items()]
         return named
+
+    @property
+    def goals(self) -> dict[str, str]:
+        """The columns of the labels by their names, if several are named."""
+        return self.labels
+
+    @property
+    def label_column(self) -> str | None:
+        """The column of the label, the first of several."""
+        return next(iter(self.labels.values()), self.label)
 
     def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""
@@ -398,8 +433,9 @@ class ListColumns(_Columns):
     """Names of the features in the one column, in order; 1, 2, ... if not given."""
     n_features: int | None = Field(default=None, ge=1)
     """Number of features in the one column, if `names` is not given."""
-    labels: str | None = None
-    """Column with labels; null for an unlabelled group."""
+    labels: str | dict[GoalName, str] | None = None
+    """Column with labels; null for an unlabelled group. Or several by name, the first of which says which groups have
+    labels; a null in the others counts 0."""
     docs: str | None = None
     """Column with document ids."""
 
@@ -417,6 +453,16 @@ class ListColumns(_Columns):
         return self
 
     @property
+    def goals(self) -> dict[str, str]:
+        """The columns of the labels by their names, if several are named."""
+        return self.labels if isinstance(self.labels, dict) else {}
+
+    @property
+    def label_column(self) -> str | None:
+        """The column of the labels, the first of several."""
+        return next(iter(self.labels.values()), None) if isinstance(self.labels, dict) else self.labels
+
+    @property
     def matrix(self) -> bool:
         """True if all features are in one column."""
         return len(self.features) == 1 and bool(self.names or self.n_features or not self.categorical)
@@ -432,12 +478,13 @@ class ListColumns(_Columns):
         """Query, document, label, times, and the side columns."""
         single: dict[Use, str | None] = {
             "query": self.query,
-            "labels": self.labels,
+            "labels": self.label_column,
             "docs": self.docs,
             "time": self.time,
             "period_column": self.period_column,
         }
         named = [(name, use) for use, name in single.items() if name is not None]
+        named += [(name, "labels") for name in self.further_labels.values()]
         return named + [(name, _LIST_OF[side]) for side, name in self.side().items()]
 
 

@@ -247,6 +247,7 @@ def _manifest(
         features=settings.features,
         files=DataFiles.joined(totals.files),
         summaries=totals.stats.summaries(),
+        goals=source.goals,
         label_counts=totals.labels.counts(),
         grouped=totals.stats.grouped,
         tokens=source.token_fields,

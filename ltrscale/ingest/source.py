@@ -129,6 +129,11 @@ class Source(Config):
         return self.uses if isinstance(self.uses, ColumnMapping) else None
 
     @property
+    def goals(self) -> tuple[str, ...]:
+        """The labels by name, if several are named."""
+        return tuple(self.uses.goals) if self.uses else ()
+
+    @property
     def token_columns(self) -> TokenColumns | None:
         """The columns of tokens."""
         return self.uses.tokens if self.uses else None
@@ -148,7 +153,7 @@ class Source(Config):
         """Where the labels are, in words."""
         if self.uses is None:
             return "the labels"
-        column = self.uses.labels if isinstance(self.uses, ListColumns) else self.uses.label
+        column = self.uses.label_column
         return f"column {column!r}, which prepare takes as the label,"
 
     @property

@@ -19,13 +19,15 @@ Shapes: N rows, Q groups, F features.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints
+from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.tokens import is_of_documents, to_columns
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
@@ -175,7 +177,7 @@ class Validator:
                 break
             row -= len(piece)
         text, finding = _text(piece, row, rule), _found(piece, row, rule, rows, self.features)
-        cause: Cause = "no_label" if rule == "bad_label" and np.isnan(piece.labels_N[row]) else ""
+        cause: Cause = "no_label" if finding == "no label" else ""
         line, query = int(piece.lines_N[row]), piece.query_ids_N[row].as_py()
         return Rejection(piece.file, line, rule, text, query, rows, finding, cause)
 
@@ -233,7 +235,9 @@ class Validator:
 
         labels_N = rows.labels_N
         missing_N = np.isnan(labels_N)
-        bad_N = ok_N & ((labels_N < 0) | (labels_N > HIGHEST_LABEL))
+        bad_N = ok_N & _no_label(labels_N)
+        for name, column in rows.columns.items():
+            bad_N |= ok_N & name.startswith(GOAL) & _no_label(_numbers(column))
         if self.missing_labels:
             partly_Q = np.bincount(group_N[ok_N & ~bad_N & ~missing_N], minlength=group_N[-1] + 1) > 0
             missing_N &= partly_Q[group_N]
@@ -298,6 +302,11 @@ def _numbers(column: pa.Array) -> Doubles:
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
 
+def _no_label(values_N: NDArray[np.floating[Any]]) -> Bools:
+    """Values that cannot be labels: negative, or too large for a gain."""
+    return (values_N < 0) | (values_N > HIGHEST_LABEL)
+
+
 def _rank(labels_N: Floats, duplicates: Duplicates) -> Floats | Ints:
     """A rank for each row: of a document's rows, the first one with the lowest rank stays."""
     match duplicates:
@@ -331,8 +340,10 @@ def _found(block: RowBlock, row: int, rule: Rule, rows: int, features: Sequence[
         case "group_too_long":
             return f"{rows:,} documents"
         case "bad_label":
-            label = block.labels_N[row]
-            return "no label" if np.isnan(label) else f"label {label:g}"
+            goals = {name: _numbers(column) for name, column in block.columns.items() if name.startswith(GOAL)}
+            bad = {name: values_N[row] for name, values_N in goals.items() if _no_label(values_N)[row]}
+            label = next(iter(bad.values()), block.labels_N[row])
+            return "no label" if np.isnan(label) else f"{next(iter(bad), 'label')} {label:g}"
         case "bad_gain" | "bad_weight":
             name = _NOT_NEGATIVE[rule]
             return f"{name.removesuffix('s')} {_numbers(block.columns[name])[row]:g}"
@@ -369,10 +380,10 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
     """Groups as rows of the data set directory, numbered from `first_gid`; features are not copied.
 
     Positions, clicks, weights and gains of a group are null if none of its documents has one, else NaN for documents
-    without one.
+    without one. Further labels are 0 where they are missing, and null in a group without labels.
     """
     rows, offsets_Q1 = groups.rows, groups.offsets_Q1
-    lengths_Q = np.diff(offsets_Q1)
+    lengths_Q, labelled_Q = np.diff(offsets_Q1), groups.labelled_Q
     every_Q = np.ones(len(groups), dtype=bool)
     docs_N = pa.nulls(len(rows), pa.string()) if rows.doc_ids_N is None else rows.doc_ids_N
     columns = {
@@ -380,13 +391,17 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
         "query_id": rows.query_ids_N.take(pa.array(offsets_Q1[:-1])),
         "doc_ids": to_lists(docs_N, lengths_Q, _any_valid(docs_N, offsets_Q1)),
         "features": to_lists(pa.array(rows.features_NF.ravel()), lengths_Q * rows.features_NF.shape[1], every_Q),
-        "labels": to_lists(pa.array(rows.labels_N), lengths_Q, groups.labelled_Q),
+        "labels": to_lists(pa.array(rows.labels_N), lengths_Q, labelled_Q),
     }
     for name, column in rows.columns.items():
         if name.startswith(FULL):
             continue
         if is_of_documents(name):
             columns |= to_columns(name, column, offsets_Q1)
+        elif name.startswith(GOAL):
+            columns[name] = to_lists(
+                pa.array(np.nan_to_num(_numbers(column)).astype(np.float32)), lengths_Q, labelled_Q
+            )
         elif name in BESIDE_LABELS:
             values = column.cast(pa.float32()).fill_null(float("nan"))
             columns[name] = to_lists(values, lengths_Q, _any_valid(column, offsets_Q1))

@@ -102,7 +102,8 @@ def uses_of(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     config, _ = _recorded(bundle)
     if (mapping := config.source.mapping) is not None:
         # `score` reads labels too
-        columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
+        labels = {"label": mapping.label, "labels": mapping.labels, "grades": mapping.grades}
+        columns = _plain(_scoring(mapping, bundle).replace(**labels))
     return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
 
 

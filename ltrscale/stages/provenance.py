@@ -33,4 +33,5 @@ class Provenance(Strict, extra="ignore"):
     def _labels_of(self, split: Split) -> list[object]:
         data = [self.inputs.get(url, url) for url in split.data]
         fold = None if split.fold is None else split.fold.model_dump(mode="json")
-        return [data, split.periods, split.labels, split.sample, fold]
+        of = "relevance" if split.labels == "relevance" else "labels"  # goals are labels of the same groups
+        return [data, split.periods, of, split.sample, fold]

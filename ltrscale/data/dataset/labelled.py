@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Bools
 from ltrscale.config import Config
+from ltrscale.data.dataset.goals import LabelWeights, weighed
 from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
@@ -89,7 +90,9 @@ _COPY = re.compile(r"#\d+$")
 """The suffix that `jobs.relabel` adds to the query id of a copy."""
 
 
-def with_relevant(files: Sequence[tuple[str, str]], column: str, *, differing: bool = False) -> list[list[Bools]]:
+def with_relevant(
+    files: Sequence[tuple[str, str]], weights: LabelWeights, *, differing: bool = False
+) -> list[list[Bools]]:
     """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group.
 
     With `differing` they must have a second label too: only such groups can teach or test an order. It reads only the
@@ -99,13 +102,13 @@ def with_relevant(files: Sequence[tuple[str, str]], column: str, *, differing: b
         InputError: a file cannot be read, or lacks the column.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda file: _in_file(*file, column, differing), files))
+        return list(pool.map(lambda file: _in_file(*file, weights, differing), files))
 
 
-def relevant_in(row_groups: Sequence[RowGroup], column: str, *, differing: bool = False) -> list[Bools]:
+def relevant_in(row_groups: Sequence[RowGroup], weights: LabelWeights, *, differing: bool = False) -> list[Bools]:
     """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
     files = {file.url: file.sha256 for file in RowGroups.from_iterable(row_groups).own_files}
-    by_url = dict(zip(files, with_relevant([*files.items()], column, differing=differing), strict=True))
+    by_url = dict(zip(files, with_relevant([*files.items()], weights, differing=differing), strict=True))
     relevant = []
     for row_group in row_groups:
         url, index, labelled = row_group.file.url, row_group.index, row_group.labelled
@@ -127,7 +130,7 @@ def labelled_queries(url: str) -> list[list[str]]:
     """
 
     def query_ids(file: pq.ParquetFile, number: int) -> list[str]:
-        ids = _labelled(file, number, "query_id").to_pylist()
+        ids = _labelled(file, number, ["query_id"])["query_id"].to_pylist()
         return [_COPY.sub("", query) for query in ids]
 
     return [*each_row_group(url, query_ids, "query_id")]
@@ -137,12 +140,13 @@ def labelled_queries(url: str) -> list[list[str]]:
 def _in_file(
     url: str,
     sha256: str,  # noqa: ARG001 - other content, another answer
-    column: str,
+    weights: LabelWeights,
     differing: bool,
 ) -> list[Bools]:
     def is_counted(file: pq.ParquetFile, number: int) -> Bools:
-        lists = _labelled(file, number, column).combine_chunks()
-        labels_N, offsets_Q1 = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy()
+        columns = _labelled(file, number, [name for name, _ in weights])
+        labels_N = weighed(weights, lambda name: columns[name].values.to_numpy(zero_copy_only=False))
+        offsets_Q1 = columns[weights[0][0]].offsets.to_numpy()
         starts_Q, ends_Q = offsets_Q1[:-1], offsets_Q1[1:]
         relevant_Q = _any_between(labels_N > 0, starts_Q, ends_Q)
         if not differing:
@@ -150,7 +154,7 @@ def _in_file(
         # do not compare the first document of a list with the last one of the previous list
         return relevant_Q & _any_between(np.diff(labels_N) != 0, starts_Q, np.maximum(ends_Q - 1, starts_Q))
 
-    return [*each_row_group(url, is_counted, column)]
+    return [*each_row_group(url, is_counted, ", ".join(name for name, _ in weights))]
 
 
 def _any_between(flags_N: Bools, starts_Q: NDArray[np.int32], ends_Q: NDArray[np.int32]) -> Bools:
@@ -182,7 +186,8 @@ def each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], colum
         ) from error
 
 
-def _labelled(file: pq.ParquetFile, number: int, column: str) -> pa.ChunkedArray:
-    """A column of the labelled groups of a row group."""
-    table = file.read_row_group(number, columns=sorted({"labels", column}), use_threads=False)
-    return table.filter(pc.is_valid(table["labels"]))[column]
+def _labelled(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of the labelled groups of a row group."""
+    table = file.read_row_group(number, columns=sorted({"labels", *columns}), use_threads=False)
+    labelled = table.filter(pc.is_valid(table["labels"]))
+    return {name: labelled[name].combine_chunks() for name in columns}

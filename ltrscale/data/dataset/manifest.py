@@ -4,6 +4,7 @@ A data set consists of the files that its manifest lists. The manifest has count
 splits can be made without opening data files.
 """
 
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -203,6 +204,8 @@ class Manifest(Strict):
     package refuse a data set with any."""
     summaries: tuple[FeatureSummary, ...] = ()
     """One for each feature, in order."""
+    goals: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    """The labels by name, if there are several: the column `labels` has the first, and `label_NAME` each other one."""
     label_counts: dict[str, int] = Field(default_factory=dict)
     """Documents by label value, at most 64 different ones; empty when there are more."""
     grouped: int = 0

@@ -14,6 +14,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
+from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.integrity import BadFile, CheckLevel, ColumnTypes, examine
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.periods import SplitPart, resolve_periods
@@ -207,8 +208,10 @@ def _check_limit(name: str, of_split: Sequence[SplitPart], bad_files: Mapping[st
 def _check_columns(name: str, columns: Mapping[str, ColumnTypes], split: Split) -> None:
     """Check that the data sets of a split agree in the columns that are read together."""
     opened = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # the others had no file opened
+    named = [split.labels] if isinstance(split.labels, str) else split.labels
+    read = [name if name in ("labels", "relevance") else f"{GOAL}{name}" for name in named]
     for (first, first_columns), (url, second_columns) in itertools.pairwise(opened):
-        for column in (*_READ, split.labels):
+        for column in (*_READ, *read):
             if first_columns.get(column) != second_columns.get(column):
                 types = [of_dataset.get(column, "not there") for of_dataset in (second_columns, first_columns)]
                 raise InputError(

@@ -17,9 +17,9 @@ def only_relevant(selection: Selection) -> Selection:
     Raises:
         InputError: a file cannot be read, or has other groups than its manifest lists.
     """
-    if selection.label_column == "scores":
+    if selection.reads_scores:
         return selection
-    relevant_queries = relevant_in(selection.row_groups, selection.label_column)
+    relevant_queries = relevant_in(selection.row_groups, selection.label_weights)
     of_served = [
         relevant_Q[selection.kept(row_group)]
         for row_group, relevant_Q in zip(selection.row_groups, relevant_queries, strict=True)
@@ -50,13 +50,14 @@ def nothing_to_learn(selection: Selection) -> str:
 
     It reads labels until it finds one. Scores that serve as labels are assumed to differ.
     """
-    column = selection.label_column
-    if column == "scores":
+    if selection.reads_scores:
         return ""
 
     def some(*, differing: bool) -> bool:
         return any(
-            (relevant_in([row_group], column, differing=differing)[0] & selection.kept(row_group)).any()
+            (
+                relevant_in([row_group], selection.label_weights, differing=differing)[0] & selection.kept(row_group)
+            ).any()
             for row_group in selection.row_groups
         )
 

@@ -7,20 +7,21 @@ document.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.goals import LABELS, LabelWeights, label_weights
 from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.periods import SplitPart, resolve_periods
 from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
-from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.split import LabelColumn, Split
+from ltrscale.data.dataset.scores import SCORES, find_scores
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
@@ -36,11 +37,11 @@ class Selection:
 
     With `labelled`, only groups with labels are served: those that `kept_labelled` marks (bool, by number of the
     labelled group in the split), or all if it is None. Otherwise all groups are served, without their labels. A group
-    has labels if its column `labels` has a value; `scores` count as labels of all groups. `label_column` names the
-    column to serve. `features` are the served features in order: all or some of those in the files, in any order.
-    `hash` depends only on the data read: names and kinds of the features, periods, content and counts of the files in
-    order, the sample, the fold, the label column and the scores. It does not depend on the places and names of files,
-    nor on other content of the data sets.
+    has labels if its column `labels` has a value; `scores` count as labels of all groups. `label_weights` names the
+    columns whose weighted sum is served. `features` are the served features in order: all or some of those in the
+    files, in any order. `hash` depends only on the data read: names and kinds of the features, periods, content and
+    counts of the files in order, the sample, the fold, the labels and the scores. It does not depend on the places and
+    names of files, nor on other content of the data sets.
     """
 
     features: tuple[Feature, ...]
@@ -48,7 +49,7 @@ class Selection:
     hash: str
     labelled: bool
     kept_labelled: Bools | None = None
-    label_column: Literal[LabelColumn, "scores"] = "labels"
+    label_weights: LabelWeights = LABELS
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """Result of `origin.read_as` for the first data set; not part of the hash."""
     tokens: tuple[TokenField, ...] = ()
@@ -94,6 +95,11 @@ class Selection:
         kept[served] = chosen
         some = replace(self, kept_labelled=kept)
         return some.only(self.row_groups.take(some.served_groups_R > 0))
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether scores serve as labels."""
+        return self.label_weights[0][0] == SCORES
 
     @property
     def n_labelled(self) -> int:
@@ -191,10 +197,11 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     }
     if any(stored := [part.dataset.manifest.stored_names(part.periods) for part in parts]):
         identity["stored"] = stored
+    weights = ((SCORES, 1.0),) if scored else _label_weights(split, parts)
     left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
-    kept = _kept_groups(split, row_groups, name) if labelled else None
-    identity |= _labels_identity(split, parts) if labelled else {}
+    kept = _kept_groups(split, row_groups, name, weights) if labelled else None
+    identity |= _labels_identity(split, parts, weights) if labelled else {}
     token_fields, vocabulary = _tokens(parts)
     whole = Selection(
         features=features,
@@ -202,7 +209,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         hash=digest(identity),
         labelled=labelled,
         kept_labelled=kept,
-        label_column="scores" if scored else split.labels,
+        label_weights=weights,
         read_as=read_as(parts[0].dataset) if parts else {},
         token_fields=token_fields,
         vocabulary=vocabulary,
@@ -240,15 +247,25 @@ def _check_one(scores: str, parts: Sequence[object], data: Sequence[str]) -> Non
         raise InputError(f"{scores}: scores are of one data set, the split has {', '.join(data)}; name one of them")
 
 
-def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
+def _label_weights(split: Split, parts: Sequence[SplitPart]) -> LabelWeights:
+    """The columns of the labels, which are the same in all data sets."""
+    found = {label_weights(split.labels, part.dataset.manifest.goals): part.dataset.url for part in parts}
+    if len(found) > 1:
+        one, other = list(found.values())[:2]
+        raise InputError(f"{one} and {other}: their goals are in other columns; prepare both with the same labels")
+    return next(iter(found), LABELS)
+
+
+def _labels_identity(split: Split, parts: list[SplitPart], weights: LabelWeights) -> dict[str, Any]:
     """The settings besides the data that determine the served labelled groups and their labels."""
     sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
     identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
     # only settings that are set, so that the hash of a split without them does not depend on them
     if split.labelled_fraction == 1:
         identity |= split.size
-    if split.labels != "labels":
-        identity["labels"] = split.labels
+    if weights != LABELS and split.scores is None:
+        plain = len(weights) == 1 and weights[0][1] == 1.0
+        identity["labels"] = weights[0][0] if plain else weights
     if split.scores is not None:
         identity["scores"] = [scores.sha256 for part in parts for scores in part.scores.values()]
     if split.fold is not None:
@@ -291,7 +308,7 @@ def _tokens(parts: Sequence[SplitPart]) -> tuple[tuple[TokenField, ...], Vocabul
     return fields, parts[0].dataset.manifest.vocabulary if fields else None
 
 
-def _kept_groups(split: Split, row_groups: RowGroups, where: str) -> Bools | None:
+def _kept_groups(split: Split, row_groups: RowGroups, where: str, weights: LabelWeights) -> Bools | None:
     """Mask of the n labelled groups that are served, shape [n], or None for all."""
     n = int(row_groups.labelled_R.sum())
     if n == 0 and split.scores is None:
@@ -300,17 +317,17 @@ def _kept_groups(split: Split, row_groups: RowGroups, where: str) -> Bools | Non
         return None
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
-        size, is_random = _size(split, n, row_groups, where), split.labelled_sample == "random"
+        size, is_random = _size(split, n, row_groups, where, weights), split.labelled_sample == "random"
         kept = among_first(n, size, "labelled", split.labelled_seed) if is_random else np.arange(n) < size
     if split.fold is not None:
         kept = keep_fold(kept, split.fold, _name(split))
     return None if kept.all() else kept
 
 
-def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> int:
+def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str, weights: LabelWeights) -> int:
     """How many of n labelled groups join the sample."""
     if split.relevant_groups is not None:
-        relevant_Q = np.concatenate([np.zeros(0, np.bool_), *relevant_in(row_groups, split.labels)])
+        relevant_Q = np.concatenate([np.zeros(0, np.bool_), *relevant_in(row_groups, weights)])
         if split.labelled_sample == "random":  # in the order in which groups join the sample
             relevant_Q = relevant_Q[permutation(n, "labelled", split.labelled_seed)]
         places = np.flatnonzero(relevant_Q)

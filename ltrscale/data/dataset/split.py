@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.goals import Labels
 from ltrscale.data.dataset.labelled import Fold
 
 
@@ -83,7 +84,6 @@ Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts), AfterValidato
 """Periods of the data sets in the field `data` beside it, as in `Split.periods`; None for all."""
 PeriodTexts = Annotated[Texts, AfterValidator(_known_words)]
 """Like `Periods`, but may be empty."""
-LabelColumn = Literal["labels", "relevance"]
 
 
 class Split(Config):
@@ -107,8 +107,9 @@ class Split(Config):
     """How to choose them: a uniform sample, or the first groups of the split, as HOU24's public code does."""
     labelled_seed: int = 0
     """Seed of the sample; with the same seed a smaller sample is part of a larger one."""
-    labels: LabelColumn = "labels"
-    """Column whose values serve as labels; `relevance` has the labels from before a data set was relabelled."""
+    labels: Labels = "labels"
+    """What serves as labels: `labels`; `relevance`, the labels from before a data set was relabelled; a goal by its
+    name, such as order; or a weighted sum of goals, as {click: 0.2, order: 1}."""
     scores: str | None = None
     """Directory made by jobs.score from the one data set: every group counts as labelled, with its scores as labels."""
     fold: Fold | None = None

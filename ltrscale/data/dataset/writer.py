@@ -37,6 +37,7 @@ from ltrscale import storage
 from ltrscale.arrays import Bools, Ints, offsets
 from ltrscale.data.dataset.feature_column import FEATURES, as_bytes
 from ltrscale.data.dataset.files import ADDITION, FILE, FILE_SCHEMA, QUARANTINE, Counts, DataFile, DataFiles
+from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import ADDED, Manifest, ManifestPart
 from ltrscale.data.dataset.tokens import token_bytes
 from ltrscale.origin import as_text
@@ -52,9 +53,18 @@ _OPEN_FILES = 64
 BESIDE_LABELS = ("positions", "clicks", "weights", "gains")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
 """Columns with one number per document, in the order they are written."""
-PLAIN = ("gid", FEATURES, *PER_DOCUMENT)
 _FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
 _PART = pa.schema([pa.field("kind", pa.string()), *FILE_SCHEMA, pa.field("made_by", pa.string())])
+
+
+def per_document(names: Collection[str]) -> list[str]:
+    """Those of some columns with one number per document: of `PER_DOCUMENT`, then the goals by name."""
+    return [*(name for name in PER_DOCUMENT if name in names), *sorted(n for n in names if n.startswith(GOAL))]
+
+
+def plain_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns of data files whose values seldom repeat; see `parquet_writer`."""
+    return ("gid", FEATURES, *per_document(schema.names))
 
 
 @dataclass(eq=False)
@@ -209,7 +219,8 @@ class DatasetWriter:
         self._open.append(state)
         path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
         state.sink = state.stack.enter_context(pa.OSFile(str(state.stack.enter_context(path)), "wb"))
-        state.writer = parquet_writer(state.sink, schema, plain=PLAIN, compression=self._compression)
+        plain = plain_columns(schema)
+        state.writer = parquet_writer(state.sink, schema, plain=plain, compression=self._compression)
         state.parts += 1
 
     def _close_file(self, state: _Period) -> None:

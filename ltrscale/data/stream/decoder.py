@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Floats, Ints, offsets, runs
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.feature_column import laid_out
+from ltrscale.data.dataset.goals import weighed
 from ltrscale.data.dataset.manifest import Feature, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
@@ -37,9 +38,11 @@ class Decoder:
 
     def __init__(self, selection: Selection, *, documents: bool = True) -> None:
         self.selection = selection
-        self._all_labelled = selection.label_column == SCORES
+        self._all_labelled = selection.reads_scores
         labels_column = ["labels"] if selection.labelled and not self._all_labelled else []
-        values = [selection.label_column] if selection.labelled and selection.label_column not in labels_column else []
+        of_labels = [name for name, _ in selection.label_weights] if selection.labelled else []
+        self._further = [name for name in of_labels if name not in ("labels", SCORES)]
+        values = [name for name in of_labels if name not in labels_column]
         features = ["features"] if selection.features else []
         of_tokens = [column for key in selection.tokens for column in key.columns]
         self.columns = (
@@ -83,18 +86,18 @@ class Decoder:
         if self.selection.features:
             features, lengths_Q = self._features(row_groups, tables, rows_Q)
         else:
-            lengths_Q = np.diff(_concat(tables, self.selection.label_column).offsets.to_numpy())[rows_Q].astype(
-                np.int64
-            )
+            column = self.selection.label_weights[0][0]
+            lengths_Q = np.diff(_concat(tables, column).offsets.to_numpy())[rows_Q].astype(np.int64)
             features = [np.empty(0, np.float32)] * len(rows_Q)
         columns_N = {
             name: _gather(name, row_groups, tables, rows_Q, lengths_Q) for name in _OPTIONAL if name in self._types
         }
         if self.selection.labelled:
-            column = self.selection.label_column
-            if column == "relevance":
+            for column in self._further:
                 _check_present(column, row_groups, tables, rows_Q)
-            columns_N["labels"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
+            columns_N["labels"] = weighed(
+                self.selection.label_weights, lambda name: _gather(name, row_groups, tables, rows_Q, lengths_Q)
+            )
         ids_Q = group_ids(row_groups, tables)[rows_Q]
         tokens = {key: self._tokens(key, row_groups, tables, rows_Q, lengths_Q) for key in self.selection.tokens}
         return Window(ids_Q, offsets(lengths_Q), features, columns_N, tokens=tokens)
@@ -118,8 +121,9 @@ class Decoder:
 
     def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
         types = {field.name: field.type for field in table.schema if field.name in self.columns}
-        if "relevance" in self.columns and "relevance" not in types:
-            raise mismatch(row_group, "there is no column 'relevance'", _LABELS_REMEDY)
+        for name in self._further:
+            if name not in types:
+                raise mismatch(row_group, f"there is no column {name!r}", _LABELS_REMEDY)
         if not self._types:
             for name in self.columns:
                 if not _is_usable(name, types.get(name)):

@@ -34,7 +34,7 @@ def check_weights(selection: Selection) -> str:
     """
     key = selection.hash, selection.n_groups
     if key not in _warnings:
-        _warnings[key] = "" if selection.label_column == "scores" else _look(selection)
+        _warnings[key] = "" if selection.reads_scores else _look(selection)
         if _warnings[key]:
             log.warning("weights: %s; %s", _warnings[key], _REMEDY)
     return _warnings[key]
