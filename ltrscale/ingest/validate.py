@@ -236,8 +236,8 @@ class Validator:
         labels_N = rows.labels_N
         missing_N = np.isnan(labels_N)
         bad_N = ok_N & _no_label(labels_N)
-        for name, column in rows.columns.items():
-            bad_N |= ok_N & name.startswith(GOAL) & _no_label(_numbers(column))
+        for name in (name for name in rows.columns if name.startswith(GOAL)):
+            bad_N |= ok_N & _no_label(_numbers(rows.columns[name]))
         if self.missing_labels:
             partly_Q = np.bincount(group_N[ok_N & ~bad_N & ~missing_N], minlength=group_N[-1] + 1) > 0
             missing_N &= partly_Q[group_N]

@@ -267,7 +267,7 @@ def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
     validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
-    if misfit := _first_misfit(validation, validation.labels_N, highest):
+    if misfit := _first_misfit(validation, validation.labels_N, highest, whole=not selection.reads_sum):
         raise InputError(
             f"{misfit}, and NDCG is of integers from 0 to {highest} (gbdt.label_gain: linear goes on to "
             f"{HIGHEST_LABEL}); leave scores out of the validation split, or map its labels to grades in prepare"
@@ -280,9 +280,10 @@ def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     return validation
 
 
-def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int) -> str | None:
-    """Describes the first document whose label is not an integer from 0 to the highest; None if there is none."""
-    rows = np.flatnonzero((labels_N != labels_N.round()) | (labels_N < 0) | (labels_N > highest))
+def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int, *, whole: bool = True) -> str | None:
+    """Describes the first document whose label is not from 0 to the highest, or not `whole`; None if there is none."""
+    odd_N = (labels_N != labels_N.round()) & whole
+    rows = np.flatnonzero(odd_N | (labels_N < 0) | (labels_N > highest))
     if not len(rows):
         return None
     row = int(rows[0])

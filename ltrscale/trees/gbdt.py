@@ -223,6 +223,21 @@ def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
     return make_targets(config, np.concatenate(labels), offsets_Q1)[first : first + len(share.labels_N)]
 
 
+def _with_gains(
+    config: LightGBMConfig, train: Labelled, validation: Labelled | None
+) -> tuple[LightGBMConfig, Doubles, Labelled | None]:
+    """Number the different labels of a sum of goals, which need not be whole, and give each number its label's gain."""
+    if not config.uses_gains or isinstance(config.label_gain, tuple):
+        return config, train.labels_N, validation
+    values = np.unique(np.concatenate([np.zeros(1), *all_workers(np.unique(train.labels_N))]))
+    if validation is not None:
+        values = np.union1d(values, validation.labels_N)
+    gains = values if config.label_gain == "linear" else np.exp2(values) - 1
+    numbered = validation and replace(validation, labels_N=np.searchsorted(values, validation.labels_N).astype(float))
+    config = config.replace(label_gain=tuple(gains.tolist()))
+    return config, np.searchsorted(values, train.labels_N).astype(float), numbered
+
+
 def grow(
     config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: WorkerContext
 ) -> tuple[bytes, dict[str, float]]:
@@ -234,14 +249,16 @@ def grow(
         InputError: a label has no gain; `monotone` or `unbiased` does not fit the data.
         Stopped: this process was asked to stop.
     """
-    targets_N = _shared_targets(config.targets, train)
+    targets_N, judged = _shared_targets(config.targets, train), validation
+    if isinstance(config, LightGBMConfig) and config.targets is None and train.selection.reads_sum:
+        config, targets_N, judged = _with_gains(config, train, validation)
     check_labels(train, targets_N, config.highest_label())
-    if validation is not None:
-        check_labels(validation, validation.labels_N, config.highest_label())
+    if judged is not None:
+        check_labels(judged, judged.labels_N, config.highest_label())
     if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
-        model = config.boost(train, targets_N, validation, merged_codes(codes), watch)
+        model = config.boost(train, targets_N, judged, merged_codes(codes), watch)
     metrics = watch.metrics()
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)

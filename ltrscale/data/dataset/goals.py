@@ -31,6 +31,13 @@ Labels = Annotated[GoalName | dict[GoalName, GoalWeight], AfterValidator(_some_w
 """The labels that a job reads: `labels`, `relevance`, a goal, or a weighted sum of these."""
 
 
+def goals_of(labels: str | Mapping[str, float]) -> dict[str, float]:
+    """The goals that labels are the weighted sum of; none for `labels` and `relevance`, which have no name."""
+    if isinstance(labels, str):
+        return {} if labels in ("labels", "relevance") else {labels: 1.0}
+    return dict(labels)
+
+
 def goal_column(name: str, goals: Sequence[str]) -> str:
     """The column of a goal, or of `labels` and `relevance`, in a data set with these goals.
 

@@ -14,7 +14,7 @@ import numpy as np
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.goals import LABELS, LabelWeights, label_weights
+from ltrscale.data.dataset.goals import LABELS, LabelWeights, goal_column, label_weights
 from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
@@ -50,6 +50,10 @@ class Selection:
     labelled: bool
     kept_labelled: Bools | None = None
     label_weights: LabelWeights = LABELS
+    goals: tuple[str, ...] = ()
+    """The goals to read beside the labels, which `with_goals` sets; none by default."""
+    known_goals: tuple[str, ...] = ()
+    """The goals of the data sets."""
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """Result of `origin.read_as` for the first data set; not part of the hash."""
     tokens: tuple[TokenField, ...] = ()
@@ -82,6 +86,12 @@ class Selection:
                 raise InputError(f"the data have no tokens {name!r} of each {owner}; {hint}; prepare them with tokens")
         return replace(self, tokens=tuple(fields[key] for key in keys))
 
+    def with_goals(self, goals: Sequence[str]) -> Self:
+        """The same groups with the labels of these goals too, as `QueryGroups.goals_NG`; raises as `goal_column`."""
+        for goal in goals:
+            goal_column(goal, self.known_goals)
+        return replace(self, goals=tuple(goals))
+
     def only(self, row_groups: Iterable[RowGroup]) -> Self:
         """The same with some of the row groups."""
         return replace(self, row_groups=RowGroups.from_iterable(row_groups))
@@ -100,6 +110,11 @@ class Selection:
     def reads_scores(self) -> bool:
         """Whether scores serve as labels."""
         return self.label_weights[0][0] == SCORES
+
+    @property
+    def reads_sum(self) -> bool:
+        """Whether labels are a weighted sum, so that they need not be whole numbers."""
+        return len(self.label_weights) > 1 or self.label_weights[0][1] != 1
 
     @property
     def n_labelled(self) -> int:
@@ -186,7 +201,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     """
     parts, without = resolve_periods(split), frozenset(without)
     features = _kept_features(parts[0].dataset.manifest.features, split)
-    if scored := labelled and split.scores is not None:
+    if labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
     parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
     files = [part.files.where(lambda url: url not in without, part.urls) if without else part.files for part in parts]
@@ -197,7 +212,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     }
     if any(stored := [part.dataset.manifest.stored_names(part.periods) for part in parts]):
         identity["stored"] = stored
-    weights = ((SCORES, 1.0),) if scored else _label_weights(split, parts)
+    weights = _label_weights(split, parts) if labelled else LABELS
     left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
     kept = _kept_groups(split, row_groups, name, weights) if labelled else None
@@ -210,6 +225,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         labelled=labelled,
         kept_labelled=kept,
         label_weights=weights,
+        known_goals=parts[0].dataset.manifest.goals if parts else (),
         read_as=read_as(parts[0].dataset) if parts else {},
         token_fields=token_fields,
         vocabulary=vocabulary,
@@ -249,6 +265,8 @@ def _check_one(scores: str, parts: Sequence[object], data: Sequence[str]) -> Non
 
 def _label_weights(split: Split, parts: Sequence[SplitPart]) -> LabelWeights:
     """The columns of the labels, which are the same in all data sets."""
+    if split.scores is not None:
+        return ((SCORES, 1.0),)
     found = {label_weights(split.labels, part.dataset.manifest.goals): part.dataset.url for part in parts}
     if len(found) > 1:
         one, other = list(found.values())[:2]
@@ -264,8 +282,7 @@ def _labels_identity(split: Split, parts: list[SplitPart], weights: LabelWeights
     if split.labelled_fraction == 1:
         identity |= split.size
     if weights != LABELS and split.scores is None:
-        plain = len(weights) == 1 and weights[0][1] == 1.0
-        identity["labels"] = weights[0][0] if plain else weights
+        identity["labels"] = weights if len(weights) > 1 or weights[0][1] != 1 else weights[0][0]
     if split.scores is not None:
         identity["scores"] = [scores.sha256 for part in parts for scores in part.scores.values()]
     if split.fold is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Floats, Ints, offsets, runs
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.feature_column import laid_out
-from ltrscale.data.dataset.goals import weighed
+from ltrscale.data.dataset.goals import GOAL, goal_column, weighed
 from ltrscale.data.dataset.manifest import Feature, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
@@ -40,7 +40,9 @@ class Decoder:
         self.selection = selection
         self._all_labelled = selection.reads_scores
         labels_column = ["labels"] if selection.labelled and not self._all_labelled else []
-        of_labels = [name for name, _ in selection.label_weights] if selection.labelled else []
+        self._goals = {name: goal_column(name, selection.known_goals) for name in selection.goals}
+        of_labels = [*(name for name, _ in selection.label_weights), *self._goals.values()]
+        of_labels = [*dict.fromkeys(of_labels)] if selection.labelled else []
         self._further = [name for name in of_labels if name not in ("labels", SCORES)]
         values = [name for name in of_labels if name not in labels_column]
         features = ["features"] if selection.features else []
@@ -98,6 +100,8 @@ class Decoder:
             columns_N["labels"] = weighed(
                 self.selection.label_weights, lambda name: _gather(name, row_groups, tables, rows_Q, lengths_Q)
             )
+            for name, column in self._goals.items():
+                columns_N[f"{GOAL}{name}"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
         ids_Q = group_ids(row_groups, tables)[rows_Q]
         tokens = {key: self._tokens(key, row_groups, tables, rows_Q, lengths_Q) for key in self.selection.tokens}
         return Window(ids_Q, offsets(lengths_Q), features, columns_N, tokens=tokens)
@@ -122,7 +126,7 @@ class Decoder:
     def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
         types = {field.name: field.type for field in table.schema if field.name in self.columns}
         for name in self._further:
-            if name not in types:
+            if name in self.columns and name not in types:
                 raise mismatch(row_group, f"there is no column {name!r}", _LABELS_REMEDY)
         if not self._types:
             for name in self.columns:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles, Floats, Ints, offsets, runs
 from ltrscale.batch import QueryGroups, Tokens
+from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.tokens import Owner, TokenField
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -64,8 +65,8 @@ class Window:
     """Query groups, in file order or in the order in which they are served.
 
     `features` has for each group a flat view of an Arrow buffer, or a copy of the served features. `columns_N` has the
-    labels, weights, positions and gains if present, NaN where a group has none. `ids_Q` is None if groups mix documents
-    of different queries (`regroup`).
+    labels, those of goals as `label_NAME`, weights, positions and gains if present, NaN where a group has none. `ids_Q`
+    is None if groups mix documents of different queries (`regroup`).
     """
 
     ids_Q: Ints | None
@@ -147,6 +148,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
         )
         for name in cuts[0].window.columns_N
     }
+    goals = [column_N for name, column_N in columns_N.items() if name.startswith(GOAL)]
     values = np.concatenate([view for window, first, last in cuts for view in window.features[first:last]])
     ids = [window.ids_Q[first:last] for window, first, last in cuts if window.ids_Q is not None]
     return QueryGroups(
@@ -159,6 +161,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
         columns_N.get("gains"),
         _tokens(cuts, "query"),
         _tokens(cuts, "document"),
+        torch.stack(goals, 1) if goals else None,
     ).checked()
 
 

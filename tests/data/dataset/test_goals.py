@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preparing import prepare, rejected, rows_of
 from pydantic import ValidationError
+from shop_goals import shop_log
 
 from ltrscale.data.dataset.goals import label_weights, weighed
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
@@ -25,28 +26,6 @@ from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 
 GOALS = ["click", "cart", "order"]
 NAMES = st.lists(st.sampled_from(GOALS), min_size=1, unique=True)
-
-
-def shop_log(folder: Path, *, groups: int = 40, seed: int = 0) -> Path:
-    """A funnel: some of the clicked documents are put into the cart, and some of these ordered, for a price."""
-    rng = np.random.default_rng(seed)
-    n = 5 * groups
-    click = rng.random(n) < 0.4
-    cart = click & (rng.random(n) < 0.5)
-    order = cart & (rng.random(n) < 0.5)
-    columns = {
-        "q": np.repeat(np.arange(groups), 5),
-        "d": np.tile(np.arange(5), groups),
-        "period": np.repeat(np.where(np.arange(groups) < groups // 2, "a", "b"), 5),
-        "f1": rng.normal(size=n) + click,
-        "f2": rng.normal(size=n) + order,
-        "click": click.astype(np.int8),
-        "cart": cart.astype(np.int8),
-        "order": pa.array(np.where(order, 1.0, np.nan), from_pandas=True),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), folder / "log.parquet")
-    return folder / "log.parquet"
 
 
 def prepared(folder: Path, *, name: str = "data", **columns: Any) -> Dataset:

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ltrscale import config, storage
+from ltrscale.data.dataset.goals import LABELS
 from ltrscale.data.dataset.labelled import with_relevant
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.relevant import at_most, only_relevant
@@ -80,12 +81,12 @@ def flat(files: list[list[NDArray[np.bool_]]]) -> list[bool]:
 
 def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, tmp_path: Path) -> None:
     files = [(row_group.file.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
-    assert flat(with_relevant(files, "labels")) == has_relevant(made)
-    assert with_relevant([], "labels") == []
+    assert flat(with_relevant(files, LABELS)) == has_relevant(made)
+    assert with_relevant([], LABELS) == []
     columns = {"labels": [[0.0], None, [], [1.0, 0.0]], "relevance": [[2.0], [1.0], [], [0.0, 0.0]]}
     pq.write_table(pa.table(columns), tmp_path / "two.parquet", row_group_size=3)
-    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], "labels")) == [False, False, True]
-    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], "relevance")) == [True, False, False]
+    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], LABELS)) == [False, False, True]
+    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], (("relevance", 1.0),))) == [True, False, False]
 
 
 def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tmp_path: Path) -> None:
@@ -93,10 +94,10 @@ def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tm
     labels = [made.groups[gid].labels for gid in made.labelled]
     differ = [bool(labels_L.max() > labels_L.min()) for labels_L in labels]
     assert 0 < sum(differ) < sum(has_relevant(made))
-    assert flat(with_relevant(files, "labels", differing=True)) == differ
+    assert flat(with_relevant(files, LABELS, differing=True)) == differ
     lists = [[], [2.0], [1.0, 1.0], [3.0, 0.0], [0.0], [0.0, 0.0, 1.0], [1.0], []]
     pq.write_table(pa.table({"labels": lists}), tmp_path / "lists.parquet", row_group_size=5)
-    found = flat(with_relevant([(str(tmp_path / "lists.parquet"), "")], "labels", differing=True))
+    found = flat(with_relevant([(str(tmp_path / "lists.parquet"), "")], LABELS, differing=True))
     assert found == [len({*labels_L}) > 1 for labels_L in lists]
 
 
@@ -165,9 +166,9 @@ def test_too_large_numbers_two_sizes_and_scores_are_errors(made: Any, tmp_path: 
         config.validate(Split, {"data": made.url, "scores": "there", "relevant_groups": 3}, "split")
     storage.write_bytes(str(tmp_path / "bad.parquet"), b"PAR1 and no more")
     with pytest.raises(InputError, match=r"bad\.parquet: its column 'labels' cannot be read .*prepare the data set"):
-        with_relevant([(str(tmp_path / "bad.parquet"), "")], "labels")
+        with_relevant([(str(tmp_path / "bad.parquet"), "")], LABELS)
     with pytest.raises(InputError, match=r"none\.parquet"):
-        with_relevant([(str(tmp_path / "none.parquet"), "")], "labels")
+        with_relevant([(str(tmp_path / "none.parquet"), "")], LABELS)
 
 
 @pytest.mark.parametrize("labelled", [1, 3])

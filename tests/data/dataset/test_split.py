@@ -176,9 +176,10 @@ def test_the_label_column_changes_nothing_where_no_labels_are_served(weeks: Any)
     one, other = (Split(data=(weeks.url,), labels=column) for column in ("labels", "relevance"))
     assert select(one, labelled=False).hash == select(other, labelled=False).hash
     assert select(one, labelled=True).n_groups == select(other, labelled=True).n_groups
-    assert select(other, labelled=True).label_column == "relevance"
+    assert select(other, labelled=True).label_weights == (("relevance", 1.0),)
     with pytest.raises(InputError, match="labels"):
-        config.validate(Split, {"data": "set", "labels": "clicks"}, "test")
+        select(one.replace(labels="clicks"), labelled=True)
+    assert select(one.replace(labels="clicks"), labelled=False).hash == select(one, labelled=False).hash
 
 
 def test_a_relative_path_becomes_absolute(weeks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
