@@ -258,6 +258,7 @@ class QueryGroups:
         gains_N: what documents are worth, for metrics; no objective reads it.
         query_tokens: token lists of the groups' queries by the name of their field, Q rows each.
         document_tokens: token lists of the documents by the name of their field, N rows each.
+        goals_NG: labels of several goals, where each has a head.
 
     Example:
         >>> groups = QueryGroups(torch.zeros(3, 4), torch.tensor([0, 1, 3]), torch.tensor([1.0, 0.0, 2.0]))
@@ -274,6 +275,7 @@ class QueryGroups:
     gains_N: Tensor | None = None
     query_tokens: Mapping[str, Tokens] = field(default_factory=dict)
     document_tokens: Mapping[str, Tokens] = field(default_factory=dict)
+    goals_NG: Tensor | None = None
 
     @property
     def n_documents(self) -> int:
@@ -325,6 +327,8 @@ class QueryGroups:
             value, size = getattr(self, name), q if name == "ids_Q" else n
             if value is not None and value.shape != (size,):
                 raise ValueError(f"{name} must have shape [{size}], not {list(value.shape)}")
+        if self.goals_NG is not None and (self.goals_NG.ndim != 2 or len(self.goals_NG) != n):
+            raise ValueError(f"goals_NG must have shape [{n}, G], not {list(self.goals_NG.shape)}")
         for tokens, rows in ((self.query_tokens, q), (self.document_tokens, n)):
             for name, value in tokens.items():
                 ends = value.offsets_R1[[0, -1]].tolist()

@@ -43,7 +43,7 @@ from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
-from ltrscale.models.combine import AnyRanker, CombinedArchitecture
+from ltrscale.models.combine import AnyRanker, CombinedArchitecture, rankers_in
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.encoder import EncoderSettings
 from ltrscale.models.in_context import InContextNetwork
@@ -155,7 +155,10 @@ def save_ranker(url: str, model: AnyRanker, about: BundleFacts) -> None:
     title = "A neural ranker: raw features in, one score a document out."
     contents = {WEIGHTS: _serialise(model.state_dict())}
     kind: BundleKind = "combined" if isinstance(model.architecture, CombinedArchitecture) else "neural"
-    _save(url, kind, model.architecture, about, contents, [title])
+    weights = [part.architecture.goals for part in rankers_in(model) if part.architecture.goals]
+    stated = [", ".join(f"{weight:g} {escape(goal)}" for goal, weight in goals.items()) for goals in weights]
+    lines = [f"- the score is a weighted sum of a head for each goal: {each}" for each in dict.fromkeys(stated)]
+    _save(url, kind, model.architecture, about, contents, [title, *lines])
 
 
 def save_pretrained(url: str, model: Pretrainer, about: BundleFacts) -> None:

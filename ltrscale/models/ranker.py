@@ -1,8 +1,10 @@
 """Heads on top of an encoder, for scores and for pretraining, and the ranker that has all parts.
 
-Shapes: N documents, Q groups, M members, D embedding, P projection, C grades.
+Shapes: N documents, Q groups, M members, G goals, D embedding, P projection, C grades.
 """
 
+import operator
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple, Self
@@ -116,6 +118,8 @@ class Architecture(Config):
     """Hidden layers of the projector that a ranker keeps between encoder and head."""
     context: ContextConfig | None = None
     head: HeadConfig | None = None
+    goals: dict[str, float] = Field(default_factory=dict, max_length=100, exclude_if=operator.not_)
+    """The weight of each goal's head in the score, by goal; a ranker without goals has one head."""
     grades: int = Field(0, ge=0, le=10_000)
     """Thresholds of the list head, which predicts the best grade of a list; 0 for none."""
     noise: float = Field(0.0, ge=0)
@@ -146,16 +150,31 @@ class RankerScores(NamedTuple):
     grades_QC: Tensor | None
     members_NM: Tensor | None = None
     """Scores of each member, whose mean is the score; None with a single member."""
+    heads: Tensor | None = None
+    """Scores of each goal's head, [N, G] or with members [N, M, G]; their weighted sum is the score. None for one."""
+    weights_G: Tensor | None = None
+    """The weight of each goal."""
 
     def by_member(self) -> list["RankerScores"]:
         """The scores to train, each with its own loss."""
         if self.members_NM is None:
             return [self]
-        return [RankerScores(scores_N, self.grades_QC) for scores_N in self.members_NM.unbind(1)]
+        of_members = [None] * self.members_NM.shape[1] if self.heads is None else self.heads.unbind(1)
+        return [
+            RankerScores(scores_N, self.grades_QC, None, heads_NG, self.weights_G)
+            for scores_N, heads_NG in zip(self.members_NM.unbind(1), of_members, strict=True)
+        ]
+
+    def by_goal(self) -> list["RankerScores"]:
+        """The scores of each goal's head."""
+        assert self.heads is not None
+        return [RankerScores(scores_N, self.grades_QC) for scores_N in self.heads.unbind(1)]
 
 
 class Ranker(nn.Module):
     """Scores documents: transform, encoder, inner layers of a projector, list context, head.
+
+    With goals the last layer has a head for each, and the score is their weighted sum.
 
     Unless the architecture reads lists, a score at inference depends only on its document. Each member of an encoder
     has its own head, and scores are averaged over members; a list context reads all members at once and has one head.
@@ -169,7 +188,7 @@ class Ranker(nn.Module):
         super().__init__()
         if architecture.head is None:
             raise ValueError("a ranker needs a head")
-        self.architecture = architecture
+        self._architecture = architecture
         self.transform = transform
         self.encoder = architecture.network.build(transform)
         width, self.neck, members = self.encoder.member_width, nn.Sequential(), self.encoder.members
@@ -182,7 +201,8 @@ class Ranker(nn.Module):
             width, members = self.context.width, 1
         # The hidden layers keep the encoder's width: a context may be much narrower (DLCM has 3 units).
         head, hidden = architecture.head, self.encoder.member_width
-        self.head = mlp_head(head, width, hidden=hidden, members=members)
+        self.head = mlp_head(head, width, outputs=len(architecture.goals) or 1, hidden=hidden, members=members)
+        self.goals_G = nn.Buffer(torch.tensor([*architecture.goals.values()])) if architecture.goals else None
         self.last_width = members * (width if head.layers == 1 else head.width or hidden)
         self.list_head = None
         if architecture.grades:
@@ -194,11 +214,27 @@ class Ranker(nn.Module):
         refuse_batch_norm(self)
         keep_on_host(self, transform.config.host_rows)
 
+    @property
+    def architecture(self) -> Architecture:
+        """The configs of its parts, with the weights of its goals as they are now."""
+        made = self._architecture
+        if self.goals_G is None:
+            return made
+        # the shortest text of a float32: 0.2, not 0.200000003
+        weights = [float(str(weight)) for weight in self.goals_G.cpu().numpy()]
+        return made.replace(goals=dict(zip(made.goals, weights, strict=True)))
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Give the goals' heads other weights in the score."""
+        assert self.goals_G is not None
+        self.goals_G.copy_(torch.tensor([weights[goal] for goal in self._architecture.goals]))
+
     def embed(self, groups: QueryGroups) -> Contextual:
         """Embeddings of documents, and of lists if the context makes them."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
-        if self.training and self.architecture.noise:
-            x_NF = torch.addcmul(x_NF, torch.randn_like(x_NF), self.architecture.noise * self.transform.numeric_F)
+        noise = self._architecture.noise
+        if self.training and noise:
+            x_NF = torch.addcmul(x_NF, torch.randn_like(x_NF), noise * self.transform.numeric_F)
         h_ND = self.encoder.each(self.neck, self.encoder.embed(x_NF, groups))
         if self.context is None:
             return Contextual(h_ND)
@@ -209,8 +245,12 @@ class Ranker(nn.Module):
         """Scores [N], and logits of the list head [Q, C]."""
         embedded = self.embed(groups)
         grades_QC = None if self.list_head is None else self.list_head(embedded.lists_QD)
-        scores = self.head(embedded.documents_ND).squeeze(-1)
-        return RankerScores(scores, grades_QC) if scores.dim() == 1 else RankerScores(scores.mean(1), grades_QC, scores)
+        heads, weights_G = self.head(embedded.documents_ND), self.goals_G
+        scores = heads.squeeze(-1) if weights_G is None else heads @ weights_G.to(heads.dtype)
+        of_goals = (None, None) if weights_G is None else (heads, weights_G)
+        if scores.dim() == 1:
+            return RankerScores(scores, grades_QC, None, *of_goals)
+        return RankerScores(scores.mean(1), grades_QC, scores, *of_goals)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
         """The input of the last linear layer, shape [N, D], with members side by side."""

@@ -77,7 +77,9 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
     rows_M = torch.where(negative_M, rows_QK.flatten()[place_M], own_M) if len(own_M) else own_M
 
     def taken(values_N: Tensor | None, of_negatives: float) -> Tensor | None:
-        return None if values_N is None else values_N[rows_M].masked_fill(negative_M, of_negatives)
+        if values_N is None:
+            return None
+        return values_N[rows_M].masked_fill(negative_M.view(-1, *[1] * (values_N.ndim - 1)), of_negatives)
 
     return replace(
         groups,
@@ -87,6 +89,7 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
         weights_N=taken(groups.weights_N, 1.0),
         positions_N=taken(groups.positions_N, torch.nan),
         gains_N=taken(groups.gains_N, 0.0),
+        goals_NG=taken(groups.goals_NG, 0.0),
         document_tokens={name: tokens.select(rows_M) for name, tokens in groups.document_tokens.items()},
     )
 

@@ -20,6 +20,7 @@ from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.checkpoint import Progress, Snapshot
+from ltrscale.training.goals import Constraints
 from ltrscale.training.ranking import LabelledData, RankingConfig
 from ltrscale.training.reduce import set_norms, sum_over_workers
 from ltrscale.training.resumption import finish
@@ -28,14 +29,18 @@ from ltrscale.training.resumption import finish
 class Best:
     """The weights with the best validation metric so far (the last ones without validation), their phase and epoch."""
 
-    def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
-        self.model, self.config, self.data = model, config, data
+    def __init__(
+        self, model: AnyRanker, config: RankingConfig, data: LabelledData, constraints: Constraints | None = None
+    ) -> None:
+        self.model, self.config, self.data, self.constraints = model, config, data, constraints
         self.memory = memory_for(data.train, config.stream.memory_gb)
         """Memory for the training groups, shared by all phases."""
         self._validation_memory = None if data.judged is None else memory_for(data.judged, config.stream.memory_gb)
         self.metric = f"validation_{config.validation_metric}"
         self.state = _on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
+        self.of_goals: dict[str, float] = {}
+        """The metric of each goal with these weights, if there are constraints."""
         self.epochs: dict[str, int] = {}
         """The epochs of each phase that led to these weights."""
         self._last_better = 0
@@ -59,25 +64,34 @@ class Best:
         last = _on_cpu(self.model) if self.config.average and epoch else None
         if last is not None:
             self._load_mean(epoch)
-        value = None if self.data.judged is None else self._judge(self.data.judged)
+        value, of_goals = (None, {}) if self.data.judged is None else self._judge(self.data.judged)
         if value is None or value > self.value:
+            self.of_goals = of_goals
             self.phase, self.epoch, self.state = phase, epoch, _on_cpu(self.model)
             self.value = -math.inf if value is None else value
             self.epochs = {**self.epochs, phase: epoch}
             self._last_better = epoch
         if last is not None:  # training continues from there
             self.model.load_state_dict(last)
+        if self.constraints is not None and of_goals:
+            self.constraints.step(self.model, of_goals)
         return value
 
-    def _judge(self, judged: Selection) -> float:
+    def _judge(self, judged: Selection) -> tuple[float, dict[str, float]]:
+        """The value to choose by, and the metric of each goal if there are constraints."""
         metric = self.config.validation_metric
+        if self.constraints is not None:
+            self.model.eval()
+            device = device_of(self.model)
+            of_goals = validate_goals(self.model, judged, metric, device, self._validation_memory)
+            return self.constraints.judged(of_goals), of_goals
         value = validate_ranker(self.model, judged, metric, self._validation_memory)
         if math.isnan(value):
             raise InputError(
                 f"validation: none of its labelled groups has a relevant document, so {metric} is undefined; choose "
                 "other validation periods"
             )
-        return value
+        return value, {}
 
     @torch.no_grad()
     def _load_mean(self, epoch: int) -> None:
@@ -92,7 +106,7 @@ class Best:
             for norm in norms:
                 norm.train()
             seen = moments(norms)
-            for groups in _shared(self.data.train, self.model, self.memory):
+            for groups in _shared(self.data.train, device_of(self.model), self.memory):
                 self.model(groups)
                 seen += moments(norms)
             set_norms(norms, seen)
@@ -106,6 +120,7 @@ class Best:
         value = None if self.value == -math.inf else self.value  # JSON has no infinity
         best = [value, self.phase, self.epoch] if self.phase else None
         position = {"phase": phase, "last_better": self._last_better, "best": best, "epochs": self.epochs}
+        position |= {"of_goals": self.of_goals} if self.of_goals else {}
         return Progress(steps_before, position, {"best": self.state, **({"mean": self._mean} if self._mean else {})})
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -117,6 +132,7 @@ class Best:
             value, self.phase, self.epoch = best
             self.value = -math.inf if value is None else value
             self.epochs = snapshot.progress["epochs"]
+            self.of_goals = dict(snapshot.progress.get("of_goals", {}))
 
     def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.MetricValue) -> None:
         """Load the best weights into the model; rank 0 commits it as a bundle, with the metrics in `also`."""
@@ -126,6 +142,7 @@ class Best:
         train, validation = self.data.train, self.data.validation
         metrics: dict[str, bundle.MetricValue] = {
             **({self.metric: self.value} if validation else {}),
+            **{f"{self.metric} of {goal}": value for goal, value in self.of_goals.items()},
             "phase": self.phase,
             "epoch": self.epoch,
             **{f"epochs_{phase}": n for phase, n in self.epochs.items() if n},
@@ -141,31 +158,52 @@ class Best:
         finish(out)
 
 
-@torch.no_grad()
 def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
     """Mean of a metric over the groups that define it, NaN if none do; each worker scores a share."""
-    measure = metric_named(metric)
-    totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
-    for groups in _shared(selection, model, memory):
+    return _means(model, _shared(selection, device_of(model), memory), metric)[0]
+
+
+def validate_goals(
+    score: bundle.Scorer, selection: Selection, metric: str, device: torch.device, memory: Memory | None = None
+) -> dict[str, float]:
+    """The mean of a metric by each goal that the selection reads; each worker scores a share, on the device.
+
+    Raises:
+        InputError: no group has a relevant document of some goal.
+    """
+    goals = selection.goals
+    values = dict(zip(goals, _means(score, _shared(selection, device, memory), metric, goals=len(goals)), strict=True))
+    for goal, value in values.items():
+        if math.isnan(value):
+            raise InputError(f"validation: no group has a relevant document of goal {goal!r}; choose other periods")
+    return values
+
+
+@torch.no_grad()
+def _means(score: bundle.Scorer, batches: Iterator[QueryGroups], metric: str, *, goals: int = 0) -> list[float]:
+    """The mean metric of the labels, or of each of several goals, over the groups of all workers that define it."""
+    measure = metric_named(metric)
+    totals = torch.zeros(max(1, goals), 2, dtype=torch.float64)
+    for groups in batches:
         assert groups.labels_N is not None
-        scores_N = model(groups)
+        scores_N = score(groups)
         if scores_N.isnan().any():
             raise InputError(
                 "validation: a score is NaN, training has diverged; lower optimizer.learning_rate or set "
                 "optimizer.clip_norm"
             )
-        value_Q = measure.values(scores_N, groups.labels_N, groups.offsets_Q1)
-        defined_Q = value_Q[~value_Q.isnan()]
-        totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
-    total, count = sum_over_workers(totals).tolist()
-    return total / count if count else math.nan
+        labels = groups.goals_NG.unbind(1) if goals and groups.goals_NG is not None else [groups.labels_N]
+        for number, labels_N in enumerate(labels):
+            value_Q = measure.values(scores_N, labels_N, groups.offsets_Q1)
+            defined_Q = value_Q[~value_Q.isnan()]
+            totals[number] += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
+    return [total / count if count else math.nan for total, count in sum_over_workers(totals).tolist()]
 
 
-def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> Iterator[QueryGroups]:
-    """This worker's share of a selection in fixed batches, on the model's device."""
+def _shared(selection: Selection, device: torch.device, memory: Memory | None) -> Iterator[QueryGroups]:
+    """This worker's share of a selection in fixed batches, on a device."""
     rank, world = rank_and_world()
-    device = device_of(model)
     for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
         if index % world == rank:
             yield groups.to(device, non_blocking=True)

@@ -6,6 +6,7 @@ of one layer (linear probing) or several (multilayer probing).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Self
 
@@ -34,7 +35,8 @@ from ltrscale.stages.inputs import BundleUrl, bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
-from ltrscale.training.best import Best
+from ltrscale.training.best import Best, validate_goals
+from ltrscale.training.goals import Constraints, GoalsOrNone
 from ltrscale.training.memory import built
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import LabelledData, ListLossConfig, RankingConfig, RankingObjective
@@ -80,6 +82,9 @@ class FinetuneConfig(RankingConfig):
     """Lets scores depend on the rest of the list; empty scores each document independently."""
     network: NetworkConfig = NetworkConfig()
     """The network without a pretrained bundle; a pretrained bundle brings its own."""
+    goals: GoalsOrNone
+    """A head for each of several goals; empty learns the labels of the split alone. Training then reads the groups of
+    all these goals, and validation too where some are kept."""
     heads: int = Field(1, ge=1, le=100)
     """Heads with different initial weights, each on its own copy of the encoder; their mean score ranks (QIN21's
     ensembles have 3 to 5). They train side by side on the same batches, and validation judges the mean. Memory and
@@ -87,9 +92,9 @@ class FinetuneConfig(RankingConfig):
     projector_layers: int = Field(0, ge=0)
     """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
     keep_head: bool = False
-    """Also start from the head and the list context of the named bundle, a finetuned ranker with the same `head` and
-    `context`. Its own weights are kept unless validation finds better ones. By default head and context start from
-    random weights, because a pretrained encoder has none."""
+    """Also start from the head and the list context of the named bundle, a finetuned ranker with the same `head`,
+    `context` and goals. Its own weights are kept unless validation finds better ones. By default head and context start
+    from random weights, because a pretrained encoder has none."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of normal noise on numeric inputs in training (DASALC)."""
     probe_epochs: int = Field(0, ge=0)
@@ -123,6 +128,12 @@ class FinetuneConfig(RankingConfig):
             raise ValueError("list_loss needs a context that embeds lists: set context.kind to rankformer")
         if self.list_loss is not None and self.relevant_only:
             raise ValueError("list_loss also learns from lists without a relevant document: set relevant_only to false")
+        return self
+
+    @model_validator(mode="after")
+    def _goals_have_one_loss(self) -> Self:
+        if self.goals is not None and (self.list_loss is not None or self.debias is not None):
+            raise ValueError("goals: list_loss and debias are of the labels alone; leave them out")
         return self
 
     def check_start(self, projector_layers: int | None) -> None:
@@ -167,6 +178,8 @@ class FinetuneJob(LabelledStage, TrainingStage):
         """
         config, workers, start = self.finetune, self.workers, self._start(origin, report)
         train, validation = self.splits.train, self.splits.validation
+        if config.goals is not None:
+            train, validation = config.goals.reading(train), config.goals.reading(validation, judged=epochs is None)
         splits = {"train": train, "validation": validation}
         if epochs is not None:
             splits = {"train": joined_splits(train, validation)}
@@ -174,6 +187,8 @@ class FinetuneJob(LabelledStage, TrainingStage):
         data = LabelledData.from_splits(
             splits["train"], splits.get("validation"), without=preflight.without, config=config
         )
+        if config.goals is not None:
+            data = data.each(lambda groups: groups.with_goals([*config.goals.initial]))
         documents = select(splits["train"], labelled=False, without=preflight.without)
         read: Callable[[Selection], Selection]
         if start is not None:
@@ -221,7 +236,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
         in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
         in_full = {} if start is None else config.rates.factors(rankers)
-        best = Best(ranker, config, data)
+        best = Best(ranker, config, data, None if epochs else self._constraints(data))
         if config.keep_head:
             best.update("start", 0)  # already a ranker: training must beat it
         head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
@@ -240,6 +255,19 @@ class FinetuneJob(LabelledStage, TrainingStage):
         probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
         best.commit(self.out, origin=origin, **probed)
 
+    def _constraints(self, data: LabelledData) -> Constraints | None:
+        """The floors of the goals to keep, from the bundle in service on the validation groups."""
+        goals, judged = self.finetune.goals, data.judged
+        if goals is None or goals.maximise is None or judged is None:
+            return None
+        if goals.production is None:
+            log.warning("finetune.goals: nothing is in service, so that nothing is kept yet")
+            return Constraints(goals, {})
+        opened = bundle.load(goals.production)
+        read = bundle.with_tokens_of(replace(judged, features=opened.features, tokens=()), [opened])
+        values = validate_goals(opened.scorer(), read, self.finetune.validation_metric, torch.device("cpu"))
+        return Constraints(goals, {goal: values[goal] + allowed for goal, allowed in goals.keep.items()})
+
     def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
         """The bundle to start from, the best of several if probes choose; None for random weights."""
         config, start = self.finetune, bundle.load(self.pretrained, bundle.EncoderBundle) if self.pretrained else None
@@ -251,7 +279,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
             raise InputError(f"{self.pretrained or 'no pretrained bundle'}: {error}") from error
         architecture = None if start is None else start.architecture
         if config.keep_head and (
-            architecture is None or (architecture.head, architecture.context) != (config.head, config.context)
+            architecture is None
+            or (architecture.head, architecture.context) != (config.head, config.context)
+            or [*architecture.goals] != [*(config.goals.initial if config.goals else ())]
         ):
             raise InputError(
                 f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same "
@@ -279,6 +309,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
             epochs=0,
             rates=RatesConfig(),
             auxiliary=None,
+            goals=None,
         )
         metric, values = f"validation_{config.validation_metric}", {}
         for number, url in enumerate(encoders):
@@ -321,6 +352,7 @@ def _ranker(
         projector_layers=kept,
         context=config.context,
         head=config.head,
+        goals=config.goals.initial if config.goals else {},
         grades=config.list_loss.grades if config.list_loss else 0,
         noise=config.noise,
     )

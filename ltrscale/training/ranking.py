@@ -1,7 +1,7 @@
 """Shared parts of all trainings with labels: settings, loss and data."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 import torch
@@ -122,13 +122,26 @@ class RankingObjective(nn.Module):
             groups = with_negatives(groups, self.config.negatives, generator)
         scores = [scores for part in side_by_side(self.ranker) for scores in part.score(groups).by_member()]
         with torch.autocast(groups.features_NF.device.type, enabled=False):  # bfloat16 would round ranks and gains
-            losses = [self._losses(each, groups, generator) for each in scores]
+            losses = [self._of_goals(each, groups, generator) for each in scores]
         loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
         return loss_Q.sum(), losses[0][1].sum()
 
+    def _of_goals(self, scores: RankerScores, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The losses of one head; of several their weighted sum, in the groups in which any has something to rank."""
+        if scores.weights_G is None:
+            return self._losses(scores, groups, generator)
+        assert groups.goals_NG is not None
+        labels = groups.goals_NG.unbind(1)
+        each = [
+            self._losses(of_head, replace(groups, labels_N=labels_N), generator)
+            for of_head, labels_N in zip(scores.by_goal(), labels, strict=True)
+        ]
+        loss_GQ = torch.stack([loss_Q for loss_Q, _ in each])
+        return scores.weights_G @ loss_GQ, torch.stack([defined_Q for _, defined_Q in each]).any(0)
+
     def _losses(self, scores: RankerScores, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The loss of each group, 0 where there is nothing to rank, and a mask of the groups with something to rank."""
-        scores_N, grades_QC, _ = scores
+        scores_N, grades_QC = scores.scores_N, scores.grades_QC
         assert groups.labels_N is not None
         if self.propensity is not None:
             loss_Q, defined_Q = self._dual(scores_N, groups)

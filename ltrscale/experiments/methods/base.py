@@ -67,6 +67,10 @@ class Method(Config):
         """The method with a number of threads for trees that would take all cores."""
         return self
 
+    def keeping(self, production: str) -> Self:
+        """The method, keeping what it must keep of the bundle in service."""
+        return self
+
     @classmethod
     def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
         """The settings, as in a config, with the shared preset if the kind has presets and none is named."""

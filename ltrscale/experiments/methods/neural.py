@@ -105,6 +105,12 @@ class NeuralMethod(ReadingMethod):
             passed.append(other)
             foundations = network(f"{where}.starts_from", other, methods).built_on()
 
+    def keeping(self, production: str) -> Self:
+        goals = self.finetune.goals
+        if goals is None or not goals.keep:
+            return self
+        return self.replace(finetune=self.finetune.replace(goals=goals.replace(production=production)))
+
     def streams(self) -> Sequence[StreamConfig]:
         return [self.finetune.stream, *([self.pretrain.stream] if self.pretrain else [])]
 
