@@ -1,17 +1,20 @@
 """The job of the gate in front of production: evaluate both bundles by period, and judge them by the bounds.
 
 out/evaluation      production and candidate on the test split, its periods and its slices; skipped if up to date
+out/evaluation-GOAL the same on the labels of a goal
 out/report.md       the verdict, with verdict.json
 out/plan            production alone, if only a plan is asked for
 """
 
 import math
+import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational
+from ltrscale.data.dataset.goals import GoalName
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest, Texts
@@ -22,9 +25,9 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.power import POWER_ASKED, Power, Refuse, deviation_of
 from ltrscale.evaluation.statistics.summarise import Scope
-from ltrscale.evaluation.verdict import Bounds, check_leaks, judge, verdict_blocks
+from ltrscale.evaluation.verdict import Bounds, GoalBounds, check_leaks, goal_checks, judge, verdict_blocks
 from ltrscale.late import Late
-from ltrscale.origin import made_by
+from ltrscale.origin import made_by, result_of
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Document, Table, TableRow, Text
 from ltrscale.reports.findings import commit_report, print_report
@@ -60,6 +63,9 @@ class GateJob(Config):
     """Metrics and slices, as for jobs.evaluate, always by period. Bounds refer to NDCG at `primary_cutoff`."""
     bounds: Bounds = Bounds()
     """What the candidate must keep to."""
+    goals: dict[GoalName, GoalBounds] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Bounds on further goals of the test data set, such as {click: {margin: 0.01}}: both are compared on the labels of
+    each too, in out/evaluation-GOAL, and one broken bound refuses the candidate."""
     plan: bool = False
     """Before there is a candidate: state how many groups `bounds.margin` needs, and give no verdict."""
     plan_from: str | None = None
@@ -110,16 +116,38 @@ class GateJob(Config):
             )
             leaking = list(check_leaks(looks, bundle.load(self.candidate), self.bounds.expected))
             EvaluateJob(out=place, evaluate=config, ray=self.ray).run(show=False)
-            verdict = judge(Evaluation.read(place), self.bounds, leaking, moving)
+            of_goals = {goal: self._evaluated(goal, config) for goal in self.goals}
+            on_goals = [
+                check
+                for goal, bounds in self.goals.items()
+                for check in goal_checks(goal, Evaluation.read(of_goals[goal]), bounds)
+            ]
+            verdict = judge(Evaluation.read(place), self.bounds, [*on_goals, *leaking], moving)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             made_from = [f"Compared: {bundles}. The figures are those of {join(place, REPORT)}."]
             report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
-            origin = made_by("gate", self.bounds, {"evaluation": content_of(place)})
+            inputs = {"evaluation": place, **of_goals}
+            origin = made_by("gate", self._judged_by, {name: content_of(url) for name, url in inputs.items()})
             commit_report(self.out, verdict, report, made_by=origin)
         print_report(self.out, report)
         if not verdict.passed:
             raise Refused(*verdict.reasons)
+
+    @property
+    def _judged_by(self) -> Config | dict[str, Any]:
+        """The bounds, and those of the goals if there are any."""
+        if not self.goals:
+            return self.bounds
+        return {name: result_of(bounds).model_dump() for name, bounds in {"bounds": self.bounds, **self.goals}.items()}
+
+    def _evaluated(self, goal: str, config: EvaluateConfig) -> str:
+        """Compare both on the labels of a goal; returns the directory of the evaluation."""
+        out = join(self.out, f"evaluation-{goal}")
+        splits = config.splits.replace(test=config.splits.test.replace(labels=goal))
+        job = EvaluateJob(out=out, evaluate=config.replace(splits=splits, by_period=False), ray=self.ray)
+        job.run(show=False)
+        return out
 
     def _print_plan(self) -> None:
         """Print how many groups the margin needs, from an existing evaluation or from production alone."""

@@ -40,8 +40,8 @@ special = Late("scipy.special")
 _MOST_NAMED = 3
 
 
-class Bounds(Config):
-    """What a candidate must keep to; every difference is candidate minus production, in the primary metric."""
+class GoalBounds(Config):
+    """What a candidate must keep to in the metric of some labels; every difference is candidate minus production."""
 
     refuse: Refuse = "unproven"
     """Which side has the burden of proof over all groups. `unproven` refuses a candidate that is not shown to keep
@@ -63,6 +63,11 @@ class Bounds(Config):
     groups: int = Field(default=100, ge=1)
     """The fewest groups with a defined metric that allow a verdict: smaller slices are not judged, and a candidate
     judged on fewer groups in all is refused."""
+
+
+class Bounds(GoalBounds):
+    """What a candidate must keep to in the primary metric of the test labels, and in drift and leaks."""
+
     drifted: float | None = Field(default=0.25, ge=0, le=1)
     """Share of the candidate's features that may have a population stability index above .25 in a period, beyond what
     chance gives; null for any. Features of the time, such as the weekday, drift between any two short periods."""
@@ -131,30 +136,28 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = (), moving: Collection[str] = ()) -> Verdict:
+def judge(
+    evaluation: Evaluation, bounds: Bounds, further: Iterable[Check] = (), moving: Collection[str] = ()
+) -> Verdict:
     """Check the bounds of a candidate against an evaluation by period with production as its baseline.
 
-    `leaks` are the checks of the features it leans on, see `check_leaks`; `moving` are the names of those that may
-    drift, see `Bounds.find_moving`.
+    `further` are the checks of other goals and of the features it leans on, see `goal_checks` and `check_leaks`;
+    `moving` are the names of those that may drift, see `Bounds.find_moving`.
 
     Raises:
         InputError: drift could not be measured.
     """
-    (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     primary, periods = evaluation.primary, evaluation.drift()
-    compared = {
-        name: (scope.comparisons.get(primary), scope.summaries[primary].groups)
-        for name, scope in candidate.slices.items()
-    }
+    compared = _compared(evaluation)
     difference, groups = compared.pop(ALL)
-    judged = {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
+    judged = _large_enough(compared, bounds)
     slices, drift = list(_slice_checks(judged, primary, bounds)), list(drift_checks(periods, bounds, moving))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     power = None
     if difference is not None:
         power = Power.from_margin(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
-    checks = (*_overall(difference, groups, primary, bounds, power), *slices, *leaks, *drift)
+    checks = (*_overall(difference, groups, primary, bounds, power), *slices, *further, *drift)
     held = [check.where for check in slices if check.holds]
     return Verdict(
         passed=all(check.holds for check in checks),
@@ -167,6 +170,31 @@ def judge(evaluation: Evaluation, bounds: Bounds, leaks: Iterable[Check] = (), m
     )
 
 
+_Compared = dict[str, tuple[Comparison | None, int]]
+"""The difference from production in the primary metric, and the groups that define it, by slice."""
+
+
+def _compared(evaluation: Evaluation) -> _Compared:
+    (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
+    primary = evaluation.primary
+    return {
+        name: (scope.comparisons.get(primary), scope.summaries[primary].groups)
+        for name, scope in candidate.slices.items()
+    }
+
+
+def _large_enough(compared: _Compared, bounds: GoalBounds) -> dict[str, tuple[Comparison, int]]:
+    return {name: (c, n) for name, (c, n) in compared.items() if c is not None and n >= bounds.groups}
+
+
+def goal_checks(goal: str, evaluation: Evaluation, bounds: GoalBounds) -> Iterator[Check]:
+    """The bounds on the metric of a goal, over all groups and on slices, from an evaluation on its labels."""
+    compared, primary = _compared(evaluation), evaluation.primary
+    overall = _overall(*compared.pop(ALL), primary, bounds, None)
+    for check in (*overall, *_slice_checks(_large_enough(compared, bounds), primary, bounds)):
+        yield check.replace(where=f"{goal}: {check.where}", reason=f"goal {goal}: {check.reason}")
+
+
 def _check(bound: _Bound, where: str, holds: bool, found: str, asked: str) -> Check:
     return Check(bound=bound, where=where, holds=holds, reason=f"{found}; {asked}")
 
@@ -176,7 +204,7 @@ def _difference(where: str, compared: Comparison, primary: str) -> str:
 
 
 def _overall(
-    compared: Comparison | None, groups: int, primary: str, bounds: Bounds, power: Power | None
+    compared: Comparison | None, groups: int, primary: str, bounds: GoalBounds, power: Power | None
 ) -> Iterator[Check]:
     enough = compared is not None and groups >= bounds.groups
     found = f"{groups:,} groups define {primary}"
@@ -193,7 +221,7 @@ def _overall(
     yield _check("margin", ALL, holds, _difference("all groups", compared, primary), asked)
 
 
-def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bounds: Bounds) -> Iterator[Check]:
+def _slice_checks(judged: Mapping[str, tuple[Comparison, int]], primary: str, bounds: GoalBounds) -> Iterator[Check]:
     margin = bounds.slice_margin
     p_M = np.array([_worse_p(compared, groups, margin) for compared, groups in judged.values()])
     for (name, (compared, _)), p in zip(judged.items(), holm(p_M).tolist(), strict=True):

@@ -13,6 +13,7 @@
 Every part is a stage that is skipped if it is up to date, so the same command resumes a stopped week.
 """
 
+import operator
 import sys
 from collections.abc import Iterator
 from functools import cached_property
@@ -23,6 +24,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle_manifest import content_hash
 from ltrscale.config import Config, Operational, load, validate
+from ltrscale.data.dataset.goals import GoalName
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.periods import in_few_words, with_periods_named
@@ -32,7 +34,7 @@ from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.verdict import Bounds, drift_checks
+from ltrscale.evaluation.verdict import Bounds, GoalBounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
 from ltrscale.experiments.next_commands import predict_command, weekly_command
 from ltrscale.experiments.pipeline import PipelineJob
@@ -91,6 +93,9 @@ class WeeklyJob(Config):
     bounds: Bounds = Bounds(refuse="worse", feature_psi=5.0)
     """What the new period and the candidate must keep to, as for jobs.gate. By default a candidate is refused that is
     shown to be worse, and a period in which some feature is plainly broken."""
+    goals: dict[GoalName, GoalBounds] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Bounds on further goals, as for jobs.gate. A network of the method that keeps goals (`finetune.goals.keep`) keeps
+    those of the model in service."""
     refit: bool = False
     """After the gate has said yes, train the candidate once more, as long as validation found best, on the validation
     and test periods too, and put that model into service: it knows the newest periods, and has not been judged."""
@@ -276,13 +281,13 @@ class WeeklyJob(Config):
         EvaluateJob(out=join(folder, "evaluation"), evaluate=config, ray=self.ray).run()
         return bundle
 
-    def _trained(self, splits: SplitsWithTest, folder: str) -> str:
-        """Train the method with the first seed of the pipeline; returns the bundle."""
-        seed = self.pipeline_config.seeds[0]
+    def _trained(self, splits: SplitsWithTest, folder: str, production: str | None = None) -> str:
+        """Train the method with the first seed of the pipeline, against what is in service; returns the bundle."""
+        seed, methods = self.pipeline_config.seeds[0], self.pipeline_config.methods
+        if production is not None:
+            methods = {name: method.keeping(production) for name, method in methods.items()}
         with one_view():
-            return SeedRun(
-                self.pipeline_config.methods, splits.drawn(seed), seed, self.pipeline_config.workers, folder
-            ).model(self.method)
+            return SeedRun(methods, splits.drawn(seed), seed, self.pipeline_config.workers, folder).model(self.method)
 
     def _judged_week(self, new: Dataset, week: Week) -> Week:
         """Do all remaining steps of a week; returns its outcome."""
@@ -291,7 +296,7 @@ class WeeklyJob(Config):
             return week.replace(outcome="refused", reasons=reasons)
         if self.inputs and not {*new.manifest.periods} <= {*open_dataset(self.data).manifest.periods}:
             PrepareJob(out=self.data, prepare=self.reading(add=True), ray=self.ray).run()
-        bundle = self._trained(week.splits, join(folder, week.candidate))
+        bundle = self._trained(week.splits, join(folder, week.candidate), week.production)
         judged = content_hash(bundle)
         test = unseen_periods(week.splits, week.production)  # neither model has learnt from these
         gate = GateJob(
@@ -301,6 +306,7 @@ class WeeklyJob(Config):
             splits=week.splits.replace(test=test),
             evaluate=self.evaluate,
             bounds=self.bounds,
+            goals=self.goals,
             ray=self.ray,
         )
         try:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
+from ltrscale.data.dataset.goals import goals_of
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -229,6 +230,7 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
             groups=tallies.slices[ALL].groups,
             documents=tallies.documents,
             slices={name: tallies.slices[name].groups for name in by_slice},
+            goals=goals_of(config.splits.test.labels),
             judged=config.judged,
             unlisted=0 if judged is None else len(judged.unlisted),
             unshown=tallies.unshown,

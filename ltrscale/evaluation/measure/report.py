@@ -7,6 +7,7 @@ metrics of every group beside it.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -132,6 +133,8 @@ class EvaluatedData(Strict):
     documents: int
     slices: dict[str, int]
     """Groups of each slice."""
+    goals: dict[str, float] = Field(default_factory=dict, exclude_if=operator.not_)
+    """The goals that the methods were evaluated on, with their weights; empty for the labels of no name."""
     judged: str | None = None
     """The data set with all judged documents of each query; None if only the lists' own labels count."""
     unlisted: int = 0
@@ -142,8 +145,10 @@ class EvaluatedData(Strict):
     @property
     def described(self) -> str:
         """The data and its size, in one sentence."""
+        of = " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.goals.items())
+        labels = f"labels {of}; " if of else ""
         return (
-            f"Test data: {', '.join(self.data)}, {span(self.periods)}; {self.groups:,} labelled query groups, "
+            f"Test data: {', '.join(self.data)}, {span(self.periods)}; {labels}{self.groups:,} labelled query groups, "
             f"{self.documents:,} documents, {self.slices[OUTLIERS]:,} outlier groups (selection {self.hash[:12]})."
         )
 
